@@ -23,14 +23,23 @@ impl OpenSet {
             .filter(|span| span.start < span.end)
             .collect();
         spans.sort_by_key(|span| span.start);
-        let mut open: Vec<Span<u64>> = Vec::with_capacity(spans.len());
-        for span in spans {
-            match open.last_mut() {
-                Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
-                _ => open.push(span),
-            }
+        let mut set = Self { frontier, open: Vec::new() };
+        spans.into_iter().for_each(|span| set.push(span));
+        set
+    }
+
+    /// Adds a span behind the others, or to the last of them.
+    fn push(&mut self, span: Span<u64>) {
+        match self.open.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => self.open.push(span),
         }
-        Self { frontier, open }
+    }
+
+    /// What is not closed below `frontier`: not judged is as good as open.
+    fn not_closed(&self, frontier: u64) -> impl Iterator<Item = Span<u64>> {
+        let rest = Some(self.frontier..frontier).filter(|rest| rest.start < rest.end);
+        self.open.iter().cloned().chain(rest)
     }
 
     pub(super) fn is_closed(&self, number: u64) -> bool {
@@ -43,28 +52,26 @@ impl OpenSet {
 
     /// Closes what `other` has closed.
     pub(super) fn merge(&mut self, other: &OpenSet) {
+        *self = self.with(other);
+    }
+
+    fn with(&self, other: &OpenSet) -> Self {
         let frontier = self.frontier.max(other.frontier);
-        // Not judged is as good as open, up to where the other one has judged.
-        let spread = |set: &OpenSet| {
-            let rest = Some(set.frontier..frontier).filter(|rest| rest.start < rest.end);
-            set.open.iter().cloned().chain(rest).collect::<Vec<_>>()
-        };
-        let (ours, theirs) = (spread(self), spread(other));
-        let mut both = Vec::new();
-        let (mut i, mut j) = (0, 0);
-        while let (Some(a), Some(b)) = (ours.get(i), theirs.get(j)) {
+        let mut both = Self { frontier, open: Vec::new() };
+        let mut ours = self.not_closed(frontier).peekable();
+        let mut theirs = other.not_closed(frontier).peekable();
+        while let (Some(a), Some(b)) = (ours.peek(), theirs.peek()) {
             let common = a.start.max(b.start)..a.end.min(b.end);
+            if a.end < b.end {
+                ours.next();
+            } else {
+                theirs.next();
+            }
             if common.start < common.end {
                 both.push(common);
             }
-            if a.end < b.end {
-                i += 1;
-            } else {
-                j += 1;
-            }
         }
-        // Spans that touch come out of `spread`; `new` joins them.
-        *self = Self::new(frontier, &both);
+        both
     }
 
     /// Closes every number below `floor`.

@@ -248,7 +248,7 @@ impl SimNet {
     ///
     /// # Panics
     /// If what was encoded cannot be decoded: the codec is broken.
-    pub(crate) fn arrive(&self, flight: &Flight) -> Arrival {
+    pub(crate) fn arrive(&self, flight: Flight) -> Arrival {
         let mut state = self.state();
         if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
             return Arrival::Late;
@@ -260,7 +260,7 @@ impl SimNet {
             let message = body.and_then(|body| codec::decode_message(body).ok());
             return message.map_or(Arrival::Broken, Arrival::Message);
         }
-        let message = codec::decode_message(flight.frame.clone());
+        let message = codec::decode_message(flight.frame);
         Arrival::Message(message.expect("what one node encoded another can decode"))
     }
 
@@ -414,7 +414,7 @@ mod tests {
         }
         let mut flights = net.take_outgoing();
         flights.sort_by_key(|flight| flight.at);
-        let arrived = flights.iter().filter_map(|flight| match net.arrive(flight) {
+        let arrived = flights.into_iter().filter_map(|flight| match net.arrive(flight) {
             Arrival::Message(PeerMessage::Digest { digest, .. }) => Some(digest),
             _ => None,
         });
@@ -450,9 +450,9 @@ mod tests {
         assert!(net.disconnect(node(2), node(1)));
         assert_eq!(network.send(node(2), Lane::Control, message), SendOutcome::Unreachable);
         net.connect(node(1), node(2));
-        let flights = net.take_outgoing();
+        let mut flights = net.take_outgoing();
         assert_eq!(flights.len(), 1);
-        assert_eq!(net.arrive(&flights[0]), Arrival::Late);
+        assert_eq!(net.arrive(flights.remove(0)), Arrival::Late);
     }
 
     #[test]

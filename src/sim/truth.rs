@@ -10,13 +10,34 @@ use bytes::Bytes;
 use super::violation::Violation;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 
+/// What became of a key at a revision.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Fact {
+    pub(crate) kind: EventKind,
+    pub(crate) kv: KeyValue,
+}
+
+impl Fact {
+    /// The row that there is since then, if there is one.
+    pub(crate) fn row(&self) -> Option<&KeyValue> {
+        (self.kind == EventKind::Put).then_some(&self.kv)
+    }
+
+    pub(crate) fn is(&self, event: &Event) -> bool {
+        (self.kind, &self.kv) == (event.kind, &event.kv)
+    }
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Truth {
-    /// From revision 2 on, without the rows before.
-    revisions: Vec<Vec<Event>>,
-    /// What each key became, and when. Asked for single keys only, as all that is hashed here: no order decides anything.
-    history: HashMap<Bytes, Vec<(Revision, Option<KeyValue>)>>,
+    /// All that has happened, in order.
+    facts: Vec<Fact>,
+    /// How many facts there were after each revision, from 2 on.
+    ends: Vec<usize>,
+    /// The facts about each key, by when and by their places. Asked for single keys only, as all that is hashed here: no
+    /// order decides anything.
+    history: HashMap<Bytes, Vec<(Revision, usize)>>,
     /// Every value that was ever put, with the revision of its put. The workload never puts a value
     /// twice, so a second one is a request that was applied twice.
     put_at: HashMap<Bytes, Revision>,
@@ -28,8 +49,8 @@ pub(crate) struct Truth {
     repeats: bool,
     /// Leases that have ended, and at which revision at the latest.
     ended: BTreeMap<LeaseId, Revision>,
-    /// The rows that are there at the newest revision.
-    alive: BTreeMap<Bytes, KeyValue>,
+    /// The keys that are there at the newest revision, with the places of the facts that say so.
+    alive: BTreeMap<Bytes, usize>,
     /// The keys that were ever put with a lease.
     leased: BTreeMap<LeaseId, BTreeSet<Bytes>>,
 }
@@ -42,7 +63,7 @@ impl Truth {
 
     /// The newest revision that any replica has applied.
     pub(crate) fn newest(&self) -> Revision {
-        Revision(self.revisions.len() as u64 + 1)
+        Revision(self.ends.len() as u64 + 1)
     }
 
     /// A replica has applied a revision with these events.
@@ -67,18 +88,16 @@ impl Truth {
             }
             self.fold(revision, event)?;
         }
-        let bare = |event: &Event| Event { kind: event.kind, kv: event.kv.clone(), prev: None };
-        self.revisions.push(events.iter().map(bare).collect());
+        self.ends.push(self.facts.len());
         Ok(())
     }
 
     fn compare(&self, revision: Revision, events: &[Event]) -> Result<(), Violation> {
-        let Some(facts) = self.facts(revision) else {
+        if revision < Revision(2) {
             return Violation::found("M-DENSE", format!("{revision:?} has events: {events:?}"));
-        };
-        let same = facts.len() == events.len()
-            && facts.iter().zip(events).all(|(a, b)| a.kind == b.kind && a.kv == b.kv);
-        if same {
+        }
+        let facts = self.between(Revision(revision.get() - 1), revision);
+        if facts.len() == events.len() && facts.iter().zip(events).all(|(a, b)| a.is(b)) {
             return Ok(());
         }
         let (first, second) = (facts, events);
@@ -97,35 +116,34 @@ impl Truth {
                 format!("{revision:?} has an event of another: {event:?}"),
             );
         }
-        let after = match event.kind {
+        let (key, place) = (&event.kv.key, self.facts.len());
+        match event.kind {
             EventKind::Put => {
                 self.fold_put(revision, event, before)?;
-                Some(event.kv.clone())
+                match self.alive.get_mut(key) {
+                    Some(known) => *known = place,
+                    None => drop(self.alive.insert(key.clone(), place)),
+                }
+                if let Some(lease) = event.kv.lease {
+                    self.leased.entry(lease).or_default().insert(key.clone());
+                }
             }
             EventKind::Delete if before.is_none() => {
                 return Violation::found("M-KEY", format!("deleted and not there: {event:?}"));
             }
             EventKind::Delete => {
-                if let Some(invariant) = self.stay.get(&event.kv.key) {
+                if let Some(invariant) = self.stay.get(key) {
                     let why = format!("nobody asks for this deletion any more: {event:?}");
                     return Violation::found(invariant, why);
                 }
-                None
-            }
-        };
-        let key = &event.kv.key;
-        match &after {
-            Some(row) => {
-                self.alive.insert(key.clone(), row.clone());
-                if let Some(lease) = row.lease {
-                    self.leased.entry(lease).or_default().insert(key.clone());
-                }
-            }
-            None => {
                 self.alive.remove(key);
             }
         }
-        self.history.entry(key.clone()).or_default().push((revision, after));
+        self.facts.push(Fact { kind: event.kind, kv: event.kv.clone() });
+        match self.history.get_mut(key) {
+            Some(known) => known.push((revision, place)),
+            None => drop(self.history.insert(key.clone(), vec![(revision, place)])),
+        }
         Ok(())
     }
 
@@ -198,7 +216,7 @@ impl Truth {
     /// it stays for ever.
     pub(crate) fn refuse_deletion(&mut self, key: &Bytes) -> Result<(), Violation> {
         self.stay.insert(key.clone(), "X-UNKNOWN");
-        let gone = self.changes(key).iter().find(|(_, row)| row.is_none());
+        let gone = self.changes(key).find(|(_, row)| row.is_none());
         match gone {
             Some((at, _)) => {
                 let key = key.escape_ascii();
@@ -230,9 +248,10 @@ impl Truth {
         revision: Revision,
     ) -> Result<(), Violation> {
         self.ended.entry(lease).or_insert(revision);
-        for rows in self.leased.get(&lease).into_iter().flatten().map(|key| &self.history[key]) {
-            let at = rows.partition_point(|(of, _)| *of <= revision);
-            let alive = rows[at.saturating_sub(1)..].iter().filter_map(|(_, row)| row.as_ref());
+        for key in self.leased.get(&lease).into_iter().flatten() {
+            let facts = &self.history[key];
+            let facts = facts[last_at(facts, revision).unwrap_or(0)..].iter();
+            let alive = facts.filter_map(|(_, place)| self.facts[*place].row());
             let mut bound = alive.filter(|row| row.lease == Some(lease));
             if let Some(row) = bound.next() {
                 return Violation::found(
@@ -250,24 +269,34 @@ impl Truth {
     }
 
     /// When a key changed, and what it became.
-    pub(crate) fn changes(&self, key: &[u8]) -> &[(Revision, Option<KeyValue>)] {
-        self.history.get(key).map_or(&[], Vec::as_slice)
+    pub(crate) fn changes(
+        &self,
+        key: &[u8],
+    ) -> impl DoubleEndedIterator<Item = (Revision, Option<&KeyValue>)> {
+        let facts = self.history.get(key).into_iter().flatten();
+        facts.map(|(at, place)| (*at, self.facts[*place].row()))
+    }
+
+    /// Whether a key was deleted after a revision.
+    pub(crate) fn went_after(&self, key: &[u8], revision: Revision) -> bool {
+        self.changes(key).any(|(at, row)| at > revision && row.is_none())
     }
 
     /// The row of a key at a revision.
     pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
-        let rows = self.history.get(key)?;
-        let at = rows.partition_point(|(of, _)| *of <= revision);
-        rows.get(at.checked_sub(1)?)?.1.as_ref()
+        let facts = self.history.get(key)?;
+        let (_, place) = facts[last_at(facts, revision)?];
+        self.facts[place].row()
     }
 
     /// The rows of a range at a revision, by key.
     pub(crate) fn rows_at(&self, range: &KeyRange, revision: Revision) -> Vec<&KeyValue> {
         let alive = self.alive.range(range.start().clone()..);
-        let alive = alive.map(|(_, row)| row).take_while(|row| range.contains(&row.key));
+        let alive = alive.take_while(|(key, _)| range.contains(key));
+        let alive = alive.map(|(_, place)| &self.facts[*place].kv);
         // Whoever was there then is there now, or has changed since.
         let since = self.events(range, revision, self.newest());
-        let changed: BTreeSet<&Bytes> = since.map(|event| &event.kv.key).collect();
+        let changed: BTreeSet<&Bytes> = since.map(|fact| &fact.kv.key).collect();
         if changed.is_empty() {
             return alive.collect();
         }
@@ -277,20 +306,40 @@ impl Truth {
         rows
     }
 
-    /// The events of a range after one revision, up to and with another.
+    /// What happened in a range after one revision, up to and with another.
     pub(crate) fn events(
         &self,
         range: &KeyRange,
         after: Revision,
         to: Revision,
-    ) -> impl Iterator<Item = &Event> {
-        let all = (after.get() + 1..=to.get()).filter_map(|at| self.facts(Revision(at)));
-        all.flatten().filter(|event| range.contains(&event.kv.key))
+    ) -> impl Iterator<Item = &Fact> {
+        self.between(after, to).iter().filter(|fact| range.contains(&fact.kv.key))
     }
 
-    fn facts(&self, revision: Revision) -> Option<&Vec<Event>> {
-        self.revisions.get(usize::try_from(revision.get().checked_sub(2)?).ok()?)
+    /// Whether these are the events of a range after one revision, up to and with another.
+    pub(crate) fn are_events<'a>(
+        &self,
+        range: &KeyRange,
+        (after, to): (Revision, Revision),
+        mut told: impl Iterator<Item = &'a Event>,
+    ) -> bool {
+        let mut facts = self.events(range, after, to);
+        facts.all(|fact| told.next().is_some_and(|event| fact.is(event))) && told.next().is_none()
     }
+
+    fn between(&self, after: Revision, to: Revision) -> &[Fact] {
+        let end = |revision: Revision| {
+            let revisions = usize::try_from(revision.get()).unwrap_or(usize::MAX).saturating_sub(1);
+            let last = revisions.min(self.ends.len()).checked_sub(1);
+            last.map_or(0, |last| self.ends[last])
+        };
+        self.facts.get(end(after)..end(to)).unwrap_or_default()
+    }
+}
+
+/// Which of the facts about a key is the last one at a revision. What is asked for is nearly always about now.
+fn last_at(facts: &[(Revision, usize)], revision: Revision) -> Option<usize> {
+    facts.iter().rposition(|(of, _)| *of <= revision)
 }
 
 #[cfg(test)]

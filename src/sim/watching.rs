@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::caller::Caller;
 use super::plan::{between, one_in};
 use super::rng::Rng;
+use super::truth::Fact;
 use super::workload::Scene;
-use crate::model::{Event, KeyRange, NodeId, Revision};
+use crate::model::{KeyRange, NodeId, Revision};
 use crate::watch::{WatchBatch, WatchError};
 
 /// Watches until its node ends.
@@ -75,10 +76,9 @@ fn judge_batch(
     judge.expect(batch.revision <= newest, "W-DURABLE", || {
         format!("nothing after {newest:?} has happened, and yet {batch:?}")
     });
-    let expected = judge.truth().events(range, seen, batch.revision);
-    let told = batch.events.iter().map(|event| (event.kind, &event.kv));
-    if !expected.map(|event| (event.kind, &event.kv)).eq(told) {
-        let expected: Vec<Event> =
+    let told = batch.events.iter();
+    if !judge.truth().are_events(range, (seen, batch.revision), told) {
+        let expected: Vec<Fact> =
             judge.truth().events(range, seen, batch.revision).cloned().collect();
         judge.expect(false, "W-RELIABLE", || {
             format!("after {seen:?} in {range:?} comes {expected:?}, and a watch yields {batch:?}")

@@ -120,9 +120,9 @@ impl Judge {
     /// What it was at a revision, and became after it.
     fn counter_since(&self, floor: Revision) -> impl Iterator<Item = Option<&KeyValue>> {
         let changes = self.truth.changes(COUNTER.as_bytes());
-        let later = changes.iter().filter(move |(at, _)| *at > floor);
+        let later = changes.filter(move |(at, _)| *at > floor);
         let then = self.truth.row_at(COUNTER.as_bytes(), floor);
-        std::iter::once(then).chain(later.map(|(_, row)| row.as_ref()))
+        std::iter::once(then).chain(later.map(|(_, row)| row))
     }
 
     /// Follows its changes.

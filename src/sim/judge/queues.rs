@@ -241,10 +241,10 @@ impl Judge {
     /// At which revision an item was deleted, and since when its claim was there then.
     fn gone_with(&self, queue: &str, item: &[u8]) -> Option<(Revision, Revision)> {
         let key = |part: &[u8]| [queue.as_bytes(), part, item].concat();
-        let changes = self.truth.changes(&key(b"/item/"));
-        let (went, _) = changes.last().filter(|(_, row)| row.is_none())?;
+        let last = self.truth.changes(&key(b"/item/")).next_back();
+        let (went, _) = last.filter(|(_, row)| row.is_none())?;
         let claimed = self.truth.row_at(&key(b"/claim/"), Revision(went.get() - 1))?;
-        Some((*went, claimed.create_revision))
+        Some((went, claimed.create_revision))
     }
 
     /// Follows what happens below `queue/`: nothing comes twice, and nothing goes but by

@@ -74,16 +74,14 @@ impl Judge {
 
     /// From one number to another, in one revision after `floor`: that was told.
     pub(crate) fn went(&mut self, key: &'static str, from: u64, to: u64, floor: Revision) {
-        let changes = self.truth.changes(key.as_bytes());
-        let is_it = |pair: &[(Revision, Option<KeyValue>)]| {
-            let (before, after) = (number(pair[0].1.as_ref()), number(pair[1].1.as_ref()));
-            pair[1].0 > floor && (before, after) == (from, to)
+        // It begins from nothing.
+        let mut before = 0;
+        let is_it = |(at, row): (Revision, Option<&KeyValue>)| {
+            let step = (std::mem::replace(&mut before, number(row)), number(row));
+            at > floor && step == (from, to)
         };
-        let first = changes
-            .first()
-            .is_some_and(|(at, row)| *at > floor && from == 0 && number(row.as_ref()) == to);
-        if !first && !changes.windows(2).any(is_it) {
-            let last = changes.iter().rev().take(4).collect::<Vec<_>>();
+        if !self.truth.changes(key.as_bytes()).any(is_it) {
+            let last = self.truth.changes(key.as_bytes()).rev().take(4).collect::<Vec<_>>();
             let last = format!("{last:?}");
             self.broken("T-SUM", || {
                 format!("{key} is said to go from {from} to {to} after {floor:?}; last: {last}")
@@ -122,9 +120,7 @@ impl Judge {
     /// Whoever waited until a key is gone, since the store was at `floor`, goes on.
     pub(crate) fn passed(&mut self, key: &'static str, floor: Revision) {
         let was_there = |at| self.truth.row_at(key.as_bytes(), at).is_some();
-        let changes = self.truth.changes(key.as_bytes());
-        let is_gone = |(at, row): &(Revision, Option<KeyValue>)| *at > floor && row.is_none();
-        if was_there(floor) && !changes.iter().any(is_gone) {
+        if was_there(floor) && !self.truth.went_after(key.as_bytes(), floor) {
             let row = self.truth.row_at(key.as_bytes(), floor).cloned();
             self.broken("T-WAIT", || format!("somebody has passed {key}, which is {row:?}"));
         }

@@ -115,7 +115,7 @@ async fn count_down(player: &Player) {
 /// Whether the latch was counted down to nothing after `floor`.
 fn went_to_nothing(player: &Player, floor: Revision) -> bool {
     let judge = player.scene.judge.borrow();
-    judge.truth().changes(LATCH.as_bytes()).iter().any(|(at, row)| *at > floor && row.is_none())
+    judge.truth().went_after(LATCH.as_bytes(), floor)
 }
 
 async fn wait_for_the_latch(player: &Player) {
@@ -190,10 +190,7 @@ async fn swap(player: &Player) {
                     let at = row.mod_revision;
                     at > version && truth.row_at(CELL.as_bytes(), at) == Some(row)
                 }
-                None => {
-                    let mut changes = truth.changes(CELL.as_bytes()).iter();
-                    changes.any(|(at, row)| *at > version && row.is_none())
-                }
+                None => truth.went_after(CELL.as_bytes(), version),
             };
             judge.expect(is_so, "T-CELL", || {
                 format!("{version:?} was not swapped for {row:?}, it is said")

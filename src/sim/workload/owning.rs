@@ -80,8 +80,8 @@ impl Client {
         let gone = self.swapped(what, call, floor, Sign::Deletes(&key), &[], answer);
         let Some(gone) = gone else { return false };
         let mut judge = self.scene.judge.borrow_mut();
-        let changes = judge.truth().changes(&key);
-        let is_so = changes.last().is_some_and(|(at, row)| *at == gone && row.is_none());
+        let last = judge.truth().changes(&key).next_back();
+        let is_so = last.is_some_and(|(at, row)| at == gone && row.is_none());
         judge.expect(is_so, "X-LIN", || format!("{key:?} is said to be deleted at {gone:?}"));
         true
     }

@@ -3,21 +3,22 @@
 use super::*;
 
 impl World {
-    pub(super) fn arrive(&mut self, flight: &Flight) {
+    pub(super) fn arrive(&mut self, flight: Flight) {
         let now = self.timeline.now();
         let numbers = [flight.from.get(), flight.to.get()];
         self.trace.event(now, 9, &numbers, &flight.frame);
         let at = place(flight.to);
         let Some(process) = &self.nodes[at].process else { return };
+        let (from, to) = (flight.from, flight.to);
         match self.net.arrive(flight) {
             Arrival::Message(message) => {
-                self.judge.borrow_mut().arrives(flight.from, flight.to, &message);
-                process.deliver(flight.from, message);
+                self.judge.borrow_mut().arrives(from, to, &message);
+                process.deliver(from, message);
             }
             Arrival::Late => {}
             Arrival::Broken => {
                 self.judge.borrow_mut().count("damaged message refused");
-                self.disconnect(at, place(flight.from));
+                self.disconnect(at, place(from));
             }
         }
     }

@@ -471,7 +471,7 @@ impl World {
             Happening::LogTurn { node, life } => self.log_turn(node, life),
             Happening::SnapshotTurn { node, life } => self.snapshot_turn(node, life),
             Happening::Arrive(flight) => {
-                self.arrive(&flight);
+                self.arrive(flight);
                 Ok(())
             }
             Happening::Dial => {
