@@ -276,7 +276,7 @@ impl Plan {
             sync_max: Duration::from_millis(4),
             faults,
             clients: 4,
-            think_max: Duration::from_millis(225),
+            think_max: Duration::from_millis(245),
             programs: Vec::new(),
             session_ttl: SESSION_TTL,
             members_change: false,

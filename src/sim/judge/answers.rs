@@ -213,7 +213,7 @@ impl Judge {
     /// A read of the past has answered, from a revision of its own.
     pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
         self.check_rows("M-HIST", range, revision, rows);
-        self.count("read of the past");
+        self.done("read of the past");
     }
 
     /// A read of the past was refused, because there is none, or not yet.

@@ -229,7 +229,7 @@ impl Judge {
         self.expect(early.is_none(), "L-EARLY", || {
             format!("{lease:?}, renewed at {sent:?} for {ttl:?}, is gone since {early:?}")
         });
-        self.count("lease renewed by its caller");
+        self.done("lease renewed by its caller");
     }
 
     /// There is no such lease to renew.
