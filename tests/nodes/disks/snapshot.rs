@@ -4,6 +4,7 @@
 //! write another one for whoever needs it.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -179,7 +180,11 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
             let (words, damaged) = damages(&before, &older, 30_000).swap_remove(number);
             match damaged.0.get(name) {
                 Some(bytes) => std::fs::write(dir.join(name), bytes).unwrap(),
-                None => std::fs::remove_file(dir.join(name)).unwrap(),
+                // A newer one may have taken its place a moment ago.
+                None => match std::fs::remove_file(dir.join(name)) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => panic!("{error}"),
+                    _ => {}
+                },
             }
             what = words;
         }
