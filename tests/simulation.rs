@@ -274,7 +274,7 @@ fn summarize(reports: &[Report]) {
     println!("{counts:?}");
 }
 
-/// With `--release` and `BOWLINE_SECONDS=3600`: how many simulated hours a minute of a processor buys with
+/// With `--profile night` and `BOWLINE_SECONDS=3600`: how many simulated hours a minute of a processor buys with
 /// three nodes and about a hundred operations a second.
 #[test]
 fn three_nodes_at_a_hundred_operations_a_second() {

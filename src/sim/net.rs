@@ -102,7 +102,7 @@ struct Link {
     /// Nothing arrives before this time.
     clogged_until: Duration,
     /// By lane.
-    lanes: [LaneState; 3],
+    lanes: [LaneState; transport::LANES.len()],
 }
 
 /// Of one lane of a link.

@@ -89,6 +89,8 @@ pub(crate) use {
 
 pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use peers::LANES;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
 pub use tls::{MemberUri, PeerProof, PeerTls};

@@ -19,7 +19,7 @@ use crate::model::{DiskId, Hello, Incarnation, Lane, Moment, NodeId};
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 /// Each with a connection of its own.
-pub(super) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
+pub(crate) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
 
 /// One that this member dials.
 pub(super) struct Peer {

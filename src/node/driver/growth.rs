@@ -97,12 +97,9 @@ impl Driver {
     /// Why nothing that grows can be proposed now, if so. A leader whose own disk is full does not lead
     /// for long, if there is anybody else.
     fn no_space(&self) -> Option<Why> {
-        if self.space.is_plenty() {
-            return None;
-        }
         let members = self.roster.members();
-        let has_room = |voters: BTreeSet<NodeId>| self.space.quorum_has_room(&voters);
-        let quorum = has_room(members.voters().collect()) && has_room(members.outgoing().clone());
+        let quorum = self.space.quorum_has_room(members.voters())
+            && self.space.quorum_has_room(members.outgoing().iter().copied());
         (self.space.is_low() || !quorum).then_some(Why::NoSpace)
     }
 

@@ -36,7 +36,7 @@ mod snapshot;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use look::Look;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 

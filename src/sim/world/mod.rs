@@ -1,12 +1,13 @@
 //! A world: nodes, their machines, the network between them, and time, all driven by one seed.
 //!
-//! One queue holds everything that will happen, ordered by true time, then by the order of queuing.
-//! Taking the next thing from it is the only way for time to go on. A node is three things that take
-//! turns, exactly as its threads do on a real machine: its driver, its log, and the tasks of the
+//! What will happen is ordered by true time, then by the order of queuing. Doing the first of it is the only
+//! way for time to go on. The turns of drivers are kept with their nodes, since whatever comes moves them; who
+//! sleeps is with the executor, and comes behind what happens at the same time; the agenda holds everything
+//! else. A node is three things that take turns, exactly as its threads do on a real machine: its driver, its log, and the tasks of the
 //! program that it is embedded in. After every turn of a driver the judge looks at the node.
 //!
 //! ```text
-//!   queue ──> turn of a driver ──> messages ──> network ──┐
+//!   first ──> turn of a driver ──> messages ──> network ──┐
 //!     ^  ├──> turn of a log    ──> proofs   ──> inbox     │ arrivals, timers,
 //!     │  ├──> arrival of a message ───────────> inbox     │ faults, restarts
 //!     │  └──> fault, restart, handshake ...               │
