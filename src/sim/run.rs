@@ -32,7 +32,7 @@ const CALM: Duration = Duration::from_secs(30);
 const LEASES_END_WITHIN: Duration = Duration::from_secs(9);
 
 /// A seed counts only if at least so much has happened.
-const ACKNOWLEDGED_MIN: u64 = 600;
+const ACKNOWLEDGED_MIN: u64 = 650;
 
 /// And only if each lock that it is about was granted so often.
 const GRANTS_MIN: u64 = 5;

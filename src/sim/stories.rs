@@ -19,7 +19,7 @@ use crate::mutant::Mutant;
 const SEEDS: u64 = 40;
 
 /// So many operations must be answered where everything holds.
-const ACKNOWLEDGED_MIN: u64 = 300;
+const ACKNOWLEDGED_MIN: u64 = 325;
 
 /// A cluster, and what happens to it.
 struct Story {
