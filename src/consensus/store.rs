@@ -139,7 +139,8 @@ impl RaftStore {
         })
     }
 
-    /// The log's front was cut, or it has begun anew behind a snapshot.
+    /// The log's front was cut, or it has begun anew behind a snapshot. What it has lost, raft will not
+    /// ask for: it need not stay in memory, either.
     ///
     /// # Errors
     /// The log does not know where it begins.
@@ -147,6 +148,7 @@ impl RaftStore {
         let base = base_of(&*self.older)?;
         if base.index > self.base.index {
             self.base = base;
+            self.cache.evict(base.index.get(), 0);
         }
         Ok(())
     }
@@ -409,10 +411,13 @@ fn base_of(older: &dyn OlderEntries) -> Result<wal::Base, ConsensusFault> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
-    /// Entries 2 to 11, three to a read.
-    struct Pieces;
+    /// Entries 2 to 11, three to a read, or fewer: the log begins here.
+    struct Pieces(Arc<AtomicU64>);
 
     impl OlderEntries for Pieces {
         fn entries(
@@ -426,11 +431,11 @@ mod tests {
         }
 
         fn term(&self, index: LogIndex) -> Option<Term> {
-            (1..=11).contains(&index.get()).then_some(Term(1))
+            (self.first().get() - 1..=13).contains(&index.get()).then_some(Term(1))
         }
 
         fn first(&self) -> LogIndex {
-            LogIndex(2)
+            LogIndex(self.0.load(Ordering::Relaxed))
         }
 
         fn last(&self) -> LogIndex {
@@ -438,13 +443,17 @@ mod tests {
         }
     }
 
-    fn store() -> RaftStore {
+    fn store_behind(first: &Arc<AtomicU64>) -> RaftStore {
+        let pieces = Box::new(Pieces(Arc::clone(first)));
         let mut store =
-            RaftStore::new(Box::new(Pieces), Default::default(), Default::default(), u64::MAX)
-                .unwrap();
+            RaftStore::new(pieces, Default::default(), Default::default(), u64::MAX).unwrap();
         let new = |index| eraftpb::Entry { index, term: 2, ..Default::default() };
         store.append(&[new(12), new(13)]);
         store
+    }
+
+    fn store() -> RaftStore {
+        store_behind(&Arc::new(AtomicU64::new(2)))
     }
 
     fn indices(low: u64, high: u64, max: Option<u64>) -> Vec<u64> {
@@ -474,6 +483,22 @@ mod tests {
         assert_eq!(store().term(14).unwrap_err(), StorageError::Unavailable.into());
         let terms = [1, 2, 11, 12, 13].map(|index| store().term(index).unwrap());
         assert_eq!(terms, [1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn what_the_log_has_lost_leaves_the_memory_too() {
+        let first = Arc::new(AtomicU64::new(2));
+        let mut store = store_behind(&first);
+        store.cut().unwrap();
+        assert!(store.is_cached(LogIndex(12)), "nothing was cut");
+        let both = store.cached_bytes();
+        first.store(13, Ordering::Relaxed);
+        store.cut().unwrap();
+        assert!(!store.is_cached(LogIndex(12)));
+        assert_eq!(store.cached_bytes(), both / 2);
+        let get = |low| store.entries(low, 14, None, GetEntriesContext::empty(false));
+        assert_eq!(get(12).unwrap_err(), StorageError::Compacted.into());
+        assert_eq!(get(13).unwrap()[0].index, 13);
     }
 
     #[test]
