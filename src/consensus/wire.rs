@@ -2,12 +2,14 @@
 //!
 //! On the wire they are what the raft crate's own protobuf types write. Reading is another matter:
 //! protobuf takes missing bytes for an empty field, keeps what it does not know, and makes a hundred
-//! bytes of memory out of two on the wire. So a frame is walked by hand before protobuf sees it, and
-//! measured again afterwards: what is accepted is exactly what an honest member writes.
+//! bytes of memory out of two on the wire. So a frame is read here, field by field, and what is accepted is
+//! what an honest member writes: the same fields, in whatever order, and not a byte more.
 
 use bytes::Bytes;
-use protobuf::Message as _;
-use raft::eraftpb::{Message, MessageType};
+use protobuf::{Message as _, ProtobufEnum};
+use raft::eraftpb::{
+    ConfState, Entry, EntryType, Message, MessageType, Snapshot, SnapshotMetadata,
+};
 use thiserror::Error;
 
 use super::config::ENTRY_BYTES_MAX;
@@ -77,16 +79,13 @@ pub(crate) enum WireError {
         /// The number.
         kind: u64,
     },
-    /// Protobuf cannot read it, although it was walked without trouble.
-    #[error("unreadable: {0}")]
-    Protobuf(String),
-    /// Not what this message looks like when it is written.
-    #[error("{found} bytes make a message of {canonical}")]
+    /// Not as it is written: empty, a second time, or in more bytes than it takes.
+    #[error("field {field} of {part} is empty, comes twice, or is longer than it is written")]
     NotCanonical {
-        /// What came.
-        found: usize,
-        /// What it would be written as.
-        canonical: usize,
+        /// Of what.
+        part: &'static str,
+        /// Its number, or that of the one before it.
+        field: u64,
     },
 }
 
@@ -102,14 +101,7 @@ pub(super) fn decode(bytes: &Bytes) -> Result<Message, WireError> {
     if bytes.len() > FRAME_BYTES_MAX {
         return Err(WireError::TooLong { bytes: bytes.len() });
     }
-    walk_message(bytes)?;
-    let message = Message::parse_from_carllerche_bytes(bytes)
-        .map_err(|error| WireError::Protobuf(error.to_string()))?;
-    let canonical = message.compute_size() as usize;
-    if canonical != bytes.len() {
-        return Err(WireError::NotCanonical { found: bytes.len(), canonical });
-    }
-    Ok(message)
+    read_message(bytes)
 }
 
 /// Cuts a message with too many entries into several, which say the same one after the other.
@@ -138,132 +130,175 @@ pub(super) fn split(mut message: Message, mut each: impl FnMut(Message)) {
     }
 }
 
-/// How a field is encoded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    Number,
-    Bytes,
-}
-
-const N: Option<Shape> = Some(Shape::Number);
-const B: Option<Shape> = Some(Shape::Bytes);
-
-/// The fields of a message, from number 1 on.
-const MESSAGE: [Option<Shape>; 16] = [N, N, N, N, N, N, B, N, B, N, N, B, N, N, N, N];
-const MESSAGE_KIND: u64 = 1;
-const MESSAGE_ENTRIES: u64 = 7;
-const MESSAGE_SNAPSHOT: u64 = 9;
-/// Kinds of messages are 0 to 18.
-const MESSAGE_KIND_MAX: u64 = 18;
-
-/// The fields of an entry, from number 1 on. We do not use its context (6) and the deprecated
-/// `sync_log` (5), and the log has no place for them.
-const ENTRY: [Option<Shape>; 4] = [N, N, N, B];
-const ENTRY_KIND: u64 = 1;
-const ENTRY_DATA: u64 = 4;
-/// Data is kind 0, which is not written at all; kind 1 is an older way to change the members.
-const ENTRY_KIND_CHANGE: u64 = 2;
-
-/// A snapshot, what it says of itself, and the configuration there.
-const SNAPSHOT: [Option<Shape>; 2] = [B, B];
-const SNAPSHOT_METADATA: u64 = 2;
-const METADATA: [Option<Shape>; 3] = [B, N, N];
-const METADATA_CONFIGURATION: u64 = 1;
-const CONFIGURATION: [Option<Shape>; 5] = [N, N, N, N, N];
-
-fn walk_message(bytes: &Bytes) -> Result<(), WireError> {
-    let mut entries = 0;
-    let mut walk = Walk { part: "a message", fields: &MESSAGE, rest: bytes };
-    while let Some((field, value)) = walk.next()? {
+fn read_message(bytes: &Bytes) -> Result<Message, WireError> {
+    let mut message = Message::default();
+    let mut fields = Fields::new("a message", bytes).repeated(MESSAGE_ENTRIES);
+    while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (MESSAGE_KIND, Value::Number(kind)) if kind > MESSAGE_KIND_MAX => {
-                return Err(WireError::Kind { part: "a message", kind });
+            (1, Value::Number(kind)) => message.msg_type = fields.kind(kind)?,
+            (2, Value::Number(to)) => message.to = to,
+            (3, Value::Number(from)) => message.from = from,
+            (4, Value::Number(term)) => message.term = term,
+            (5, Value::Number(term)) => message.log_term = term,
+            (6, Value::Number(index)) => message.index = index,
+            (MESSAGE_ENTRIES, Value::Bytes(_)) if message.entries.len() == ENTRIES_MAX => {
+                return Err(WireError::TooManyEntries);
             }
             (MESSAGE_ENTRIES, Value::Bytes(entry)) => {
-                entries += 1;
-                if entries > ENTRIES_MAX {
-                    return Err(WireError::TooManyEntries);
-                }
-                walk_entry(bytes, entry)?;
+                message.entries.push(read_entry(bytes, entry)?);
             }
-            (MESSAGE_SNAPSHOT, Value::Bytes(snapshot)) => walk_snapshot(snapshot)?,
-            _ => {}
+            (8, Value::Number(commit)) => message.commit = commit,
+            (9, Value::Bytes(snapshot)) => {
+                message.snapshot = Some(read_snapshot(bytes, snapshot)?).into();
+            }
+            (10, Value::Number(reject)) => message.reject = fields.yes(reject)?,
+            (11, Value::Number(hint)) => message.reject_hint = hint,
+            (12, Value::Bytes(context)) => message.context = fields.data(bytes, context)?,
+            (13, Value::Number(index)) => message.request_snapshot = index,
+            (14, Value::Number(priority)) => message.deprecated_priority = priority,
+            (15, Value::Number(term)) => message.commit_term = term,
+            (16, Value::Number(priority)) => message.priority = priority.cast_signed(),
+            (_, value) => return Err(fields.unknown(value)),
         }
     }
-    Ok(())
+    Ok(message)
 }
 
-fn walk_entry(message: &Bytes, bytes: &[u8]) -> Result<(), WireError> {
-    let (mut changes_members, mut data) = (false, &[][..]);
-    let mut walk = Walk { part: "an entry", fields: &ENTRY, rest: bytes };
-    while let Some((field, value)) = walk.next()? {
+/// Not its context (6) and the deprecated `sync_log` (5): we do not use them, and the log has no place for them.
+fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
+    let mut entry = Entry::default();
+    let mut fields = Fields::new("an entry", bytes);
+    while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (ENTRY_KIND, Value::Number(ENTRY_KIND_CHANGE)) => changes_members = true,
-            (ENTRY_KIND, Value::Number(kind)) => {
-                return Err(WireError::Kind { part: "an entry", kind });
+            (1, Value::Number(kind)) => {
+                entry.entry_type = fields.kind(kind)?;
+                // An older way to change the members.
+                if entry.entry_type == EntryType::EntryConfChange {
+                    return Err(WireError::Kind { part: fields.part, kind });
+                }
             }
+            (2, Value::Number(term)) => entry.term = term,
+            (3, Value::Number(index)) => entry.index = index,
             // It must still fit into a message when this member sends it on.
-            (ENTRY_DATA, Value::Bytes(found)) if found.len() > ENTRY_BYTES_MAX => {
-                return Err(WireError::EntryTooLong { bytes: found.len() });
+            (4, Value::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
+                return Err(WireError::EntryTooLong { bytes: data.len() });
             }
-            (ENTRY_DATA, Value::Bytes(found)) => data = found,
-            _ => {}
+            (4, Value::Bytes(data)) => entry.data = fields.data(frame, data)?,
+            (_, value) => return Err(fields.unknown(value)),
         }
     }
-    if changes_members {
-        membership::read_change(&message.slice_ref(data))?;
+    if entry.entry_type == EntryType::EntryConfChangeV2 {
+        membership::read_change(&entry.data)?;
     }
-    Ok(())
+    Ok(entry)
 }
 
-fn walk_snapshot(bytes: &[u8]) -> Result<(), WireError> {
+fn read_snapshot(frame: &Bytes, bytes: &[u8]) -> Result<Snapshot, WireError> {
     if bytes.len() > SNAPSHOT_BYTES_MAX {
         return Err(WireError::SnapshotTooLong { bytes: bytes.len() });
     }
-    let mut walk = Walk { part: "a snapshot", fields: &SNAPSHOT, rest: bytes };
-    while let Some((field, value)) = walk.next()? {
-        let (SNAPSHOT_METADATA, Value::Bytes(metadata)) = (field, value) else { continue };
-        let mut walk = Walk { part: "a snapshot's metadata", fields: &METADATA, rest: metadata };
-        while let Some((field, value)) = walk.next()? {
-            let (METADATA_CONFIGURATION, Value::Bytes(rest)) = (field, value) else { continue };
-            let mut walk = Walk { part: "a configuration", fields: &CONFIGURATION, rest };
-            while walk.next()?.is_some() {}
+    let mut snapshot = Snapshot::default();
+    let mut fields = Fields::new("a snapshot", bytes);
+    while let Some((field, value)) = fields.next()? {
+        match (field, value) {
+            (1, Value::Bytes(data)) => snapshot.data = fields.data(frame, data)?,
+            (2, Value::Bytes(metadata)) => {
+                snapshot.metadata = Some(read_metadata(metadata)?).into()
+            }
+            (_, value) => return Err(fields.unknown(value)),
         }
     }
-    Ok(())
+    Ok(snapshot)
 }
+
+fn read_metadata(bytes: &[u8]) -> Result<SnapshotMetadata, WireError> {
+    let mut metadata = SnapshotMetadata::default();
+    let mut fields = Fields::new("a snapshot's metadata", bytes);
+    while let Some((field, value)) = fields.next()? {
+        match (field, value) {
+            (1, Value::Bytes(members)) => {
+                metadata.conf_state = Some(read_configuration(members)?).into();
+            }
+            (2, Value::Number(index)) => metadata.index = index,
+            (3, Value::Number(term)) => metadata.term = term,
+            (_, value) => return Err(fields.unknown(value)),
+        }
+    }
+    Ok(metadata)
+}
+
+fn read_configuration(bytes: &[u8]) -> Result<ConfState, WireError> {
+    let mut members = ConfState::default();
+    let mut fields = Fields::new("a configuration", bytes);
+    for list in 1..=4 {
+        fields = fields.repeated(list);
+    }
+    while let Some((field, value)) = fields.next()? {
+        match (field, value) {
+            (1, Value::Number(id)) => members.voters.push(id),
+            (2, Value::Number(id)) => members.learners.push(id),
+            (3, Value::Number(id)) => members.voters_outgoing.push(id),
+            (4, Value::Number(id)) => members.learners_next.push(id),
+            (5, Value::Number(leaves)) => members.auto_leave = fields.yes(leaves)?,
+            (_, value) => return Err(fields.unknown(value)),
+        }
+    }
+    Ok(members)
+}
+
+const MESSAGE_ENTRIES: u64 = 7;
 
 enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// Goes from field to field without making anything of them.
-struct Walk<'a> {
+/// The fields of one part, as they come. Each comes once, and none that says nothing: a number that is zero
+/// is not written, and neither is data that is empty.
+struct Fields<'a> {
     part: &'static str,
-    fields: &'static [Option<Shape>],
     rest: &'a [u8],
+    /// The field that was read last.
+    field: u64,
+    /// Those that came, and those that may come again, as bits.
+    seen: u64,
+    lists: u64,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Fields<'a> {
+    fn new(part: &'static str, rest: &'a [u8]) -> Self {
+        Self { part, rest, field: 0, seen: 0, lists: 0 }
+    }
+
+    /// `field` may come more than once.
+    fn repeated(mut self, field: u64) -> Self {
+        self.lists |= 1 << field;
+        self
+    }
+
     fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         let tag = self.number()?;
-        let (field, wire_type) = (tag >> 3, (tag & 7) as u8);
-        let place = usize::try_from(field).ok().and_then(|field| field.checked_sub(1));
-        let shape = place.and_then(|place| *self.fields.get(place)?);
-        match (shape, wire_type) {
-            (Some(Shape::Number), 0) => Ok(Some((field, Value::Number(self.number()?)))),
-            (Some(Shape::Bytes), 2) => {
+        let wire_type = (tag & 7) as u8;
+        self.field = tag >> 3;
+        let value = match wire_type {
+            0 => Value::Number(self.number()?),
+            2 => {
                 let len = usize::try_from(self.number()?).map_err(|_| WireError::Truncated)?;
                 let (value, rest) = self.rest.split_at_checked(len).ok_or(WireError::Truncated)?;
                 self.rest = rest;
-                Ok(Some((field, Value::Bytes(value))))
+                Value::Bytes(value)
             }
-            _ => Err(WireError::Field { part: self.part, field, wire_type }),
+            _ => return Err(self.field(wire_type)),
+        };
+        let bit = 1_u64.checked_shl(self.field.try_into().unwrap_or(u32::MAX)).unwrap_or_default();
+        if self.seen & bit & !self.lists != 0 || matches!(value, Value::Number(0)) {
+            return Err(self.not_canonical());
         }
+        self.seen |= bit;
+        Ok(Some((self.field, value)))
     }
 
     fn number(&mut self) -> Result<u64, WireError> {
@@ -277,17 +312,47 @@ impl<'a> Walk<'a> {
             }
             number |= bits << shift;
             if byte & 0x80 == 0 {
-                return Ok(number);
+                return if byte == 0 && shift > 0 { Err(self.not_canonical()) } else { Ok(number) };
             }
         }
         Err(WireError::Overlong)
+    }
+
+    /// The field's value, of an enumeration.
+    fn kind<T: ProtobufEnum>(&self, kind: u64) -> Result<T, WireError> {
+        let known = i32::try_from(kind).ok().and_then(T::from_i32);
+        known.ok_or(WireError::Kind { part: self.part, kind })
+    }
+
+    /// The field's value, of one that says yes or is not there.
+    fn yes(&self, value: u64) -> Result<bool, WireError> {
+        if value == 1 { Ok(true) } else { Err(self.not_canonical()) }
+    }
+
+    /// The field's value, a slice of `frame`.
+    fn data(&self, frame: &Bytes, value: &[u8]) -> Result<Bytes, WireError> {
+        if value.is_empty() { Err(self.not_canonical()) } else { Ok(frame.slice_ref(value)) }
+    }
+
+    fn unknown(&self, value: Value<'_>) -> WireError {
+        self.field(match value {
+            Value::Number(_) => 0,
+            Value::Bytes(_) => 2,
+        })
+    }
+
+    fn field(&self, wire_type: u8) -> WireError {
+        WireError::Field { part: self.part, field: self.field, wire_type }
+    }
+
+    fn not_canonical(&self) -> WireError {
+        WireError::NotCanonical { part: self.part, field: self.field }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use raft::eraftpb::{Entry, EntryType};
 
     fn entry(index: u64, data: &[u8]) -> Entry {
         Entry { index, term: 2, data: Bytes::copy_from_slice(data), ..Entry::default() }
@@ -361,21 +426,65 @@ mod tests {
                 assert_eq!(encode(&message), whole[..len]);
             }
         }
+        assert_eq!(refused([whole.as_slice(), &[0]].concat()), WireError::Truncated);
         assert_eq!(
-            refused([whole.as_slice(), &[0]].concat()),
+            refused([whole.as_slice(), &[0, 1]].concat()),
             WireError::Field { part: "a message", field: 0, wire_type: 0 }
         );
         let twice = [whole.as_slice(), &whole].concat();
-        assert!(matches!(refused(twice), WireError::NotCanonical { .. }));
+        assert_eq!(refused(twice), WireError::NotCanonical { part: "a message", field: 1 });
     }
 
     #[test]
     fn numbers_written_in_more_bytes_than_needed_are_refused() {
-        assert!(matches!(refused(vec![0x10, 0x81, 0x00]), WireError::NotCanonical { .. }));
-        assert!(matches!(refused(vec![0x10, 0x00]), WireError::NotCanonical { .. }));
+        for bytes in [&[0x10, 0x81, 0x00][..], &[0x10, 0x00], &[0x50, 0x02], &[0x62, 0x00]] {
+            assert!(matches!(refused(bytes.to_vec()), WireError::NotCanonical { .. }), "{bytes:?}");
+        }
         let mut bytes = vec![0x10];
         bytes.extend([0xff; 10]);
         assert_eq!(refused(bytes), WireError::Overlong);
+    }
+
+    #[test]
+    fn every_field_reads_back() {
+        let mut message = append(vec![entry(10, b"data"), entry(11, b"")]);
+        (message.reject, message.reject_hint, message.request_snapshot) = (true, 1 << 63, 7);
+        (message.deprecated_priority, message.commit_term, message.priority) = (8, 9, -10);
+        message.context = Bytes::from_static(b"context");
+        let snapshot = message.mut_snapshot();
+        snapshot.data = Bytes::from_static(b"name");
+        let metadata = snapshot.mut_metadata();
+        (metadata.index, metadata.term) = (u64::MAX, 2);
+        let members = metadata.mut_conf_state();
+        (members.voters, members.learners) = (vec![1, 2, u64::MAX], vec![4]);
+        (members.voters_outgoing, members.learners_next) = (vec![1, 1], vec![6]);
+        members.auto_leave = true;
+        assert_eq!(decode(&encode(&message)).unwrap(), message);
+        for kind in MessageType::values() {
+            message.set_msg_type(*kind);
+            assert_eq!(decode(&encode(&message)).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn what_is_read_of_damaged_bytes_is_what_protobuf_reads_and_would_be_written_as_long() {
+        let mut message = append(vec![entry(10, b"abc"), entry(11, b"d")]);
+        message.context = Bytes::from_static(&[1, 2]);
+        message.mut_snapshot().mut_metadata().mut_conf_state().voters = vec![1, 2, 300];
+        let whole = encode(&message);
+        let mut read = 0;
+        for at in 0..whole.len() {
+            for value in 0..=u8::MAX {
+                let mut bytes = whole.to_vec();
+                bytes[at] = value;
+                let bytes = Bytes::from(bytes);
+                let Ok(message) = decode(&bytes) else { continue };
+                read += 1;
+                assert_eq!(Message::parse_from_bytes(&bytes).unwrap(), message);
+                assert_eq!(message.compute_size() as usize, bytes.len());
+            }
+        }
+        assert!(read > 3_000, "{read} of {}", whole.len() * 256);
     }
 
     #[test]
