@@ -106,10 +106,17 @@ impl Machine {
             Command::Txn(txn) => {
                 let before = turn.hold.snapshot(newest.revision);
                 let path = Path::judge(&txn, &before)?;
-                path.check(&txn, &before, newest)?;
+                if !mutant::is(Mutant::B60) {
+                    path.check(&txn, &before, newest)?;
+                }
                 let mut mutation = self.store.begin();
                 let operations = turn.done.tally.operations();
-                let reply = self.txn(turn, &mut mutation, &txn, &path)?;
+                let reply = self.txn(turn, &mut mutation, &txn, &path);
+                if mutant::is(Mutant::B60) && reply.is_err() {
+                    self.commit(turn, mutation);
+                    return reply.map(Reply::Txn);
+                }
+                let reply = reply?;
                 let operations = turn.done.tally.operations() - operations;
                 turn.done.tally.txns += u64::from(operations > 1);
                 self.commit(turn, mutation);
@@ -281,10 +288,20 @@ impl Machine {
                     turn.done.tally.ranges += 1;
                     TxnResult::Range(snapshot.range(range, revision)?)
                 }
-                Op::Put(put) => TxnResult::Put(self.put(turn, mutation, put)?),
+                Op::Put(put) => {
+                    if mutant::is(Mutant::B60) {
+                        check_put(put, &turn.hold.snapshot(mutation.revision()))?;
+                    }
+                    TxnResult::Put(self.put(turn, mutation, put)?)
+                }
                 Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
+                    let late = match mutant::is(Mutant::B58) {
+                        true => Some(Path::judge(txn, &turn.hold.snapshot(mutation.revision()))?),
+                        false => None,
+                    };
+                    let path = late.as_ref().unwrap_or(path);
                     TxnResult::Txn(self.txn(turn, mutation, txn, path)?)
                 }
             });

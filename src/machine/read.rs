@@ -107,7 +107,9 @@ pub(super) struct Collector<'a> {
 impl<'a> Collector<'a> {
     pub(super) fn new(range: &'a Range) -> Self {
         let limit = range.limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
-        let direct = range.bounds == RevisionBounds::default() && range.sort == Sort::default();
+        let unbounded = range.bounds == RevisionBounds::default()
+            || (mutant::is(Mutant::B59) && range.limit.is_some());
+        let direct = unbounded && range.sort == Sort::default();
         Self { range, limit, direct, rows: Vec::new(), more: false, count: 0 }
     }
 

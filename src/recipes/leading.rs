@@ -22,6 +22,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, Node, OwnSession};
+use crate::mutant::{self, Mutant};
 use crate::node::Shared as NodeShared;
 
 use super::call::pause;
@@ -301,7 +302,7 @@ impl Leading {
             shared.sleep_until(shared.now() + grace).await;
         };
         let lost = async {
-            match self.may_finish {
+            match self.may_finish || mutant::is(Mutant::B61) {
                 true => pending().await,
                 false => leadership.lost().await,
             }

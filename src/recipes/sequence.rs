@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
+use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
@@ -168,6 +169,11 @@ impl Sequence {
             // Keys that were made by hand are passed over.
             while client.get(numbered(&prefix, first)?).local().await?.is_some() {
                 first += 1;
+            }
+            if mutant::is(Mutant::B62) {
+                let last = numbered(&prefix, first.saturating_sub(1))?;
+                let is_gone = client.get(last).local().await?.is_none();
+                first -= u64::from(is_gone && first > 0);
             }
             let seen = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
             let ways = match value.len() {

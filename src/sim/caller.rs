@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use crate::api::{Client, Effect, Error, Session};
+use crate::api::{Client, Effect, Error, Session, TxnCall};
 use crate::model::{
-    Command, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, RangeReply, Refusal, Reply, Revision,
-    SessionInfo,
+    Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, Range,
+    RangeReply, Refusal, Reply, Revision, SessionInfo, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
 use crate::node::CallError;
@@ -87,16 +87,42 @@ impl Caller {
         Ok(if mutant::is(Mutant::N02) { call.local() } else { call }.await?)
     }
 
-    /// Reads a range as it was at a revision, as this replica has it.
+    /// Reads a range as it is asked for, linearizably or as this replica has it.
     ///
     /// # Errors
     /// What became of it instead.
-    pub(crate) async fn range_at(
-        &self,
-        range: KeyRange,
-        revision: Revision,
-    ) -> Result<RangeReply, Fate> {
-        Ok(self.client.range(range).revision(revision).local().await?)
+    pub(crate) async fn read(&self, range: Range, local: bool) -> Result<RangeReply, Fate> {
+        let Range { range, revision, limit, sort, keys_only, count_only, bounds } = range;
+        let mut call = self.client.range(range).sort(sort.target, sort.order).bounds(bounds);
+        if let Some(revision) = revision {
+            call = call.revision(revision);
+        }
+        if let Some(limit) = limit {
+            call = call.limit(limit);
+        }
+        call = if keys_only { call.keys_only() } else { call };
+        call = if count_only { call.count_only() } else { call };
+        Ok(if local { call.local() } else { call }.await?)
+    }
+
+    /// Deletes a range.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn delete(&self, delete: Delete) -> Result<DeleteReply, Fate> {
+        let call = self.client.delete(delete.range);
+        Ok(if delete.prev_kv { call.prev_kv() } else { call }.await?)
+    }
+
+    /// Commits a transaction.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn transact(&self, txn: Txn) -> Result<TxnReply, Fate> {
+        let call = self.client.txn().when_all(txn.compares);
+        let call = txn.success.into_iter().fold(call, TxnCall::then);
+        let call = txn.failure.into_iter().fold(call, TxnCall::or_else);
+        Ok(call.commit().await?)
     }
 
     /// Reads a key as this replica has it; `None` if the node has stopped.

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::locking::{Held, Player};
+use super::locking::{Player, Release};
 use super::net::{Loss, NetConditions, SimNet};
 use super::plan::{SESSION_TTL, index};
 use super::rng::Rng;
@@ -288,7 +288,7 @@ impl Stage {
     }
 
     /// Polls a wish so often, or as often as it is woken, and drops it, or what it has brought.
-    async fn poll_some<H: Held>(&self, wish: impl IntoFuture<Output = Result<H, LockError>>) {
+    async fn poll_some<H: Release>(&self, wish: impl IntoFuture<Output = Result<H, LockError>>) {
         let patience = self.trial.case.breaks.lasts() + Duration::from_millis(200);
         let came = {
             let mut wish = pin!(wish.into_future());
@@ -315,7 +315,7 @@ impl Stage {
     }
 
     /// Lets a lock go that was taken after all, in one way or another.
-    async fn end<H: Held>(&self, held: H) {
+    async fn end<H: Release>(&self, held: H) {
         let holding = self.victim.believe("lock", LOCK, held);
         match self.trial.pass % 3 {
             0 => {

@@ -5,6 +5,7 @@
 //! Every value that is put is used once in the life of the world, so that a value says which request
 //! put it.
 
+mod broad;
 mod leasing;
 mod owning;
 
@@ -29,7 +30,7 @@ use crate::api::{Error, Session};
 use crate::env::Entropy;
 use crate::model::{
     Command, Compare, Delete, KeyRange, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue,
-    Reply, Revision, Txn, TxnResult,
+    Range, Reply, Revision, Txn, TxnResult,
 };
 use crate::recipes::Ticket;
 
@@ -254,7 +255,8 @@ impl Client {
                 0..28 => drop(self.put().await),
                 28..40 => self.compare_and_set().await,
                 40..52 => self.transfer().await,
-                52..70 => self.read().await,
+                52..64 => self.read().await,
+                64..70 => self.broad().await,
                 70..74 => drop(self.read_all().await),
                 74..77 => self.read_the_past().await,
                 77..86 => self.local_read().await,
@@ -275,14 +277,24 @@ impl Client {
     /// Sends a command, with what would show that it was applied, and tells the judge what became of it. `None` if it
     /// was not applied, or nobody knows.
     async fn change(
-        &mut self,
+        &self,
         what: &'static str,
         command: Command,
         sign: Sign<'_>,
     ) -> Option<Result<Reply, Fate>> {
+        let answer = self.caller.write(command);
+        self.asked(what, sign, answer).await
+    }
+
+    /// As [`Client::change`], of whatever was asked.
+    async fn asked<T>(
+        &self,
+        what: &'static str,
+        sign: Sign<'_>,
+        answer: impl Future<Output = Result<T, Fate>>,
+    ) -> Option<Result<T, Fate>> {
         let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
-        let answer = self.caller.write(command).await;
-        match answer {
+        match answer.await {
             Ok(reply) => {
                 self.scene.judge.borrow_mut().returned(call);
                 Some(Ok(reply))
@@ -501,7 +513,8 @@ impl Client {
             "read of the past",
             self.caller.deadline(),
         );
-        let answer = self.caller.range_at(range.clone(), at).await;
+        let asked = Range { revision: Some(at), ..Range::new(range.clone()) };
+        let answer = self.caller.read(asked, true).await;
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
         match answer {

@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bowline::model::{
-    AckWindow, Alarm, AlarmChange, Command, Compare, CompareOp, CompareTarget, Delete, DeleteReply,
-    Event, EventKind, GrantReply, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op,
-    Outcome, Proposal, Put, PutLease, PutReply, PutValue, Range, RangeReply, Refusal, Reply,
-    RequestId, Revision, RevokeReply, SessionInfo, SortOrder, SortTarget, Term, Txn, TxnReply,
-    TxnResult,
+    AckWindow, Alarm, AlarmChange, Command, Delete, Event, GrantReply, Incarnation, Item, KeyRange,
+    KeyValue, LeaseId, NodeId, Op, Outcome, Proposal, Put, PutLease, PutValue, Range, RangeReply,
+    Refusal, Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
 };
+use bowline::sim::plain::{Draft, Path, State, Step, asked, read};
 use bytes::Bytes;
 
 use crate::subject::{Applied, Lease, LeaseNews, Subject};
@@ -27,9 +26,6 @@ const ANSWER_BYTES_MAX: usize = 1 << 10;
 
 /// What a row, or the result of an operation, counts for in an answer beside its key and value.
 const PART_BYTES: usize = 96;
-
-/// All rows, at one revision.
-type State = BTreeMap<Bytes, KeyValue>;
 
 /// What is known of one node's requests, in its newest life.
 #[derive(Clone)]
@@ -138,7 +134,7 @@ impl Naive {
                 let path = Path::choose(txn, self.now());
                 self.check_path(&path, (self.now_revision(), self.compacted))?;
                 let mut draft = self.draft();
-                let reply = draft.txn(self, &path);
+                let reply = draft.txn(&path, &|revision| self.at(revision).clone());
                 self.keep(draft);
                 Ok(Reply::Txn(reply))
             }
@@ -303,7 +299,7 @@ impl Naive {
     }
 
     fn draft(&self) -> Draft {
-        Draft { base: self.now_revision(), state: self.now().clone(), events: Vec::new() }
+        Draft::new(self.now_revision(), self.now().clone())
     }
 
     /// The revision that a request made, if it changed anything.
@@ -371,8 +367,8 @@ impl Subject for Naive {
         let state = self.at(self.shown.0);
         let path = Path::choose(txn, state);
         self.check_path(&path, self.shown)?;
-        let mut draft = Draft { base: self.shown.0, state: state.clone(), events: Vec::new() };
-        let reply = draft.txn(self, &path);
+        let mut draft = Draft::new(self.shown.0, state.clone());
+        let reply = draft.txn(&path, &|revision| self.at(revision).clone());
         assert!(draft.events.is_empty(), "a transaction that only reads");
         Ok(reply)
     }
@@ -446,126 +442,6 @@ fn kept(outcome: &Outcome) -> Outcome {
     }
 }
 
-/// What a request has done so far.
-struct Draft {
-    base: Revision,
-    state: State,
-    events: Vec<Event>,
-}
-
-impl Draft {
-    /// The store's revision if the request ended here.
-    fn now(&self) -> Revision {
-        if self.events.is_empty() { self.base } else { self.base.next() }
-    }
-
-    fn put(&mut self, put: &Put) -> PutReply {
-        let revision = self.base.next();
-        let old = self.state.get(&put.key).cloned();
-        let row = KeyValue {
-            key: put.key.clone(),
-            value: match &put.value {
-                PutValue::Set(value) => value.clone(),
-                PutValue::Keep => old.as_ref().expect("checked before").value.clone(),
-            },
-            create_revision: old.as_ref().map_or(revision, |old| old.create_revision),
-            mod_revision: revision,
-            version: old.as_ref().map_or(1, |old| old.version + 1),
-            lease: match put.lease {
-                PutLease::None => None,
-                PutLease::Attach(id) => Some(id),
-                PutLease::Keep => old.as_ref().expect("checked before").lease,
-            },
-        };
-        self.state.insert(put.key.clone(), row.clone());
-        self.events.push(Event { kind: EventKind::Put, kv: row, prev: old.clone() });
-        PutReply { revision, prev: old.filter(|_| put.prev_kv) }
-    }
-
-    fn delete(&mut self, delete: &Delete) -> DeleteReply {
-        let rows = self.state.values().filter(|row| delete.range.contains(&row.key));
-        let rows: Vec<KeyValue> = rows.cloned().collect();
-        for row in &rows {
-            self.state.remove(&row.key);
-            let tombstone = KeyValue {
-                key: row.key.clone(),
-                value: Bytes::new(),
-                create_revision: Revision(0),
-                mod_revision: self.base.next(),
-                version: 0,
-                lease: None,
-            };
-            let prev = Some(row.clone());
-            self.events.push(Event { kind: EventKind::Delete, kv: tombstone, prev });
-        }
-        DeleteReply {
-            revision: self.now(),
-            deleted: rows.len() as u64,
-            prev_kvs: if delete.prev_kv { rows } else { Vec::new() },
-        }
-    }
-
-    fn txn(&mut self, store: &Naive, path: &Path<'_>) -> TxnReply {
-        let mut results = Vec::new();
-        for step in &path.steps {
-            results.push(match step {
-                Step::Range(range) => {
-                    let state = store.state_at(range, &self.state);
-                    TxnResult::Range(read(state, range, self.now()))
-                }
-                Step::Put(put) => TxnResult::Put(self.put(put)),
-                Step::Delete(delete) => TxnResult::Delete(self.delete(delete)),
-                Step::Txn(nested) => TxnResult::Txn(self.txn(store, nested)),
-            });
-        }
-        TxnReply { revision: self.now(), succeeded: path.succeeded, results }
-    }
-}
-
-/// The way through a transaction, chosen on the state before it.
-struct Path<'a> {
-    succeeded: bool,
-    steps: Vec<Step<'a>>,
-}
-
-enum Step<'a> {
-    Range(&'a Range),
-    Put(&'a Put),
-    Delete(&'a Delete),
-    Txn(Path<'a>),
-}
-
-impl<'a> Path<'a> {
-    /// All steps in their order, those of nested transactions in the place of these.
-    fn flat(&self) -> Vec<&Step<'a>> {
-        let mut flat = Vec::new();
-        for step in &self.steps {
-            match step {
-                Step::Txn(nested) => flat.extend(nested.flat()),
-                step => flat.push(step),
-            }
-        }
-        flat
-    }
-
-    fn choose(txn: &'a Txn, before: &State) -> Self {
-        let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
-        let ops = if succeeded { &txn.success } else { &txn.failure };
-        let steps = ops.iter().map(|op| match op {
-            Op::Range(range) => Step::Range(range),
-            Op::Put(put) => Step::Put(put),
-            Op::Delete(delete) => Step::Delete(delete),
-            Op::Txn(nested) => Step::Txn(Path::choose(nested, before)),
-        });
-        Path { succeeded, steps: steps.collect() }
-    }
-}
-
-/// The revision that a range asks for; 0 asks for the newest.
-fn asked(range: &Range) -> Option<Revision> {
-    range.revision.filter(|revision| *revision > Revision(0))
-}
-
 /// Whether the revision that a range asks for can be read where `newest` and `compacted` are so.
 fn check_revision(
     range: &Range,
@@ -579,74 +455,4 @@ fn check_revision(
         Some(compacted) => Err(Refusal::Compacted { asked, compacted }),
         None => Ok(()),
     }
-}
-
-/// Whether every row of the compare's range satisfies it; a range without rows counts as one row of
-/// zeroes, without a value.
-fn holds(compare: &Compare, state: &State) -> bool {
-    let mut rows = state.values().filter(|row| compare.range.contains(&row.key)).peekable();
-    if rows.peek().is_none() {
-        return holds_for(compare, None);
-    }
-    rows.all(|row| holds_for(compare, Some(row)))
-}
-
-fn holds_for(compare: &Compare, row: Option<&KeyValue>) -> bool {
-    let order = match &compare.target {
-        CompareTarget::Version(right) => row.map_or(0, |row| row.version).cmp(right),
-        CompareTarget::Create(right) => {
-            row.map_or(Revision(0), |row| row.create_revision).cmp(right)
-        }
-        CompareTarget::Mod(right) => row.map_or(Revision(0), |row| row.mod_revision).cmp(right),
-        CompareTarget::Lease(right) => {
-            row.and_then(|row| row.lease).map_or(0, LeaseId::get).cmp(right)
-        }
-        CompareTarget::Value(right) => match row {
-            Some(row) => row.value.cmp(right),
-            None => return false,
-        },
-    };
-    match compare.op {
-        CompareOp::Equal => order.is_eq(),
-        CompareOp::NotEqual => order.is_ne(),
-        CompareOp::Greater => order.is_gt(),
-        CompareOp::Less => order.is_lt(),
-    }
-}
-
-/// The rows of `range` in `state`, told at revision `now`.
-fn read(state: &State, range: &Range, now: Revision) -> RangeReply {
-    let rows = state.values().filter(|row| range.range.contains(&row.key));
-    let mut kvs: Vec<KeyValue> = rows.cloned().collect();
-    let count = kvs.len() as u64;
-    if range.count_only {
-        return RangeReply { revision: now, kvs: Vec::new(), more: false, count };
-    }
-    let bounds = &range.bounds;
-    kvs.retain(|row| {
-        bounds.mod_max.is_none_or(|max| row.mod_revision <= max)
-            && bounds.mod_min.is_none_or(|min| row.mod_revision >= min)
-            && bounds.create_max.is_none_or(|max| row.create_revision <= max)
-            && bounds.create_min.is_none_or(|min| row.create_revision >= min)
-    });
-    // A stable sort of rows that stand in key order: what is equal stays in key order, both ways.
-    kvs.sort_by(|a, b| {
-        let order = match range.sort.target {
-            SortTarget::Key => a.key.cmp(&b.key),
-            SortTarget::Version => a.version.cmp(&b.version),
-            SortTarget::Create => a.create_revision.cmp(&b.create_revision),
-            SortTarget::Mod => a.mod_revision.cmp(&b.mod_revision),
-            SortTarget::Value => a.value.cmp(&b.value),
-        };
-        match range.sort.order {
-            SortOrder::Ascend => order,
-            SortOrder::Descend => order.reverse(),
-        }
-    });
-    let more = range.limit.is_some_and(|limit| kvs.len() as u64 > limit);
-    kvs.truncate(range.limit.unwrap_or(count) as usize);
-    if range.keys_only {
-        kvs.iter_mut().for_each(|row| row.value = Bytes::new());
-    }
-    RangeReply { revision: now, kvs, more, count }
 }

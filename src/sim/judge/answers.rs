@@ -1,8 +1,8 @@
 //! The judge of what callers get: each call returns in its time, what it was answered is so, and a watch owes nobody
 //! anything.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -72,13 +72,15 @@ pub(crate) enum Sign<'a> {
 /// Who waits, who watches, and what they have been shown.
 pub(super) struct Callers {
     /// The newest revision that any linearizable answer has shown.
-    floor: Revision,
+    pub(super) floor: Revision,
     calls: BTreeMap<CallId, Call>,
     watches: BTreeMap<WatchId, Watching>,
     /// The newest revision at which a compaction was ever asked for.
     compaction_asked: Revision,
     /// Each revision at which one was asked for, once, and what is known of that.
     compactions: BTreeMap<Revision, Compaction>,
+    /// The revisions of which somebody was told that his request has made them.
+    made: BTreeSet<Revision>,
     next_check: Duration,
 }
 
@@ -90,6 +92,7 @@ impl Default for Callers {
             watches: BTreeMap::new(),
             compaction_asked: Revision(0),
             compactions: BTreeMap::new(),
+            made: BTreeSet::new(),
             next_check: Duration::ZERO,
         }
     }
@@ -266,6 +269,10 @@ impl Judge {
                 format!("{what} took {revision:?}, but {floor:?} was known before it began")
             });
         }
+        let is_first = self.callers.made.insert(revision);
+        self.expect(is_first, "X-LIN", || {
+            format!("{what} took {revision:?}, and so did another request")
+        });
         self.callers.floor = self.callers.floor.max(revision);
         for (key, value) in puts {
             let row = self.truth.row_at(key, revision);

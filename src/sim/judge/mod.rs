@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod answers;
+mod broad;
 mod counter;
 mod diligence;
 mod leases;
@@ -20,6 +21,7 @@ mod toolbox;
 
 use answers::Callers;
 pub(crate) use answers::{CallId, Sign};
+pub(crate) use broad::BROAD;
 use counter::Counts;
 pub(crate) use counter::{Amount, COUNTER};
 use diligence::Diligence;
@@ -31,6 +33,7 @@ use members::Roll;
 use peers::Peers;
 use queues::Queues;
 pub(crate) use queues::{DeliveryId, Taken};
+pub(crate) use toolbox::NUMBERED;
 use toolbox::Toolbox;
 
 use super::clock::Timeline;

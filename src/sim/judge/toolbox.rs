@@ -7,6 +7,10 @@ use bytes::Bytes;
 use super::super::world::place;
 use super::Judge;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, NodeId, Revision};
+use crate::recipes::SequentialKey;
+
+/// What stands before the number of a key.
+pub(crate) const NUMBERED: &str = "tool/number-";
 
 /// Names somebody who follows a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -31,6 +35,8 @@ struct Steps {
 pub(super) struct Toolbox {
     steps: BTreeMap<&'static str, Steps>,
     results: BTreeMap<Bytes, Bytes>,
+    /// How many keys were numbered.
+    numbers: u64,
     /// The places of those who are inside a double barrier, by round.
     inside: BTreeMap<Revision, BTreeSet<Revision>>,
     followers: BTreeMap<FollowerId, (NodeId, &'static str, BTreeSet<Member>)>,
@@ -107,12 +113,37 @@ impl Judge {
                 // A round begins from nothing.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),
-                _ => continue,
+                _ => {
+                    self.follow_numbers(event);
+                    continue;
+                }
             };
             let steps = self.toolbox.steps.entry(what).or_default();
             steps.made = steps.made.wrapping_add(by);
             self.check_steps(what);
         }
+    }
+
+    // ---- numbers ---------------------------------------------------------------------------
+
+    /// A key was numbered, after `floor`.
+    pub(crate) fn numbered(&mut self, floor: Revision, made: &SequentialKey, value: &Bytes) {
+        let key = format!("{NUMBERED}{:010}", made.number);
+        self.expect(made.key == key, "T-NUMBER", || format!("{made:?} is not {key}"));
+        self.wrote("key numbered", floor, made.revision, &[(made.key.clone(), value.clone())]);
+        self.count("key numbered");
+    }
+
+    /// Each key that is made has the number after that of the last.
+    fn follow_numbers(&mut self, event: &Event) {
+        let Some(digits) = event.kv.key.strip_prefix(NUMBERED.as_bytes()) else { return };
+        if event.kind == EventKind::Delete {
+            return;
+        }
+        let next = self.toolbox.numbers;
+        let is_next = digits == format!("{next:010}").as_bytes() && event.kv.version == 1;
+        self.expect(is_next, "T-NUMBER", || format!("{event:?} is made, and {next} is next"));
+        self.toolbox.numbers += 1;
     }
 
     // ---- waiting ---------------------------------------------------------------------------

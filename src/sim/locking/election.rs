@@ -2,7 +2,7 @@
 
 use super::super::judge::Share;
 use super::super::plan::one_in;
-use super::{Holding, PATIENCE, Player};
+use super::{Holding, PATIENCE, Player, leading};
 use crate::api::{Effect, Session};
 use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
 
@@ -18,7 +18,10 @@ async fn live(player: Player, election: &'static str) {
         player.think().await;
         let Some(session) = player.session().await else { continue };
         while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session, election).await;
+            match one_in(&player.rng, 3) {
+                true => leading::turn(&player, &session, election).await,
+                false => turn(&player, &session, election).await,
+            }
             player.think().await;
         }
         player.close(&session).await;

@@ -5,8 +5,10 @@
 mod contention;
 mod counting;
 mod election;
+mod leading;
 mod multi;
 mod mutex;
+mod numbering;
 mod orders;
 mod owners;
 mod permits;
@@ -29,7 +31,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::caller::Caller;
-use super::judge::{Belief, HolderId, Share, WorkId};
+use super::judge::{Belief, CallId, HolderId, Share, WorkId};
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -340,7 +342,8 @@ impl Player {
         let puts = [(key, value)];
         let floor = self.scene.judge.borrow().floor();
         let may_take = self.caller.deadline();
-        let call = self.scene.judge.borrow_mut().call(self.node, what, may_take);
+        let id = self.scene.judge.borrow_mut().call(self.node, what, may_take);
+        let call = Calling { scene: &self.scene, id };
         let answer = match mutant::is(Mutant::N01) {
             false => txn.commit().await,
             true => {
@@ -349,8 +352,8 @@ impl Player {
                 plain.commit().await.map_err(GuardError::Store)
             }
         };
+        drop(call);
         let mut judge = self.scene.judge.borrow_mut();
-        judge.returned(call);
         match answer {
             Ok(reply) => {
                 judge.wrote(what, floor, reply.revision, &puts);
@@ -379,7 +382,7 @@ impl Player {
     }
 
     /// Lets go: drops what was held, or releases it and waits.
-    pub(super) async fn let_go<H: Held>(&self, holding: Holding<H>) {
+    pub(super) async fn let_go<H: Release>(&self, holding: Holding<H>) {
         if one_in(&self.rng, 4) {
             return drop(self.stop_believing(holding));
         }
@@ -396,7 +399,7 @@ impl Player {
     }
 
     /// Releases what was held, and waits.
-    pub(super) async fn let_go_waiting<H: Held>(&self, holding: Holding<H>) {
+    pub(super) async fn let_go_waiting<H: Release>(&self, holding: Holding<H>) {
         let lock = holding.lock();
         let held = self.stop_believing(holding);
         let may_take = self.caller.deadline();
@@ -417,6 +420,18 @@ impl Player {
             Ok(Released::WasLost(_)) => judge.count("lock lost"),
             Err(_) => judge.unknown(),
         }
+    }
+}
+
+/// A call that ends with whoever waits for it.
+struct Calling<'a> {
+    scene: &'a Scene,
+    id: CallId,
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        self.scene.judge.borrow_mut().returned(self.id);
     }
 }
 
@@ -462,10 +477,8 @@ impl<H> Holding<H> {
     }
 }
 
-/// A guard of any kind.
+/// A hold of any kind.
 pub(super) trait Held: Deref<Target = Hold> + 'static {
-    fn release(self) -> impl Future<Output = Result<Released, Error>>;
-
     /// How much of the lock it takes.
     fn share(&self) -> Share {
         Share::All
@@ -480,46 +493,60 @@ pub(super) trait Held: Deref<Target = Hold> + 'static {
     }
 }
 
-impl Held for Guard {
-    async fn release(self) -> Result<Released, Error> {
-        Guard::release(self).await
-    }
+/// A guard of any kind: whoever has it may let go.
+pub(super) trait Release: Held {
+    fn release(self) -> impl Future<Output = Result<Released, Error>>;
 }
 
-impl Held for Leadership {
-    async fn release(self) -> Result<Released, Error> {
-        Leadership::resign(self).await
-    }
-}
-
-impl Held for MultiGuard {
-    async fn release(self) -> Result<Released, Error> {
-        MultiGuard::release(self).await
-    }
-}
-
-impl Held for WriteGuard {
-    async fn release(self) -> Result<Released, Error> {
-        WriteGuard::release(self).await
-    }
-}
+impl Held for Guard {}
+impl Held for Leadership {}
+impl Held for MultiGuard {}
+impl Held for WriteGuard {}
 
 impl Held for ReadGuard {
-    async fn release(self) -> Result<Released, Error> {
-        ReadGuard::release(self).await
-    }
-
     fn share(&self) -> Share {
         Share::Read
     }
 }
 
 impl Held for Permit {
-    async fn release(self) -> Result<Released, Error> {
-        Permit::release(self).await
-    }
-
     fn share(&self) -> Share {
         Share::Permits(self.permits())
+    }
+}
+
+impl Release for Guard {
+    async fn release(self) -> Result<Released, Error> {
+        Guard::release(self).await
+    }
+}
+
+impl Release for Leadership {
+    async fn release(self) -> Result<Released, Error> {
+        Leadership::resign(self).await
+    }
+}
+
+impl Release for MultiGuard {
+    async fn release(self) -> Result<Released, Error> {
+        MultiGuard::release(self).await
+    }
+}
+
+impl Release for WriteGuard {
+    async fn release(self) -> Result<Released, Error> {
+        WriteGuard::release(self).await
+    }
+}
+
+impl Release for ReadGuard {
+    async fn release(self) -> Result<Released, Error> {
+        ReadGuard::release(self).await
+    }
+}
+
+impl Release for Permit {
+    async fn release(self) -> Result<Released, Error> {
+        Permit::release(self).await
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::judge::CallId;
 use super::super::plan::{between, index};
-use super::{Player, counting, orders};
+use super::{Player, counting, numbering, orders};
 use crate::api::{Effect, Error, Session};
 use crate::model::{KeyRange, KeyValue, Revision};
 use crate::node::SessionEnd;
@@ -66,7 +66,7 @@ async fn live(player: Player) {
 }
 
 async fn turn(player: &Player, session: &Session) {
-    match index(&player.rng, 10) {
+    match index(&player.rng, 12) {
         0 | 1 => counting::turn(player).await,
         2 | 3 => count_down(player).await,
         4 => wait_for_the_latch(player).await,
@@ -74,6 +74,7 @@ async fn turn(player: &Player, session: &Session) {
         6 => swap(player).await,
         7 => join(player, session).await,
         8 => run_once(player, session).await,
+        9 | 10 => numbering::turn(player, session).await,
         _ => meet(player, session).await,
     }
 }

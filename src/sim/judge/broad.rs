@@ -1,0 +1,218 @@
+//! The judge of requests about many keys: what they are answered, all of it, is what they mean where the history says
+//! that they were carried out.
+
+use super::super::plain::{self, Draft, Path, State, Step};
+use super::Judge;
+use crate::model::{
+    Event, KeyRange, PutLease, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
+};
+
+/// How their keys begin.
+pub(crate) const BROAD: &str = "broad/";
+
+impl Judge {
+    /// A range was read.
+    pub(crate) fn read_broadly(
+        &mut self,
+        floor: Revision,
+        local: bool,
+        range: &Range,
+        reply: &RangeReply,
+    ) {
+        let state = self.broad_at(plain::asked(range).unwrap_or(reply.revision));
+        let expected = plain::read(&state, range, reply.revision);
+        let invariant = if range.revision.is_some() { "M-HIST" } else { "X-LIN" };
+        self.expect(*reply == expected, invariant, || {
+            format!("{range:?} is {expected:?}; a caller was told {reply:?}")
+        });
+        match local {
+            true => {
+                let (revision, newest) = (reply.revision, self.truth.newest());
+                self.expect(floor <= revision && revision <= newest, "X-RYW", || {
+                    format!("a local read shows {revision:?} after {floor:?}; newest is {newest:?}")
+                });
+                self.done("broad read");
+            }
+            false => self.changed_nothing("broad read", floor, reply.revision),
+        }
+    }
+
+    /// A transaction was answered, or what is the same as one.
+    pub(crate) fn changed_broadly(
+        &mut self,
+        what: &'static str,
+        floor: Revision,
+        txn: &Txn,
+        reply: &TxnReply,
+    ) {
+        let at = reply.revision;
+        let before = Revision(at.get().saturating_sub(1));
+        let (told, events) = self.means(txn, before);
+        if told == *reply && self.truth.are_events(&KeyRange::all(), (before, at), events.iter()) {
+            self.wrote(what, floor, at, &[]);
+            if events.len() > 1 {
+                self.count("several changes at one revision");
+            }
+            return;
+        }
+        let (still, none) = self.means(txn, at);
+        self.expect(still == *reply && none.is_empty(), "M-TXN", || {
+            format!(
+                "{txn:?} is {told:?} if it made {at:?}, by {events:?}, and {still:?} after it; a \
+                 caller was told {reply:?}"
+            )
+        });
+        self.changed_nothing(what, floor, at);
+    }
+
+    /// A transaction was refused, as a whole.
+    pub(crate) fn refused_broadly(&mut self, floor: Revision, txn: &Txn, why: &Refusal) {
+        self.count("broad transaction refused");
+        match why {
+            Refusal::Compacted { asked, .. } => self.past_is_gone(*asked, why),
+            Refusal::LeaseNotFound(_) => {
+                let mut since = floor.get()..=self.truth.newest().get();
+                let is_so = since.any(|at| {
+                    let state = self.broad_at(Revision(at));
+                    let leased = |step: &&Step<'_>| match step {
+                        Step::Put(put) => put.lease != PutLease::None,
+                        Step::Range(_) | Step::Delete(_) | Step::Txn(_) => false,
+                    };
+                    Path::choose(txn, &state).flat().iter().any(leased)
+                });
+                self.expect(is_so, "M-TXN", || {
+                    format!("{txn:?} is refused, and puts nothing with a lease: {why}")
+                });
+            }
+            _ => self.broken("M-TXN", || format!("{txn:?} is refused: {why}")),
+        }
+    }
+
+    /// What a transaction does, carried out where the store is at `base`, and what it is answered.
+    fn means(&self, txn: &Txn, base: Revision) -> (TxnReply, Vec<Event>) {
+        let state = self.broad_at(base);
+        let path = Path::choose(txn, &state);
+        let mut draft = Draft::new(base, state.clone());
+        let reply = draft.txn(&path, &|revision| self.broad_at(revision));
+        (reply, draft.events)
+    }
+
+    fn broad_at(&self, revision: Revision) -> State {
+        let rows = self.truth.rows_at(&KeyRange::prefix(BROAD), revision);
+        rows.into_iter().map(|row| (row.key.clone(), row.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::super::super::clock::Timeline;
+    use super::*;
+    use crate::model::{Compare, Delete, LeaseId, Op, Put, TxnResult};
+
+    fn key(name: &str) -> Bytes {
+        format!("{BROAD}{name}").into()
+    }
+
+    fn put(name: &str, value: &str) -> Op {
+        Op::Put(Put { prev_kv: true, ..Put::new(key(name), value.to_owned()) })
+    }
+
+    /// A judge who has seen `a` and `b` put at revisions 2 and 3, then what `txn` makes of that at 4, and the answer.
+    fn after(txn: &Txn) -> (Judge, TxnReply) {
+        let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
+        for (at, name) in [(1, "a"), (2, "b")] {
+            let txn = Txn { success: vec![put(name, "#")], ..Txn::default() };
+            let (_, events) = judge.means(&txn, Revision(at));
+            judge.truth.values_repeat();
+            judge.truth.learn(Revision(at + 1), &events).unwrap();
+        }
+        let (reply, events) = judge.means(txn, Revision(3));
+        if !events.is_empty() {
+            judge.truth.learn(Revision(4), &events).unwrap();
+        }
+        (judge, reply)
+    }
+
+    /// What breaks if a caller is told what `change` makes of the answer.
+    fn told(txn: &Txn, change: impl FnOnce(&mut TxnReply)) -> Option<&'static str> {
+        let (mut judge, mut reply) = after(txn);
+        change(&mut reply);
+        judge.changed_broadly("a transaction", Revision(3), txn, &reply);
+        judge.verdict().err().map(|violation| violation.invariant)
+    }
+
+    fn wide() -> Txn {
+        let delete = Delete { range: KeyRange::prefix(BROAD), prev_kv: true };
+        let inner = Txn {
+            compares: vec![Compare::missing(key("a"))],
+            success: vec![put("c", "yes")],
+            failure: vec![put("c", "no"), put("d", "no")],
+        };
+        Txn { success: vec![Op::Delete(delete), Op::Txn(inner)], ..Txn::default() }
+    }
+
+    #[test]
+    fn an_answer_is_what_the_transaction_means_and_every_part_of_it_counts() {
+        assert_eq!(told(&wide(), |_| {}), None);
+        assert_eq!(told(&wide(), |reply| reply.succeeded = false), Some("M-TXN"));
+        assert_eq!(told(&wide(), |reply| reply.revision = Revision(3)), Some("M-TXN"));
+        assert_eq!(told(&wide(), |reply| drop(reply.results.pop())), Some("M-TXN"));
+        let row_before = |reply: &mut TxnReply| {
+            let TxnResult::Delete(deleted) = &mut reply.results[0] else { unreachable!() };
+            deleted.prev_kvs[1].version += 1;
+        };
+        assert_eq!(told(&wide(), row_before), Some("M-TXN"));
+        let inner = |reply: &mut TxnReply| {
+            let TxnResult::Txn(inner) = &mut reply.results[1] else { unreachable!() };
+            inner.succeeded = true;
+        };
+        assert_eq!(told(&wide(), inner), Some("M-TXN"));
+    }
+
+    #[test]
+    fn what_changes_nothing_is_judged_where_the_store_is() {
+        let looks = |limit| {
+            let range = Range { limit: Some(limit), ..Range::new(KeyRange::prefix(BROAD)) };
+            Txn { success: vec![Op::Range(range)], ..Txn::default() }
+        };
+        assert_eq!(told(&looks(1), |_| {}), None);
+        let more = |reply: &mut TxnReply| {
+            let TxnResult::Range(range) = &mut reply.results[0] else { unreachable!() };
+            range.more = !range.more;
+        };
+        assert_eq!(told(&looks(1), more), Some("M-TXN"));
+        assert_eq!(told(&looks(2), more), Some("M-TXN"));
+    }
+
+    #[test]
+    fn a_revision_is_made_by_one_request() {
+        let (mut judge, reply) = after(&wide());
+        for _ in 0..2 {
+            assert_eq!(judge.verdict(), Ok(()));
+            judge.changed_broadly("a transaction", Revision(3), &wide(), &reply);
+            judge.callers.floor = Revision(3);
+        }
+        assert_eq!(judge.verdict().unwrap_err().invariant, "X-LIN");
+    }
+
+    #[test]
+    fn a_transaction_is_refused_for_its_lease_if_it_comes_to_that() {
+        let leased = Op::Put(Put::new(key("c"), "").lease(LeaseId::new(9).unwrap()));
+        let why = Refusal::LeaseNotFound(LeaseId::new(9).unwrap());
+        let refused = |compare: Compare| {
+            let txn =
+                Txn { compares: vec![compare], success: vec![leased.clone()], failure: vec![] };
+            let (mut judge, _) = after(&Txn::default());
+            judge.refused_broadly(Revision(2), &txn, &why);
+            judge.verdict().err().map(|violation| violation.invariant)
+        };
+        assert_eq!(refused(Compare::exists(key("a"))), None);
+        // It was not there yet at revision 2.
+        assert_eq!(refused(Compare::missing(key("b"))), None);
+        assert_eq!(refused(Compare::exists(key("c"))), Some("M-TXN"));
+    }
+}

@@ -1,0 +1,75 @@
+//! Nodes whose work runs while they lead, through the recipe that has the order of things in it: it begins after the
+//! election, is over before the resignation, and is dropped at the loss.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::plan::{between, one_in};
+use super::{Held, Holding, PATIENCE, Player};
+use crate::api::Session;
+use crate::env::Entropy;
+use crate::recipes::{Hold, LeadError, Leadership};
+
+/// A share of a leadership, for the work.
+struct Led(Arc<Leadership>);
+
+impl Deref for Led {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.0
+    }
+}
+
+impl Held for Led {}
+
+/// Work that runs. However it comes to its end, it believes in nothing after that.
+struct Work<'a> {
+    player: &'a Player,
+    holding: Option<Holding<Led>>,
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        if let Some(holding) = self.holding.take() {
+            drop(self.player.stop_believing(holding));
+        }
+    }
+}
+
+/// Stands for election until it has led, or for so long.
+pub(super) async fn turn(player: &Player, session: &Session, election: &'static str) {
+    let leading = session.election(election).leading(player.scene.value("leads"));
+    let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };
+    let patience = between(&player.rng, Duration::ZERO, PATIENCE);
+    let grace = Duration::from_millis(player.rng.below(100));
+    // At its end it resigns, and waits until that is durable.
+    let may_take = patience + grace + player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "lead", may_take);
+    let stop = player.scene.timers.sleep(patience);
+    let work = async |leadership| work(player, election, leadership).await;
+    let answer = leading.run_until(stop, grace, work).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    judge.count(match answer {
+        Ok(Some(())) => "leader's work done",
+        Ok(None) => "leader's work stopped",
+        Err(LeadError::Lost(_)) => "leader's work lost",
+        Err(LeadError::NotElected(_)) => "leader's work given up",
+    });
+}
+
+async fn work(player: &Player, election: &'static str, leadership: Arc<Leadership>) {
+    let holding = player.believe("leadership for work", election, Led(leadership));
+    let work = Work { player, holding: Some(holding) };
+    let holding = work.holding.as_ref().expect("put there a line ago");
+    for _ in 0..=player.rng.below(3) {
+        player.scene.timers.sleep(player.while_held()).await;
+        let loss = holding.held.loss();
+        player.scene.judge.borrow_mut().expect(loss.is_none(), "K-WORK", || {
+            format!("a leader's work on {:?} runs, and it does not lead: {loss:?}", player.node)
+        });
+        player.update(holding).await;
+    }
+}

@@ -1,0 +1,35 @@
+//! Programs that have the store number keys, and delete them again: numbers are dense, and never given twice.
+
+use super::super::judge::NUMBERED;
+use super::Player;
+use super::toolbox::{begin, may_be};
+use crate::api::Session;
+use crate::env::Entropy;
+use crate::model::KeyRange;
+use crate::recipes::SequenceError;
+
+/// Makes a key, bound to the session or not; now and then deletes all that are there.
+pub(super) async fn turn(player: &Player, session: &Session) {
+    let sequence = player.caller.client().sequential(NUMBERED);
+    let value = player.scene.value("numbered");
+    let (floor, call) = begin(player, "number a key");
+    let making = match player.rng.below(3) {
+        0 => sequence.put_bound(value.clone(), session),
+        _ => sequence.put(value.clone()),
+    };
+    let answer = making.await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(key) => judge.numbered(floor, &key, &value),
+        Err(SequenceError::Store(error)) if may_be(&error) => judge.unknown(),
+        Err(SequenceError::Store(_)) => judge.not_applied(&[(NUMBERED.into(), value)]),
+        Err(why) => judge.expect(false, "T-NUMBER", || format!("a key has no number: {why}")),
+    }
+    drop(judge);
+    if player.rng.below(6) == 0 {
+        let (_, call) = begin(player, "delete numbered keys");
+        drop(player.caller.client().delete(KeyRange::prefix(NUMBERED)).await);
+        player.scene.judge.borrow_mut().returned(call);
+    }
+}

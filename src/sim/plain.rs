@@ -1,0 +1,230 @@
+//! What a request means, carried out on all rows of a store, one operation after the other: so plain that it is
+//! obviously right, and as slow. It is written from what etcd documents and from [`model`](crate::model), and shares
+//! no code with [`machine`](crate::machine), which is judged by it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::model::{
+    Compare, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind, KeyValue, LeaseId,
+    Op, Put, PutLease, PutReply, PutValue, Range, RangeReply, Revision, SortOrder, SortTarget, Txn,
+    TxnReply, TxnResult,
+};
+
+/// All rows, at one revision.
+pub type State = BTreeMap<Bytes, KeyValue>;
+
+/// What a request has done so far.
+#[derive(Debug)]
+pub struct Draft {
+    base: Revision,
+    /// The rows as they are now.
+    pub state: State,
+    /// What it has changed.
+    pub events: Vec<Event>,
+}
+
+impl Draft {
+    /// A request that begins where the store has `state`, at revision `base`.
+    pub fn new(base: Revision, state: State) -> Self {
+        Self { base, state, events: Vec::new() }
+    }
+
+    /// The store's revision if the request ended here.
+    pub fn now(&self) -> Revision {
+        if self.events.is_empty() { self.base } else { self.base.next() }
+    }
+
+    /// A put.
+    ///
+    /// # Panics
+    /// If it keeps what is not there.
+    pub fn put(&mut self, put: &Put) -> PutReply {
+        let revision = self.base.next();
+        let old = self.state.get(&put.key).cloned();
+        let row = KeyValue {
+            key: put.key.clone(),
+            value: match &put.value {
+                PutValue::Set(value) => value.clone(),
+                PutValue::Keep => old.as_ref().expect("checked before").value.clone(),
+            },
+            create_revision: old.as_ref().map_or(revision, |old| old.create_revision),
+            mod_revision: revision,
+            version: old.as_ref().map_or(1, |old| old.version + 1),
+            lease: match put.lease {
+                PutLease::None => None,
+                PutLease::Attach(id) => Some(id),
+                PutLease::Keep => old.as_ref().expect("checked before").lease,
+            },
+        };
+        self.state.insert(put.key.clone(), row.clone());
+        self.events.push(Event { kind: EventKind::Put, kv: row, prev: old.clone() });
+        PutReply { revision, prev: old.filter(|_| put.prev_kv) }
+    }
+
+    /// A deletion.
+    pub fn delete(&mut self, delete: &Delete) -> DeleteReply {
+        let rows = self.state.values().filter(|row| delete.range.contains(&row.key));
+        let rows: Vec<KeyValue> = rows.cloned().collect();
+        for row in &rows {
+            self.state.remove(&row.key);
+            let tombstone = KeyValue {
+                key: row.key.clone(),
+                value: Bytes::new(),
+                create_revision: Revision(0),
+                mod_revision: self.base.next(),
+                version: 0,
+                lease: None,
+            };
+            let prev = Some(row.clone());
+            self.events.push(Event { kind: EventKind::Delete, kv: tombstone, prev });
+        }
+        DeleteReply {
+            revision: self.now(),
+            deleted: rows.len() as u64,
+            prev_kvs: if delete.prev_kv { rows } else { Vec::new() },
+        }
+    }
+
+    /// A transaction on its way; `past` knows the rows of older revisions.
+    pub fn txn(&mut self, path: &Path<'_>, past: &dyn Fn(Revision) -> State) -> TxnReply {
+        let mut results = Vec::new();
+        for step in &path.steps {
+            results.push(match step {
+                Step::Range(range) => TxnResult::Range(match asked(range) {
+                    Some(revision) => read(&past(revision), range, self.now()),
+                    None => read(&self.state, range, self.now()),
+                }),
+                Step::Put(put) => TxnResult::Put(self.put(put)),
+                Step::Delete(delete) => TxnResult::Delete(self.delete(delete)),
+                Step::Txn(nested) => TxnResult::Txn(self.txn(nested, past)),
+            });
+        }
+        TxnReply { revision: self.now(), succeeded: path.succeeded, results }
+    }
+}
+
+/// The way through a transaction, chosen on the state before it.
+#[derive(Debug)]
+pub struct Path<'a> {
+    /// Whether its compares held.
+    pub succeeded: bool,
+    /// What to do.
+    pub steps: Vec<Step<'a>>,
+}
+
+/// One operation on a [`Path`].
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// Read.
+    Range(&'a Range),
+    /// Write.
+    Put(&'a Put),
+    /// Delete.
+    Delete(&'a Delete),
+    /// A transaction inside.
+    Txn(Path<'a>),
+}
+
+impl<'a> Path<'a> {
+    /// All steps in their order, those of nested transactions in the place of these.
+    pub fn flat(&self) -> Vec<&Step<'a>> {
+        let mut flat = Vec::new();
+        for step in &self.steps {
+            match step {
+                Step::Txn(nested) => flat.extend(nested.flat()),
+                step => flat.push(step),
+            }
+        }
+        flat
+    }
+
+    /// The way that a transaction takes where these rows are.
+    pub fn choose(txn: &'a Txn, before: &State) -> Self {
+        let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
+        let ops = if succeeded { &txn.success } else { &txn.failure };
+        let steps = ops.iter().map(|op| match op {
+            Op::Range(range) => Step::Range(range),
+            Op::Put(put) => Step::Put(put),
+            Op::Delete(delete) => Step::Delete(delete),
+            Op::Txn(nested) => Step::Txn(Path::choose(nested, before)),
+        });
+        Path { succeeded, steps: steps.collect() }
+    }
+}
+
+/// The revision that a range asks for; 0 asks for the newest.
+pub fn asked(range: &Range) -> Option<Revision> {
+    range.revision.filter(|revision| *revision > Revision(0))
+}
+
+/// Whether every row of the compare's range satisfies it; a range without rows counts as one row of
+/// zeroes, without a value.
+fn holds(compare: &Compare, state: &State) -> bool {
+    let mut rows = state.values().filter(|row| compare.range.contains(&row.key)).peekable();
+    if rows.peek().is_none() {
+        return holds_for(compare, None);
+    }
+    rows.all(|row| holds_for(compare, Some(row)))
+}
+
+fn holds_for(compare: &Compare, row: Option<&KeyValue>) -> bool {
+    let order = match &compare.target {
+        CompareTarget::Version(right) => row.map_or(0, |row| row.version).cmp(right),
+        CompareTarget::Create(right) => {
+            row.map_or(Revision(0), |row| row.create_revision).cmp(right)
+        }
+        CompareTarget::Mod(right) => row.map_or(Revision(0), |row| row.mod_revision).cmp(right),
+        CompareTarget::Lease(right) => {
+            row.and_then(|row| row.lease).map_or(0, LeaseId::get).cmp(right)
+        }
+        CompareTarget::Value(right) => match row {
+            Some(row) => row.value.cmp(right),
+            None => return false,
+        },
+    };
+    match compare.op {
+        CompareOp::Equal => order.is_eq(),
+        CompareOp::NotEqual => order.is_ne(),
+        CompareOp::Greater => order.is_gt(),
+        CompareOp::Less => order.is_lt(),
+    }
+}
+
+/// The rows of `range` in `state`, told at revision `now`.
+pub fn read(state: &State, range: &Range, now: Revision) -> RangeReply {
+    let rows = state.values().filter(|row| range.range.contains(&row.key));
+    let mut kvs: Vec<KeyValue> = rows.cloned().collect();
+    let count = kvs.len() as u64;
+    if range.count_only {
+        return RangeReply { revision: now, kvs: Vec::new(), more: false, count };
+    }
+    let bounds = &range.bounds;
+    kvs.retain(|row| {
+        bounds.mod_max.is_none_or(|max| row.mod_revision <= max)
+            && bounds.mod_min.is_none_or(|min| row.mod_revision >= min)
+            && bounds.create_max.is_none_or(|max| row.create_revision <= max)
+            && bounds.create_min.is_none_or(|min| row.create_revision >= min)
+    });
+    // A stable sort of rows that stand in key order: what is equal stays in key order, both ways.
+    kvs.sort_by(|a, b| {
+        let order = match range.sort.target {
+            SortTarget::Key => a.key.cmp(&b.key),
+            SortTarget::Version => a.version.cmp(&b.version),
+            SortTarget::Create => a.create_revision.cmp(&b.create_revision),
+            SortTarget::Mod => a.mod_revision.cmp(&b.mod_revision),
+            SortTarget::Value => a.value.cmp(&b.value),
+        };
+        match range.sort.order {
+            SortOrder::Ascend => order,
+            SortOrder::Descend => order.reverse(),
+        }
+    });
+    let more = range.limit.is_some_and(|limit| kvs.len() as u64 > limit);
+    kvs.truncate(range.limit.unwrap_or(count) as usize);
+    if range.keys_only {
+        kvs.iter_mut().for_each(|row| row.value = Bytes::new());
+    }
+    RangeReply { revision: now, kvs, more, count }
+}
