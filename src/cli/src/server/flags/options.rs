@@ -115,6 +115,11 @@ impl Options {
             0 => 2 << 30,
             // etcd has no quota then.
             negative if negative < 0 => u64::MAX,
+            // Less than the library takes.
+            few @ 1..1024 => {
+                let must = "at least 1024 bytes, 0 for 2 GiB, or less than 0 for no quota";
+                return Err(wrong("quota-backend-bytes", &few.to_string(), must));
+            }
             bytes => bytes.unsigned_abs(),
         };
         let listen = text("listen-client-urls", "http://localhost:2379");
@@ -496,12 +501,14 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
-        let cases: [(&[&str], &str); 14] = [
+        let cases: [(&[&str], &str); 16] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
             (&["--heartbeat-interval=3"], "must be 4 to 10000 milliseconds"),
             (&["--heartbeat-interval=10001"], "must be 4 to 10000 milliseconds"),
             (&["--election-timeout=50001"], "must be 20 to 50000 milliseconds"),
+            (&["--quota-backend-bytes=1"], "must be at least 1024 bytes, 0 for 2 GiB"),
+            (&["--quota-backend-bytes=1023"], "must be at least 1024 bytes, 0 for 2 GiB"),
             (&["--listen-client-urls=unix://h:1"], "of the form http://host:port or https://"),
             (&["--listen-client-urls=http://h"], "of the form http://host:port"),
             (&["--initial-cluster=a"], "name=url,name=url"),
@@ -527,16 +534,18 @@ mod tests {
             "--max-txn-ops=1",
             "--heartbeat-interval=4",
             "--election-timeout=20",
+            "--quota-backend-bytes=1024",
         ];
         let most = [
             "--max-request-bytes=3145728",
             "--max-txn-ops=10000",
             "--heartbeat-interval=10000",
             "--election-timeout=50000",
+            "--quota-backend-bytes=-1",
         ];
-        for [bytes, ops, heartbeat, election] in [least, most] {
+        for [bytes, ops, heartbeat, election, quota] in [least, most] {
             let listen = "--listen-peer-urls=http://127.0.0.1:0";
-            let said = [&data, listen, bytes, ops, heartbeat, election];
+            let said = [&data, listen, bytes, ops, heartbeat, election, quota];
             let node = Node::start(options(&said).unwrap().config()).wait().expect(bytes);
             assert!(node.shutdown().wait().hanging.is_empty());
         }
