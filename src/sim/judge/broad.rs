@@ -4,7 +4,7 @@
 use super::super::plain::{self, Draft, Path, State, Step};
 use super::Judge;
 use crate::model::{
-    Event, KeyRange, PutLease, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
+    Event, KeyRange, Put, PutLease, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
 };
 
 /// How their keys begin.
@@ -47,19 +47,23 @@ impl Judge {
     ) {
         let at = reply.revision;
         let before = Revision(at.get().saturating_sub(1));
-        let (told, events) = self.means(txn, before);
-        if told == *reply && self.truth.are_events(&KeyRange::all(), (before, at), events.iter()) {
+        let made = self.means(txn, before);
+        if let Some((told, events)) = &made
+            && told == reply
+            && self.truth.are_events(&KeyRange::all(), (before, at), events.iter())
+        {
             self.wrote(what, floor, at, &[]);
             if events.len() > 1 {
                 self.count("several changes at one revision");
             }
             return;
         }
-        let (still, none) = self.means(txn, at);
-        self.expect(still == *reply && none.is_empty(), "M-TXN", || {
+        let found = self.means(txn, at);
+        let is_so = found.as_ref().is_some_and(|(told, none)| told == reply && none.is_empty());
+        self.expect(is_so, "M-TXN", || {
             format!(
-                "{txn:?} is {told:?} if it made {at:?}, by {events:?}, and {still:?} after it; a \
-                 caller was told {reply:?}"
+                "{txn:?} is {made:?} if it made {at:?}, and {found:?} after it; a caller was told \
+                 {reply:?}"
             )
         });
         self.changed_nothing(what, floor, at);
@@ -70,37 +74,50 @@ impl Judge {
         self.count("broad transaction refused");
         match why {
             Refusal::Compacted { asked, .. } => self.past_is_gone(*asked, why),
-            Refusal::LeaseNotFound(_) => {
+            _ => {
                 let mut since = floor.get()..=self.truth.newest().get();
                 let is_so = since.any(|at| {
                     let state = self.broad_at(Revision(at));
-                    let leased = |step: &&Step<'_>| match step {
-                        Step::Put(put) => put.lease != PutLease::None,
-                        Step::Range(_) | Step::Delete(_) | Step::Txn(_) => false,
-                    };
-                    Path::choose(txn, &state).flat().iter().any(leased)
+                    let path = Path::choose(txn, &state);
+                    path.flat().iter().any(|step| match (step, why) {
+                        (Step::Put(put), Refusal::LeaseNotFound(lease)) => {
+                            put.lease == PutLease::Attach(*lease)
+                        }
+                        (Step::Put(put), Refusal::KeyNotFound) => keeps_nothing(put, &state),
+                        _ => false,
+                    })
                 });
                 self.expect(is_so, "M-TXN", || {
-                    format!("{txn:?} is refused, and puts nothing with a lease: {why}")
+                    format!("{txn:?} is refused, and nothing in it is a reason: {why}")
                 });
             }
-            _ => self.broken("M-TXN", || format!("{txn:?} is refused: {why}")),
         }
     }
 
-    /// What a transaction does, carried out where the store is at `base`, and what it is answered.
-    fn means(&self, txn: &Txn, base: Revision) -> (TxnReply, Vec<Event>) {
+    /// What a transaction does, carried out where the store is at `base`, and what it is answered. `None`: it must be
+    /// refused there.
+    fn means(&self, txn: &Txn, base: Revision) -> Option<(TxnReply, Vec<Event>)> {
         let state = self.broad_at(base);
         let path = Path::choose(txn, &state);
+        let refused =
+            |step: &&Step<'_>| matches!(step, Step::Put(put) if keeps_nothing(put, &state));
+        if path.flat().iter().any(refused) {
+            return None;
+        }
         let mut draft = Draft::new(base, state.clone());
         let reply = draft.txn(&path, &|revision| self.broad_at(revision));
-        (reply, draft.events)
+        Some((reply, draft.events))
     }
 
     fn broad_at(&self, revision: Revision) -> State {
         let rows = self.truth.rows_at(&KeyRange::prefix(BROAD), revision);
         rows.into_iter().map(|row| (row.key.clone(), row.clone())).collect()
     }
+}
+
+/// Whether a put is to keep what its key has, and there is no such key.
+fn keeps_nothing(put: &Put, state: &State) -> bool {
+    put.lease == PutLease::Keep && !state.contains_key(&put.key)
 }
 
 #[cfg(test)]
@@ -111,7 +128,7 @@ mod tests {
 
     use super::super::super::clock::Timeline;
     use super::*;
-    use crate::model::{Compare, Delete, LeaseId, Op, Put, TxnResult};
+    use crate::model::{Compare, Delete, LeaseId, Op, PutValue, TxnResult};
 
     fn key(name: &str) -> Bytes {
         format!("{BROAD}{name}").into()
@@ -126,11 +143,11 @@ mod tests {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
         for (at, name) in [(1, "a"), (2, "b")] {
             let txn = Txn { success: vec![put(name, "#")], ..Txn::default() };
-            let (_, events) = judge.means(&txn, Revision(at));
+            let (_, events) = judge.means(&txn, Revision(at)).unwrap();
             judge.truth.values_repeat();
             judge.truth.learn(Revision(at + 1), &events).unwrap();
         }
-        let (reply, events) = judge.means(txn, Revision(3));
+        let (reply, events) = judge.means(txn, Revision(3)).unwrap();
         if !events.is_empty() {
             judge.truth.learn(Revision(4), &events).unwrap();
         }
@@ -214,5 +231,25 @@ mod tests {
         // It was not there yet at revision 2.
         assert_eq!(refused(Compare::missing(key("b"))), None);
         assert_eq!(refused(Compare::exists(key("c"))), Some("M-TXN"));
+    }
+
+    #[test]
+    fn a_put_that_keeps_a_lease_is_refused_where_there_is_no_such_key() {
+        let keeps = |name| {
+            let (key, value) = (key(name), PutValue::Set("#".into()));
+            let put = Put { key, value, lease: PutLease::Keep, prev_kv: false };
+            Txn { success: vec![Op::Put(put)], ..Txn::default() }
+        };
+        assert_eq!(told(&keeps("b"), |_| {}), None);
+        let refused = |name| {
+            let (mut judge, _) = after(&Txn::default());
+            judge.refused_broadly(Revision(3), &keeps(name), &Refusal::KeyNotFound);
+            judge.verdict().err().map(|violation| violation.invariant)
+        };
+        assert_eq!((refused("b"), refused("c")), (Some("M-TXN"), None));
+        // An answer where it had to be refused.
+        let (mut judge, reply) = after(&keeps("b"));
+        judge.changed_broadly("a transaction", Revision(3), &keeps("c"), &reply);
+        assert_eq!(judge.verdict().unwrap_err().invariant, "M-TXN");
     }
 }

@@ -128,9 +128,17 @@ impl Client {
     fn draw_put(&self, drawing: &mut Drawing) -> Option<Put> {
         let (key, value) = (key(drawing.free.next()?), self.scene.value("broad"));
         drawing.puts.push((key.clone(), value.clone()));
-        let lease = match one_in(&self.rng, 12) {
-            true => PutLease::Attach(LeaseId::new(NO_LEASE).expect("not zero")),
-            false => PutLease::None,
+        let lease = match self.rng.below(12) {
+            0 => PutLease::Attach(LeaseId::new(NO_LEASE).expect("not zero")),
+            // Somebody's, whose end deletes the key; it may have ended.
+            1 | 2 => {
+                let known = self.scene.known_leases.borrow();
+                let lease = known.get(index(&self.rng, known.len().max(1)));
+                lease.map_or(PutLease::None, |(lease, _)| PutLease::Attach(*lease))
+            }
+            // There may be no such key.
+            3 => PutLease::Keep,
+            _ => PutLease::None,
         };
         let prev_kv = one_in(&self.rng, 3);
         Some(Put { key, value: PutValue::Set(value), lease, prev_kv })
