@@ -460,7 +460,10 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     let mut wish = Box::pin(other.mutex("lock").lock().into_future());
     let mut ended = Box::pin(other.ended());
     let mut context = Context::from_waker(&waker);
+    // Paused, the node has no answer for the first look.
+    cluster.pause(0);
     assert!(put.as_mut().poll(&mut context).is_pending());
+    cluster.resume(0);
     assert!(wish.as_mut().poll(&mut context).is_pending());
     assert!(ended.as_mut().poll(&mut context).is_pending());
     let woken = |times| {
@@ -488,7 +491,10 @@ fn recipes_wake_an_executor_that_panics_as_the_node_does() {
     let mut begin = |call: Pin<Box<dyn Future<Output = ()>>>| {
         waits.push(call);
         let call = waits.last_mut().expect("it was just put there");
+        // Paused, the node has no answer for the first look.
+        cluster.pause(0);
         assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        cluster.resume(0);
     };
     let woken = |times| {
         until_true(node, "nobody is woken", || falls.0.load(Ordering::SeqCst) >= times);

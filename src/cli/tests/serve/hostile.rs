@@ -578,7 +578,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
         assert_eq!(server.http("POST", "/v3/lease/grant", &grant).0, 200);
     }
     assert_eq!(server.http("POST", "/v3/lock/lock", &lock(1)).0, 200);
-    let before = server.descriptors();
+    let before = server.descriptors_when_stocked();
     let mut gone = Vec::new();
     for (at, kind) in ["json", "json", "json", "grpc"].iter().cycle().take(16).enumerate() {
         // Those that wait in the line are two of each.
