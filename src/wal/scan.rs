@@ -143,8 +143,9 @@ pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest
         let want = (CHUNK_BYTES + RECORD_BYTES as u64).min(file_bytes - at);
         window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
         file.read_exact_at(&mut window, at)?;
-        if let Some(last) = window.iter().rposition(|byte| *byte != 0) {
-            rest.used_until = at + last as u64 + 1;
+        let used = used(&window);
+        if used > 0 {
+            rest.used_until = at + used as u64;
             for start in (0..window.len()).step_by(8) {
                 let Some(head) = window[start..].first_chunk::<RECORD_BYTES>() else { break };
                 let Ok(place) = u32::try_from(at + start as u64) else { break };
@@ -156,4 +157,30 @@ pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest
         at += CHUNK_BYTES;
     }
     Ok(rest)
+}
+
+/// Where the bytes that are not zero end. Nearly all that is looked through is zeros: whole pieces are compared.
+fn used(mut bytes: &[u8]) -> usize {
+    const ZEROS: &[u8] = &[0; 512];
+    while let Some(before) = bytes.strip_suffix(ZEROS) {
+        bytes = before;
+    }
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::used;
+
+    #[test]
+    fn bytes_end_where_the_last_one_that_is_not_zero_stands() {
+        for length in [0, 1, 511, 512, 513, 1023, 1024, 1025, 4096] {
+            let mut bytes = vec![0; length];
+            assert_eq!(used(&bytes), 0, "of {length}");
+            for at in 0..length {
+                bytes[at] = 1;
+                assert_eq!(used(&bytes), at + 1, "of {length}");
+            }
+        }
+    }
 }
