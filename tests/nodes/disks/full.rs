@@ -2,7 +2,7 @@
 //! says why; reads, deletions, compaction and the end of leases go on; nothing has to be restarted, and
 //! nothing that was acknowledged is lost.
 //!
-//! The disk is the real one with a quota around it. `jepsen/tests/full.rs` does it to real file systems.
+//! The disk is the real one with a quota around it. `jepsen/tests/processes/full.rs` does it to real file systems.
 
 use std::collections::BTreeSet;
 use std::path::Path;

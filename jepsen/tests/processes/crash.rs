@@ -13,7 +13,7 @@ use bowline::env::Point;
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Death, Dice, Trouble, number_in};
 
-const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+use crate::NODE;
 
 fn rounds() -> u64 {
     number_in("BOWLINE_CRASH_ROUNDS").unwrap_or(1)

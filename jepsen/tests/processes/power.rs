@@ -16,7 +16,7 @@ use bowline_jepsen::fleet::Setup;
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Dice, Medium, Switch, Trouble, Verdict, Volumes, number_in};
 
-const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+use crate::NODE;
 
 /// A member's file system.
 const VOLUME_BYTES: u64 = 320 << 20;

@@ -13,10 +13,8 @@ use bowline_jepsen::over::Build;
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::{Answer, Order, Over, report, workload};
 
-mod beside;
-mod trial;
-
-use trial::THIEF;
+use crate::trial::THIEF;
+use crate::{beside, trial};
 
 /// How long anything may take here.
 const LIMIT: Duration = Duration::from_secs(20);

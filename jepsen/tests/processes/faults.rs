@@ -15,9 +15,7 @@ use bowline_jepsen::nemesis::{self, Kind};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Answer, Cluster, Dice, Over, Trouble};
 
-mod beside;
-
-const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+use crate::{NODE, beside};
 
 /// How long a fault lasts here. The harness' own windows are longer than a session lives.
 const WINDOW: Duration = Duration::from_millis(500);

@@ -12,7 +12,7 @@ use bowline_jepsen::fleet::Setup;
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Trouble, number_in};
 
-const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+use crate::NODE;
 
 /// Long enough that no machine, however busy, has an election that nobody caused.
 const ELECTION: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Answer, Cluster, Medium, Order, Trouble, Volumes, number_in};
 
-const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+use crate::NODE;
 
 /// A member's file system.
 const VOLUME_BYTES: u64 = 64 << 20;

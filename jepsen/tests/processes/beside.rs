@@ -6,7 +6,7 @@ use std::process::Command;
 use bowline_jepsen::fleet::Program;
 use bowline_jepsen::{Over, Programs};
 
-const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
+use crate::HARNESS;
 
 /// The server beside the harness: with the whole workspace it is made before its tests; alone, it is made here.
 pub(crate) fn server() -> Program {

@@ -13,11 +13,8 @@ use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
 use bowline_jepsen::{Over, report};
 
-mod trial;
-
-use trial::THIEF;
-
-const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
+use crate::trial::THIEF;
+use crate::{HARNESS, trial};
 
 fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, members: usize) -> Ran {
     let plan = Plan {
