@@ -1,12 +1,14 @@
 //! Programs that have the store number keys, and delete them again: numbers are dense, and never given twice.
 
-use super::super::judge::NUMBERED;
+use bytes::Bytes;
+
+use super::super::judge::{CallId, NUMBERED};
 use super::Player;
 use super::toolbox::{begin, may_be};
 use crate::api::Session;
 use crate::env::Entropy;
-use crate::model::KeyRange;
-use crate::recipes::SequenceError;
+use crate::model::{KeyRange, Revision};
+use crate::recipes::{SequenceError, SequentialKey};
 
 /// Makes a key, bound to the session or not; now and then deletes all that are there.
 pub(super) async fn turn(player: &Player, session: &Session) {
@@ -18,18 +20,27 @@ pub(super) async fn turn(player: &Player, session: &Session) {
         _ => sequence.put(value.clone()),
     };
     let answer = making.await;
-    let mut judge = player.scene.judge.borrow_mut();
-    judge.returned(call);
-    match answer {
-        Ok(key) => judge.numbered(floor, &key, &value),
-        Err(SequenceError::Store(error)) if may_be(&error) => judge.unknown(),
-        Err(SequenceError::Store(_)) => judge.not_applied(&[(NUMBERED.into(), value)]),
-        Err(why) => judge.expect(false, "T-NUMBER", || format!("a key has no number: {why}")),
-    }
-    drop(judge);
+    tell(player, call, floor, &value, answer);
     if player.rng.below(6) == 0 {
         let (_, call) = begin(player, "delete numbered keys");
         drop(player.caller.client().delete(KeyRange::prefix(NUMBERED)).await);
         player.scene.judge.borrow_mut().returned(call);
+    }
+}
+
+fn tell(
+    player: &Player,
+    call: CallId,
+    floor: Revision,
+    value: &Bytes,
+    answer: Result<SequentialKey, SequenceError>,
+) {
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(key) => judge.numbered(floor, &key, value),
+        Err(SequenceError::Store(error)) if may_be(&error) => judge.unknown(),
+        Err(SequenceError::Store(_)) => judge.not_applied(&[(NUMBERED.into(), value.clone())]),
+        Err(why) => judge.expect(false, "T-NUMBER", || format!("a key has no number: {why}")),
     }
 }
