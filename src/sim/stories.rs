@@ -394,11 +394,11 @@ fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
 
 #[test]
 fn who_was_removed_stays_until_the_others_can_do_without() {
-    let slow = Fault::SlowDisk { who: Who::Any, extra: ms(60), time: ms(2_000) };
+    let slow = Fault::SlowDisk { who: Who::Any, extra: ms(100), time: ms(2_000) };
     let mut story = Story::of(2, &[Program::Mutex])
-        .every(3.0, 16.0, 0.7, slow)
-        .every(3.2, 16.0, 1.0, Fault::Replace { lost: false })
-        .every(3.5, 16.0, 1.7, Fault::Blackout { down: ms(150) });
+        .every(3.0, 30.0, 0.7, slow)
+        .every(3.2, 30.0, 0.8, Fault::Replace { lost: false })
+        .every(3.5, 30.0, 1.1, Fault::Blackout { down: ms(250) });
     story.members_change = true;
     story
         .holds(&["member replaced", "stopped as removed"])
