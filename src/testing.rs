@@ -213,7 +213,7 @@ impl Cluster {
     }
 
     /// As [`Cluster::join`], in the place of a voter, which is a member no more once the new one has
-    /// caught up.
+    /// caught up. That it has is what [`Cluster::wait_until`] waits for: this call does not.
     ///
     /// # Errors
     /// See [`StartError`].

@@ -258,6 +258,9 @@ pub enum Reply {
         voters: Vec<String>,
         /// Who does not.
         learners: Vec<String>,
+        /// Whether one takes the place of another right now, and whoever voted before counts still. A server cannot say,
+        /// and none is replaced so.
+        joint: bool,
     },
 }
 

@@ -195,6 +195,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             Ok(Reply::Members {
                 voters: members.voters().map(name).collect(),
                 learners: members.learners().map(name).collect(),
+                joint: members.is_joint(),
             })
         }
     }

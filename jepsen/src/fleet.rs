@@ -3,6 +3,7 @@
 //! A member is a place: a directory, an address, and the process that lives there now, if one does. Whoever
 //! asks a member asks that process; if it dies, what was open is answered by nobody.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
@@ -420,6 +421,56 @@ impl Fleet {
         Err(Trouble::Ended(format!("m{member} did not start: {why}")))
     }
 
+    /// Waits until a member that was spawned to replace a founder votes in its place, and every founder that runs knows
+    /// that. Until then the vote of the one that is gone counts, and the cluster bears one failure less.
+    ///
+    /// # Errors
+    /// It ends instead, or is not let in in time.
+    pub fn await_replaced(&self, member: usize) -> Result<(), Trouble> {
+        self.await_ready(member)?;
+        let founders = 0..self.members();
+        let names: BTreeSet<String> = founders.clone().map(|member| format!("m{member}")).collect();
+        let knows = |member: usize| {
+            let order = Order::Call(Box::new(Call::Members));
+            let Some(Answer::Came(reply)) = self.ask(member, &order, LOOK_LIMIT) else {
+                return false;
+            };
+            matches!(*reply, Reply::Members { voters, learners, joint: false }
+                if names.iter().all(|name| voters.contains(name) && !learners.contains(name)))
+        };
+        let begun = Instant::now();
+        while !founders.clone().all(|member| self.being(member) != Being::Up || knows(member)) {
+            if begun.elapsed() > LIMIT {
+                let why = format!("m{member} does not take the place of the one before it");
+                return Err(Trouble::Hangs(format!("{why}{}", self.told_of_all())));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// How each member is, and what it says, for whoever reads why something hangs.
+    fn told_of_all(&self) -> String {
+        let order = Order::Call(Box::new(Call::Members));
+        let all = (0..self.places()).map(|member| {
+            let being = self.being(member);
+            let stopped = self.process(member).and_then(|process| process.why_stopped());
+            let says = |order| match self.ask(member, order, LOOK_LIMIT) {
+                Some(answer) => answer.words(),
+                None => "nothing".to_owned(),
+            };
+            match (being, stopped) {
+                (Being::Up, None) => {
+                    format!("; m{member}: {}; {}", says(&Order::Look), says(&order))
+                }
+                (being, stopped) => {
+                    format!("; m{member}: {being:?} {}", stopped.unwrap_or_default())
+                }
+            }
+        });
+        all.collect()
+    }
+
     /// Starts a member that is down, and waits until it runs.
     ///
     /// # Errors
@@ -702,7 +753,7 @@ impl Fleet {
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        Err(Trouble::Hangs("nobody leads".to_owned()))
+        Err(Trouble::Hangs(format!("nobody leads{}", self.told_of_all())))
     }
 
     /// Members whose node has stopped by itself, and why; but for those that came later and were removed.

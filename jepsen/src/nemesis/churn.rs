@@ -120,7 +120,7 @@ fn ask_somebody(fleet: &Fleet, call: Call) -> Option<Reply> {
 /// The names of those who vote, and of those who do not.
 fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
     match ask_somebody(fleet, Call::Members)? {
-        Reply::Members { voters, learners } => Some((voters, learners)),
+        Reply::Members { voters, learners, .. } => Some((voters, learners)),
         _ => None,
     }
 }

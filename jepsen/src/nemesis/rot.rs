@@ -188,7 +188,7 @@ impl Nemesis for Rot {
             match fleet.bury(member)? {
                 Some(why) if LAST_WORDS.iter().any(|words| why.contains(words)) => {
                     fleet.spawn_replacing(member)?;
-                    fleet.await_ready(member)?;
+                    fleet.await_replaced(member)?;
                 }
                 Some(why) => {
                     return Err(Trouble::Stopped(format!("m{member}, whose bits flipped: {why}")));

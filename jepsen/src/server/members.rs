@@ -34,7 +34,8 @@ impl Clients {
         let (learners, voters): (Vec<_>, Vec<_>) =
             members.into_iter().partition(|member| member.is_learner);
         let names = |members: Vec<pb::Member>| members.into_iter().map(|member| member.name);
-        Ok(Reply::Members { voters: names(voters).collect(), learners: names(learners).collect() })
+        let (voters, learners) = (names(voters).collect(), names(learners).collect());
+        Ok(Reply::Members { voters, learners, joint: false })
     }
 
     /// The member hands over, if it leads: to each of the others in turn.

@@ -96,7 +96,7 @@ impl Client for Operator {
         let remove = Call::Remove { member: name.clone() };
         let kind = if joined.result.is_ok() { "remove" } else { NOBODY_REMOVED };
         let is_out = Self::insist(caller, kind, &remove, |members| {
-            matches!(members, Reply::Members { voters, learners }
+            matches!(members, Reply::Members { voters, learners, .. }
                 if !voters.contains(&name) && !learners.contains(&name))
         });
         if !is_out {
