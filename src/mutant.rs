@@ -150,6 +150,8 @@ mutants! {
     B60 "a transaction that is refused keeps what it has written before that",
     B61 "a leader's work goes on when it leads no more",
     B62 "a sequence gives the number of a key that is gone once more",
+    B63 "a lease that was granted for a key ends at once, though the key was written",
+    B64 "work for as long as its node runs ends with a session",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

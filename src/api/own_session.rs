@@ -17,7 +17,7 @@ pub(crate) struct OwnSession {
 
 impl OwnSession {
     /// That of the node of a client.
-    pub(super) fn of(client: Client) -> Arc<Self> {
+    pub(crate) fn of(client: Client) -> Arc<Self> {
         Arc::new(Self { client, session: Mutex::new(None) })
     }
 

@@ -47,6 +47,26 @@ impl Judge {
         }
     }
 
+    /// A key was written to live for so long, which was asked for at `sent`: with a lease that is there until then.
+    pub(crate) fn written_for(
+        &mut self,
+        key: &[u8],
+        revision: Revision,
+        sent: Duration,
+        ttl: Duration,
+    ) {
+        let now = self.timeline.now();
+        let lease = self.truth.row_at(key, revision).and_then(|row| row.lease);
+        let is_there = lease.filter(|lease| self.leases.table.1.contains(lease));
+        self.expect(is_there.is_some() || now >= sent + ttl, "L-EARLY", || {
+            format!("{key:?} was written at {revision:?} for {ttl:?}, with {lease:?}, which is not there")
+        });
+        if let Some(lease) = is_there {
+            self.lease_counts(lease, sent, ttl);
+            self.count("key written for a while");
+        }
+    }
+
     /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
     /// was there for its end to delete.
     pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Refusal) {

@@ -6,9 +6,12 @@ use super::{Holding, PATIENCE, Player, leading};
 use crate::api::{Effect, Session};
 use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
 
-/// Starts a candidate and an observer.
+/// Starts a candidate and an observer; on some nodes another candidate, which stands with whatever session its node has.
 pub(super) fn start(player: Player, election: &'static str) {
     player.spawn(observe(player.again(), election));
+    if one_in(&player.rng, 2) {
+        player.spawn(leading::live_on(player.again(), election));
+    }
     let scene = player.scene.clone();
     scene.spawner.spawn(Some(player.at), live(player, election));
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::super::plan::{between, one_in};
 use super::{Held, Holding, PATIENCE, Player};
-use crate::api::Session;
+use crate::api::{OwnSession, Session};
 use crate::env::Entropy;
-use crate::recipes::{Hold, LeadError, Leadership};
+use crate::recipes::{Hold, LeadError, Leadership, Leading, LockError};
 
 /// A share of a leadership, for the work.
 struct Led(Arc<Leadership>);
@@ -41,6 +41,29 @@ impl Drop for Work<'_> {
 /// Stands for election until it has led, or for so long.
 pub(super) async fn turn(player: &Player, session: &Session, election: &'static str) {
     let leading = session.election(election).leading(player.scene.value("leads"));
+    drop(run(player, leading, election).await);
+}
+
+/// Stands for election again and again with its node's own session, whatever becomes of each.
+pub(super) async fn live_on(player: Player, election: &'static str) {
+    let own = OwnSession::of(player.caller.client().clone());
+    while !player.is_closing() {
+        // It puts its value anew whenever it stands again: this one is not to be put once.
+        let leading = Leading::by_node(Arc::clone(&own), election.into(), "leads again".into());
+        let answer = run(&player, leading, election).await;
+        let is_over = matches!(answer, Err(LeadError::NotElected(LockError::SessionEnded(_))));
+        player.scene.judge.borrow_mut().expect(!is_over, "K-WORK", || {
+            format!("{:?} stands no more with any session: {answer:?}", player.node)
+        });
+        player.think().await;
+    }
+}
+
+async fn run(
+    player: &Player,
+    leading: Leading,
+    election: &'static str,
+) -> Result<Option<()>, LeadError> {
     let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };
     let patience = between(&player.rng, Duration::ZERO, PATIENCE);
     let grace = Duration::from_millis(player.rng.below(100));
@@ -52,12 +75,13 @@ pub(super) async fn turn(player: &Player, session: &Session, election: &'static 
     let answer = leading.run_until(stop, grace, work).await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
-    judge.count(match answer {
+    judge.count(match &answer {
         Ok(Some(())) => "leader's work done",
         Ok(None) => "leader's work stopped",
         Err(LeadError::Lost(_)) => "leader's work lost",
         Err(LeadError::NotElected(_)) => "leader's work given up",
     });
+    answer
 }
 
 async fn work(player: &Player, election: &'static str, leadership: Arc<Leadership>) {

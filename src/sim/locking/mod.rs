@@ -5,12 +5,14 @@
 mod contention;
 mod counting;
 mod election;
+mod late;
 mod leading;
 mod multi;
 mod mutex;
 mod numbering;
 mod orders;
 mod owners;
+mod passing;
 mod permits;
 mod queue;
 mod reading;

@@ -1,7 +1,8 @@
 //! Which programs there are: what each is about, how it starts, and what it does in the last round.
 
 use super::{
-    Player, contention, election, multi, mutex, orders, owners, permits, queue, reading, toolbox,
+    Player, contention, election, late, multi, mutex, orders, owners, permits, queue, reading,
+    toolbox,
 };
 
 /// The queue that programs put into and take from.
@@ -26,6 +27,8 @@ pub(crate) enum Program {
     Multi,
     /// Holders that are asked, broken and handed over, with lock delays.
     Orders,
+    /// Tasks that look late after what they wish for and what they have lost, with long lock delays.
+    Late,
     /// Items are put and taken.
     Queue,
     /// The toolbox: a bit of each.
@@ -34,7 +37,7 @@ pub(crate) enum Program {
 
 impl Program {
     /// All of them.
-    pub(crate) const ALL: [Program; 10] = [
+    pub(crate) const ALL: [Program; 11] = [
         Program::Mutex,
         Program::Contention,
         Program::Election,
@@ -43,6 +46,7 @@ impl Program {
         Program::Permits,
         Program::Multi,
         Program::Orders,
+        Program::Late,
         Program::Queue,
         Program::Toolbox,
     ];
@@ -58,6 +62,7 @@ impl Program {
             Program::Permits => &["lock/s"],
             Program::Multi => &["lock/x", "lock/y", "lock/z"],
             Program::Orders => &["lock/h"],
+            Program::Late => &["lock/l"],
             Program::Queue | Program::Toolbox => &[],
         }
     }
@@ -95,6 +100,7 @@ impl Program {
             (Program::Permits, locks) => permits::start(player, locks[0]),
             (Program::Multi, locks) => multi::start(player, locks),
             (Program::Orders, locks) => orders::start(player, locks[0]),
+            (Program::Late, locks) => late::start(player, locks[0]),
             (Program::Queue, _) => queue::start(player, QUEUE),
             (Program::Toolbox, _) => toolbox::start(player),
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::judge::CallId;
 use super::super::plan::{between, index};
-use super::{Player, counting, numbering, orders};
+use super::{Player, counting, numbering, orders, passing};
 use crate::api::{Effect, Error, Session};
 use crate::model::{KeyRange, KeyValue, Revision};
 use crate::node::SessionEnd;
@@ -66,7 +66,7 @@ async fn live(player: Player) {
 }
 
 async fn turn(player: &Player, session: &Session) {
-    match index(&player.rng, 12) {
+    match index(&player.rng, 14) {
         0 | 1 => counting::turn(player).await,
         2 | 3 => count_down(player).await,
         4 => wait_for_the_latch(player).await,
@@ -75,6 +75,7 @@ async fn turn(player: &Player, session: &Session) {
         7 => join(player, session).await,
         8 => run_once(player, session).await,
         9 | 10 => numbering::turn(player, session).await,
+        11 | 12 => passing::turn(player).await,
         _ => meet(player, session).await,
     }
 }
@@ -167,21 +168,43 @@ async fn swap(player: &Player) {
     let Ok(read) = read else { return };
     let version = read.map_or(Revision(0), |read| read.version);
     let value = player.scene.value("swapped");
-    let puts = [(Bytes::from_static(CELL.as_bytes()), value.clone())];
     let (floor, call) = begin(player, "swap a cell");
-    let answer = cell.compare_and_set(Expected::Revision(version), value).await;
+    let answer = cell.compare_and_set(Expected::Revision(version), value.clone()).await;
+    player.scene.judge.borrow_mut().returned(call);
+    let key = Bytes::from_static(CELL.as_bytes());
+    swapped(player, Swapping { what: "swap", key, expected: version, value, floor }, answer);
+}
+
+/// A write of a key that is as expected.
+pub(super) struct Swapping {
+    pub(super) what: &'static str,
+    pub(super) key: Bytes,
+    /// The revision that wrote it last; 0 where it is not there.
+    pub(super) expected: Revision,
+    pub(super) value: Bytes,
+    /// The newest revision that was known when it was begun.
+    pub(super) floor: Revision,
+}
+
+/// What it came to: the revision that it took.
+pub(super) fn swapped(
+    player: &Player,
+    swapping: Swapping,
+    answer: Result<Swap, Error>,
+) -> Option<Revision> {
+    let Swapping { what, key, expected, value, floor } = swapping;
+    let puts = [(key.clone(), value)];
     let mut judge = player.scene.judge.borrow_mut();
-    judge.returned(call);
     match answer {
         Ok(Swap::Done { revision }) => {
-            judge.wrote("swap", floor, revision, &puts);
-            let before = Revision(revision.get() - 1);
-            let was = judge.truth().row_at(CELL.as_bytes(), before).cloned();
-            let was_it = was.as_ref().map_or(Revision(0), |row| row.mod_revision) == version;
+            judge.wrote(what, floor, revision, &puts);
+            let was = judge.truth().row_at(&key, Revision(revision.get() - 1)).cloned();
+            let was_it = was.as_ref().map_or(Revision(0), |row| row.mod_revision) == expected;
             judge.expect(was_it, "T-CELL", || {
-                format!("{version:?} was swapped at {revision:?}, when there was {was:?}")
+                format!("{key:?} of {expected:?} was swapped at {revision:?}: there was {was:?}")
             });
-            judge.count("swap");
+            judge.count(what);
+            return Some(revision);
         }
         Ok(Swap::Lost { row }) => {
             judge.not_applied(&puts);
@@ -189,17 +212,18 @@ async fn swap(player: &Player) {
             let is_so = match &row {
                 Some(row) => {
                     let at = row.mod_revision;
-                    at > version && truth.row_at(CELL.as_bytes(), at) == Some(row)
+                    at > expected && truth.row_at(&key, at) == Some(row)
                 }
-                None => truth.went_after(CELL.as_bytes(), version),
+                None => truth.went_after(&key, expected),
             };
             judge.expect(is_so, "T-CELL", || {
-                format!("{version:?} was not swapped for {row:?}, it is said")
+                format!("{key:?} of {expected:?} was not swapped for {row:?}, it is said")
             });
         }
         Err(error) if may_be(&error) => judge.unknown(),
         Err(_) => judge.not_applied(&puts),
     }
+    None
 }
 
 async fn join(player: &Player, session: &Session) {

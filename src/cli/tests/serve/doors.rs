@@ -105,8 +105,12 @@ fn a_member_without_a_quorum_says_how_it_is() {
             write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
             HttpBody::of(stream).0
         };
-        let found = ["/livez", "/metrics", "/health", "/readyz/serving"].map(ask);
-        assert_eq!(found, [200, 200, 503, 503], "{has_met_the_others}");
+        // A machine that is busy may keep it still for longer than these few ticks.
+        let begun = Instant::now();
+        let found = || ["/livez", "/metrics", "/health", "/readyz/serving"].map(ask);
+        while found() != [200, 200, 503, 503] {
+            assert!(begun.elapsed() < LIMIT, "{has_met_the_others}: {:?}", found());
+        }
         // It is fine but for that.
         assert_eq!(ask("/readyz?exclude=linearizable_read"), 200, "{has_met_the_others}");
         assert!(!alone.has_said("ready to serve client requests"));

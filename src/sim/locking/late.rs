@@ -1,0 +1,85 @@
+//! Tasks that come late: they look after a wish when they come round to it, not when they are woken, so that a grant, a
+//! loss and the end of a session wait for them; and they let go what they have lost some time after the loss. Most of
+//! them have a lock delay, which others must wait for.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::super::plan::{between, one_in};
+use super::{Held, Holding, PATIENCE, Player};
+use crate::api::Session;
+use crate::recipes::{Guard, LockError};
+
+/// The longest lock delay: long enough for a node that was cut off to come back before it is over.
+const DELAY_MAX: Duration = Duration::from_secs(3);
+
+/// How late a task looks after its wish, at most.
+const LATE_MAX: Duration = Duration::from_secs(3);
+
+/// What a loss waits for, at most, until it is let go.
+const SLACK_MAX: Duration = Duration::from_millis(400);
+
+/// How many tasks of a node want the lock, each with a session of its own.
+const TASKS: usize = 2;
+
+/// Starts them.
+pub(super) fn start(player: &Player, lock: &'static str) {
+    for _ in 0..TASKS {
+        player.spawn(live(player.again(), lock));
+    }
+}
+
+async fn live(player: Player, lock: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let delay = match one_in(&player.rng, 3) {
+            true => Duration::ZERO,
+            false => between(&player.rng, Duration::from_millis(1), DELAY_MAX),
+        };
+        let Some(session) = player.session_with(delay).await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, lock).await;
+            player.think().await;
+        }
+        player.close(&session).await;
+    }
+}
+
+async fn turn(player: &Player, session: &Session, lock: &'static str) {
+    // It may end so much later than it should.
+    let wish = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
+    let granted = match one_in(&player.rng, 2) {
+        true => player.wait(lock, seldom(player, wish)).await,
+        false => player.wait(lock, wish).await,
+    };
+    let Ok(guard) = granted else { return };
+    let holding = player.believe("lock of who comes late", lock, guard);
+    hold(player, &holding).await;
+    player.update(&holding).await;
+    if holding.held.loss().is_some() {
+        player.scene.timers.sleep(between(&player.rng, Duration::ZERO, SLACK_MAX)).await;
+    }
+    player.let_go(holding).await;
+}
+
+/// Holds it for a while, or until it is lost.
+async fn hold(player: &Player, holding: &Holding<Guard>) {
+    drop(player.for_at_most(player.while_held(), holding.held.lost()).await);
+}
+
+/// A wish that is looked after now and then: whatever wakes it, it is polled when its task comes round.
+async fn seldom<H>(
+    player: &Player,
+    wish: impl IntoFuture<Output = Result<H, LockError>>,
+) -> Result<H, LockError> {
+    let mut wish = pin!(wish.into_future());
+    loop {
+        let look = poll_fn(|context| Poll::Ready(wish.as_mut().poll(context)));
+        if let Poll::Ready(answer) = look.await {
+            return answer;
+        }
+        player.scene.timers.sleep(between(&player.rng, Duration::ZERO, LATE_MAX)).await;
+    }
+}
