@@ -21,6 +21,10 @@ const LATE_MAX: Duration = Duration::from_secs(3);
 /// What a loss waits for, at most, until it is let go.
 const SLACK_MAX: Duration = Duration::from_millis(400);
 
+/// How often one who is at risk looks whether it has lost, and for how long.
+const LOOK: Duration = Duration::from_millis(1);
+const LOOKS_FOR: Duration = Duration::from_millis(1_500);
+
 /// How many tasks of a node want the lock, each with a session of its own.
 const TASKS: usize = 2;
 
@@ -57,16 +61,26 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let Ok(guard) = granted else { return };
     let holding = player.believe("lock of who comes late", lock, guard);
     hold(player, &holding).await;
-    player.update(&holding).await;
-    if holding.held.loss().is_some() {
-        player.scene.timers.sleep(between(&player.rng, Duration::ZERO, SLACK_MAX)).await;
-    }
     player.let_go(holding).await;
 }
 
-/// Holds it for a while, or until it is lost.
+/// Holds it for a while, or until some time after its loss; or as soon as it can be seen that it is lost, which may be before
+/// its node has told anybody.
 async fn hold(player: &Player, holding: &Holding<Guard>) {
-    drop(player.for_at_most(player.while_held(), holding.held.lost()).await);
+    let (held, timers) = (&holding.held, &player.scene.timers);
+    if one_in(&player.rng, 3) {
+        drop(player.for_at_most(player.scene.session_ttl * 2, held.at_risk()).await);
+        let begun = player.scene.timeline.now();
+        while held.loss().is_none() && player.scene.timeline.now() - begun < LOOKS_FOR {
+            timers.sleep(LOOK).await;
+        }
+        return;
+    }
+    drop(player.for_at_most(player.while_held(), held.lost()).await);
+    player.update(holding).await;
+    if held.loss().is_some() {
+        timers.sleep(between(&player.rng, Duration::ZERO, SLACK_MAX)).await;
+    }
 }
 
 /// A wish that is looked after now and then: whatever wakes it, it is polled when its task comes round.
