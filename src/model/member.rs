@@ -362,7 +362,12 @@ impl Members {
     /// Why not.
     #[doc(hidden)]
     pub fn judge(&self, change: &MemberChange) -> Result<(), MemberRefusal> {
-        let known = |id: &NodeId| self.get(*id).ok_or(MemberRefusal::Unknown(*id));
+        let known = |id: &NodeId| match self.get(*id) {
+            Some(member) => Ok(member),
+            // It is about to go.
+            None if self.outgoing.contains(id) => Err(MemberRefusal::Pending),
+            None => Err(MemberRefusal::Unknown(*id)),
+        };
         let voter = |id: &NodeId| match known(id)?.role {
             MemberRole::Voter => Ok(()),
             MemberRole::Learner => Err(MemberRefusal::NotVoter(*id)),
@@ -371,13 +376,6 @@ impl Members {
             MemberRole::Learner => Ok(()),
             MemberRole::Voter => Err(MemberRefusal::Voter(*id)),
         };
-        if self.is_joint() != matches!(change, MemberChange::LeaveJoint) {
-            return Err(if self.is_joint() {
-                MemberRefusal::Pending
-            } else {
-                MemberRefusal::NotJoint
-            });
-        }
         let nameless = |name: &String, replaces: Option<NodeId>| {
             let namesake = self.named(name).filter(|_| !name.is_empty());
             match namesake.is_some_and(|namesake| Some(namesake) != replaces) {
@@ -385,6 +383,7 @@ impl Members {
                 false => Ok(()),
             }
         };
+        // What is refused for more than another step is told so, whether one is under way or not.
         match change {
             MemberChange::Add { id, name, replaces, .. } => {
                 if id.get() != self.next {
@@ -397,21 +396,18 @@ impl Members {
                 if self.rows.len() >= Self::MEMBERS_MAX {
                     return Err(MemberRefusal::TooMany(self.rows.len()));
                 }
-                Ok(())
             }
             MemberChange::Take { id, name, .. } => {
                 if known(id)?.is_taken() {
                     return Err(MemberRefusal::Unknown(*id));
                 }
-                nameless(name, None)
+                nameless(name, None)?;
             }
             MemberChange::Promote(id) => {
                 learner(id)?;
-                match self.voters().count() {
-                    voters if voters >= Self::VOTERS_MAX => {
-                        Err(MemberRefusal::TooManyVoters(voters))
-                    }
-                    _ => Ok(()),
+                let voters = self.voters().count();
+                if voters >= Self::VOTERS_MAX {
+                    return Err(MemberRefusal::TooManyVoters(voters));
                 }
             }
             MemberChange::Remove(id) => {
@@ -419,13 +415,17 @@ impl Members {
                 if self.voters().eq([*id]) {
                     return Err(MemberRefusal::LastVoter(*id));
                 }
-                Ok(())
             }
             MemberChange::Replace { old, new } => {
                 voter(old)?;
-                learner(new)
+                learner(new)?;
             }
-            MemberChange::LeaveJoint => Ok(()),
+            MemberChange::LeaveJoint if self.is_joint() => return Ok(()),
+            MemberChange::LeaveJoint => return Err(MemberRefusal::NotJoint),
+        }
+        match self.is_joint() {
+            true => Err(MemberRefusal::Pending),
+            false => Ok(()),
         }
     }
 
@@ -654,7 +654,15 @@ mod tests {
         assert_eq!(voters(&members), [1, 3, 4]);
         assert_eq!(members.outgoing().iter().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(members.is_voter(id(2)) && !members.is_removed(id(2)));
-        assert_eq!(members.judge(&MemberChange::Remove(id(1))), Err(MemberRefusal::Pending));
+        for (change, why) in [
+            (MemberChange::Remove(id(1)), MemberRefusal::Pending),
+            (MemberChange::Remove(id(2)), MemberRefusal::Pending),
+            (MemberChange::Promote(id(2)), MemberRefusal::Pending),
+            (MemberChange::Remove(id(9)), MemberRefusal::Unknown(id(9))),
+            (MemberChange::Promote(id(4)), MemberRefusal::Voter(id(4))),
+        ] {
+            assert_eq!(members.judge(&change), Err(why), "{change:?}");
+        }
         members.apply(LogIndex(4), &MemberChange::LeaveJoint);
         assert!(members.is_removed(id(2)) && !members.is_joint());
     }

@@ -5,7 +5,8 @@
 //! when this node's own replica has applied it.
 //!
 //! A refusal is final only if no other asking may still be granted: each has a number of its own, and is open until
-//! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms.
+//! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms, and
+//! refuses nothing that has come true: unless it was undone since.
 //!
 //! That another change is under way passes by itself, so such a wish is asked for again, too, until its time is up. Then
 //! that is why it did not come true, if no asking is open.
@@ -94,7 +95,9 @@ impl Steps {
             // It is asked again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(refusal) => {
-                wanted.asked.retain(|(term, _)| *term >= asking.0);
+                if says_never(&wanted.wish, &refusal) {
+                    wanted.asked.retain(|(term, _)| *term >= asking.0);
+                }
                 wanted.waits = refusal == MemberRefusal::Pending;
                 if wanted.waits {
                     return;
@@ -157,6 +160,18 @@ impl Steps {
             let reason = reason.clone();
             wanted.reply.send(Err(CallError::Stopped { reason, maybe_applied: true }));
         }
+    }
+}
+
+/// Whether a leader that refuses so says that no earlier one has made it. What was made, and undone by somebody else,
+/// looks like what never was: a member that was promoted and is removed, a place that was taken and is left.
+fn says_never(wish: &MemberWish, refusal: &MemberRefusal) -> bool {
+    match wish {
+        // It is there, and who is removed never comes back.
+        MemberWish::Remove(_) => true,
+        // It is there, and does not vote, as it always did.
+        MemberWish::Promote(_) => !matches!(refusal, MemberRefusal::Unknown(_)),
+        MemberWish::Add { .. } | MemberWish::Keep { .. } => false,
     }
 }
 
@@ -241,6 +256,40 @@ mod tests {
         steps.answered(second, refused());
         let refused = || Err(CallError::Members(MemberRefusal::LastVoter(id)));
         assert_eq!(*told.lock().unwrap(), [refused(), refused()]);
+    }
+
+    #[test]
+    fn who_was_promoted_and_removed_by_others_is_not_said_to_have_never_been_promoted() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let reply = || {
+            let told = told.clone();
+            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
+        };
+        let id = NodeId::new(4).unwrap();
+        let mut steps = Steps::new(Duration::from_millis(100));
+        for (refusal, is_known) in [
+            (MemberRefusal::Unknown(id), false),
+            (MemberRefusal::NotCaughtUp(id), true),
+            (MemberRefusal::Pending, true),
+        ] {
+            steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
+            // A leader that has not answered, and a later one that has no such member any more.
+            let _ = steps.ask(Term(1), at(0)).unwrap();
+            let (second, _) = steps.ask(Term(2), at(100)).unwrap();
+            steps.answered(second, MemberAnswer::Refused(refusal.clone()));
+            steps.expire(at(1000));
+            let expected = match is_known {
+                true => CallError::Members(refusal),
+                false => CallError::Deadline { maybe_applied: true },
+            };
+            assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Err(expected)]);
+        }
+        // Where nobody else was asked it is told at once.
+        steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
+        let (only, _) = steps.ask(Term(2), at(0)).unwrap();
+        steps.answered(only, MemberAnswer::Refused(MemberRefusal::Unknown(id)));
+        let unknown = Err(CallError::Members(MemberRefusal::Unknown(id)));
+        assert_eq!(*told.lock().unwrap(), [unknown]);
     }
 
     #[test]

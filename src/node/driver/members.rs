@@ -130,9 +130,7 @@ impl Driver {
                 rows.find(|(_, member)| member.disk == *disk).map(|(id, _)| *id)
             }
             MemberWish::Keep { address, .. } => members.kept_at(address),
-            MemberWish::Promote(id) => Some(*id).filter(|id| {
-                members.get(*id).is_some_and(|member| member.role == MemberRole::Voter)
-            }),
+            MemberWish::Promote(id) => Some(*id).filter(|id| members.is_voter(*id)),
             MemberWish::Remove(id) => Some(*id).filter(|id| members.is_removed(*id)),
         };
         if let Some(id) = done {

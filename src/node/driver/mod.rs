@@ -51,8 +51,8 @@ use crate::machine::{Applied, ImageError, LeaseChange, Machine};
 use crate::model::{
     ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
     Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
-    MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal,
-    Refusal, Reply, RequestId, Revision, SnapshotId, Term, is_address,
+    MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply,
+    RequestId, Revision, SnapshotId, Term, is_address,
 };
 use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};
