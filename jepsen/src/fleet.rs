@@ -431,22 +431,31 @@ impl Fleet {
         let founders = 0..self.members();
         let names: BTreeSet<String> = founders.clone().map(|member| format!("m{member}")).collect();
         let knows = |member: usize| {
-            let order = Order::Call(Box::new(Call::Members));
-            let Some(Answer::Came(reply)) = self.ask(member, &order, LOOK_LIMIT) else {
-                return false;
-            };
-            matches!(*reply, Reply::Members { voters, learners, joint: false }
-                if names.iter().all(|name| voters.contains(name) && !learners.contains(name)))
+            matches!(self.call(member, Call::Members, LOOK_LIMIT),
+                Some(Reply::Members { voters, learners, joint: false })
+                    if names.iter().all(|name| voters.contains(name) && !learners.contains(name)))
         };
+        let do_all =
+            || founders.clone().all(|other| self.being(other) != Being::Up || knows(other));
+        let what = format!("m{member} does not take the place of the one before it");
+        self.await_some(LIMIT, &what, || do_all().then_some(()))
+    }
+
+    /// Looks again and again, until there is what is looked for.
+    fn await_some<T>(
+        &self,
+        limit: Duration,
+        what: &str,
+        look: impl Fn() -> Option<T>,
+    ) -> Result<T, Trouble> {
         let begun = Instant::now();
-        while !founders.clone().all(|member| self.being(member) != Being::Up || knows(member)) {
-            if begun.elapsed() > LIMIT {
-                let why = format!("m{member} does not take the place of the one before it");
-                return Err(Trouble::Hangs(format!("{why}{}", self.told_of_all())));
+        while begun.elapsed() < limit {
+            if let Some(found) = look() {
+                return Ok(found);
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        Ok(())
+        Err(Trouble::Hangs(format!("{what}{}", self.told_of_all())))
     }
 
     /// How each member is, and what it says, for whoever reads why something hangs.
@@ -592,9 +601,9 @@ impl Fleet {
     /// may be, or may come to be, also if not.
     pub fn compact(&self, member: usize, keep: u64, limit: Duration) -> bool {
         let look = Call::Get { key: "status".to_owned(), local: true };
-        let look = self.ask(member, &Order::Call(Box::new(look)), limit);
-        let Some(Answer::Came(reply)) = look else { return false };
-        let Reply::Rows { revision, .. } = *reply else { return false };
+        let Some(Reply::Rows { revision, .. }) = self.call(member, look, limit) else {
+            return false;
+        };
         let revision = revision.saturating_sub(keep);
         let compaction = Compaction { called: moment::now(), revision };
         self.compactions.lock().unwrap_or_else(PoisonError::into_inner).push(compaction);
@@ -665,6 +674,15 @@ impl Fleet {
     /// Asks a member for something; `None` if it is down, dies before it answers, or takes longer than `limit`.
     pub fn ask(&self, member: usize, order: &Order, limit: Duration) -> Option<Answer> {
         self.process(member)?.ask(order).recv_timeout(limit).ok()
+    }
+
+    /// What comes of a client's call at a member; `None` as with [`ask`](Self::ask), or if nothing is known to have come of
+    /// it.
+    pub fn call(&self, member: usize, call: Call, limit: Duration) -> Option<Reply> {
+        match self.ask(member, &Order::Call(Box::new(call)), limit)? {
+            Answer::Came(reply) => Some(*reply),
+            _ => None,
+        }
     }
 
     /// Opens or closes a door to the world inside a member's process: see `crate::doors`. Whether that was done: nobody may be
@@ -746,14 +764,7 @@ impl Fleet {
     /// # Errors
     /// Nobody does, in time.
     pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), Trouble> {
-        let begun = Instant::now();
-        while begun.elapsed() < limit {
-            if let Some(leader) = self.leader() {
-                return Ok(leader);
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Err(Trouble::Hangs(format!("nobody leads{}", self.told_of_all())))
+        self.await_some(limit, "nobody leads", || self.leader())
     }
 
     /// Members whose node has stopped by itself, and why; but for those that came later and were removed.

@@ -421,9 +421,9 @@ fn break_it(
 
 /// The places of all who are members: those who founded the cluster, and those who have joined it.
 fn members(fleet: &Fleet) -> Option<Vec<usize>> {
-    let order = Order::Call(Box::new(Call::Members));
-    let Some(Answer::Came(reply)) = fleet.ask(0, &order, LIMIT) else { return None };
-    let Reply::Members { voters, learners, .. } = *reply else { return None };
+    let Reply::Members { voters, learners, .. } = fleet.call(0, Call::Members, LIMIT)? else {
+        return None;
+    };
     let is_in = |place: &usize| {
         let name = format!("m{place}");
         *place < fleet.members() || voters.contains(&name) || learners.contains(&name)

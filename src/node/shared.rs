@@ -318,6 +318,17 @@ impl Shared {
 
     /// As [`Shared::let_in`], for one that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
+        self.room_for(command).map_err(|why| self.shut_or(why))
+    }
+
+    /// Why something is not let in. A node that has stopped lets in nothing any more: what else is in the way might pass,
+    /// and whoever waits for that would try for ever.
+    fn shut_or(&self, why: CallError) -> CallError {
+        let stopped = |reason| CallError::Stopped { reason, maybe_applied: false };
+        self.stop_reason().map_or(why, stopped)
+    }
+
+    fn room_for(&self, command: &Command) -> CallResult<usize> {
         let is_wide = is_wide(command);
         // Not to be counted first, where there is no room whatever it passes over.
         if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
@@ -664,8 +675,10 @@ impl Shared {
     pub(crate) fn push(&self, input: Input) {
         if let Err(input) = self.inbox.push(input) {
             let reason = self.stop_reason().unwrap_or(StopReason::Shutdown);
-            if let Input::Write(write) = &*input {
-                self.release(write.bytes);
+            match &*input {
+                Input::Write(write) => self.release(write.bytes),
+                Input::OpenSession(opening) => self.release(opening.bytes),
+                _ => {}
             }
             super::inbox::refuse_all(vec![*input], &reason);
         }
@@ -683,7 +696,10 @@ impl Shared {
     fn admit_read(&self) -> CallResult<OpenRead> {
         let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
         let open = OpenRead(Arc::clone(&self.open_reads));
-        if reads > self.settings.open_reads_max { Err(CallError::Busy) } else { Ok(open) }
+        if reads > self.settings.open_reads_max {
+            return Err(self.shut_or(CallError::Busy));
+        }
+        Ok(open)
     }
 
     /// Counts it, if all that is open takes `most` bytes with it at the most.

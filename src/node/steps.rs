@@ -180,21 +180,34 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
+    /// What callers are told, in order.
+    #[derive(Default)]
+    struct Told(Arc<Mutex<Vec<Result<NodeId, CallError>>>>);
+
+    impl Told {
+        /// Somebody who waits for an answer.
+        fn caller(&self) -> ReplyTo<NodeId> {
+            let told = Arc::clone(&self.0);
+            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
+        }
+
+        /// What has been told since this was asked last.
+        fn take(&self) -> Vec<Result<NodeId, CallError>> {
+            std::mem::take(&mut self.0.lock().unwrap())
+        }
+    }
+
     fn at(ms: u64) -> Moment {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
     #[test]
     fn a_wish_is_asked_for_until_it_is_answered_and_told_when_it_is_applied_here() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let reply = || {
-            let told = told.clone();
-            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
-        };
+        let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
-        steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let t = Term(7);
         assert_eq!(steps.ask(t, at(0)), Some((3, MemberWish::Promote(id))));
         assert_eq!(steps.ask(t, at(0)), Some((4, MemberWish::Remove(id))));
@@ -204,67 +217,54 @@ mod tests {
         steps.answered(5, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.answered(4, MemberAnswer::Refused(MemberRefusal::LastVoter(id)));
         steps.applied(LogIndex(8));
-        assert_eq!(told.lock().unwrap().len(), 1);
+        assert_eq!(told.take(), [Err(CallError::Members(MemberRefusal::LastVoter(id)))]);
         steps.applied(LogIndex(9));
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(200));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(200));
         steps.expire(at(1000));
-        let expected = [
-            Err(CallError::Members(MemberRefusal::LastVoter(id))),
-            Ok(id),
-            Err(CallError::Deadline { maybe_applied: true }),
-        ];
-        assert_eq!(*told.lock().unwrap(), expected);
+        assert_eq!(told.take(), [Ok(id), Err(CallError::Deadline { maybe_applied: true })]);
     }
 
     #[test]
     fn a_refusal_ends_a_wish_only_if_no_other_asking_can_be_granted() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let reply = || {
-            let told = told.clone();
-            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
-        };
+        let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let refused = || MemberAnswer::Refused(MemberRefusal::LastVoter(id));
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
 
         // An old refusal comes late, when a second asking may have been granted: it is, or time is up.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(first, refused());
-        assert!(told.lock().unwrap().is_empty());
+        assert_eq!(told.take(), []);
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.applied(LogIndex(9));
-        assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Ok(id)]);
+        assert_eq!(told.take(), [Ok(id)]);
 
         // What is made stays made.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(10) });
         steps.answered(first, refused());
         steps.applied(LogIndex(10));
-        assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Ok(id)]);
+        assert_eq!(told.take(), [Ok(id)]);
 
         // The leader that was asked first is gone, and has left nothing that the next one had not applied.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
         // One that never left can not be granted.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.not_asked(first);
         steps.answered(second, refused());
         let refused = || Err(CallError::Members(MemberRefusal::LastVoter(id)));
-        assert_eq!(*told.lock().unwrap(), [refused(), refused()]);
+        assert_eq!(told.take(), [refused(), refused()]);
     }
 
     #[test]
     fn who_was_promoted_and_removed_by_others_is_not_said_to_have_never_been_promoted() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let reply = || {
-            let told = told.clone();
-            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
-        };
+        let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
         for (refusal, is_known) in [
@@ -272,7 +272,7 @@ mod tests {
             (MemberRefusal::NotCaughtUp(id), true),
             (MemberRefusal::Pending, true),
         ] {
-            steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
+            steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
             // A leader that has not answered, and a later one that has no such member any more.
             let _ = steps.ask(Term(1), at(0)).unwrap();
             let (second, _) = steps.ask(Term(2), at(100)).unwrap();
@@ -282,38 +282,33 @@ mod tests {
                 true => CallError::Members(refusal),
                 false => CallError::Deadline { maybe_applied: true },
             };
-            assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Err(expected)]);
+            assert_eq!(told.take(), [Err(expected)]);
         }
         // Where nobody else was asked it is told at once.
-        steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
         let (only, _) = steps.ask(Term(2), at(0)).unwrap();
         steps.answered(only, MemberAnswer::Refused(MemberRefusal::Unknown(id)));
         let unknown = Err(CallError::Members(MemberRefusal::Unknown(id)));
-        assert_eq!(*told.lock().unwrap(), [unknown]);
+        assert_eq!(told.take(), [unknown]);
     }
 
     #[test]
     fn a_wish_waits_for_another_change_until_its_time_is_up() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let reply = || {
-            let told = told.clone();
-            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
-        };
+        let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let pending = || MemberAnswer::Refused(MemberRefusal::Pending);
-        let heard = || told.lock().unwrap().drain(..).collect::<Vec<_>>();
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).map(|asked| asked.0);
 
         // It is granted once the other one is made.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let first = ask(&mut steps, 1, 0).unwrap();
         steps.answered(first, pending());
-        assert_eq!((ask(&mut steps, 1, 99), heard().len()), (None, 0));
+        assert_eq!((ask(&mut steps, 1, 99), told.take().len()), (None, 0));
         let second = ask(&mut steps, 1, 100).unwrap();
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.applied(LogIndex(9));
-        assert_eq!(heard(), [Ok(id)]);
+        assert_eq!(told.take(), [Ok(id)]);
 
         // Or it is not, and that is known as long as no asking is open. Who has lost the lead meanwhile changes nothing.
         let busy = || Err(CallError::Members(MemberRefusal::Pending));
@@ -324,7 +319,7 @@ mod tests {
             (Some(MemberAnswer::Done { id, index: LogIndex(99) }), unknown()),
             (None, unknown()),
         ] {
-            steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+            steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
             let first = ask(&mut steps, 1, 0).unwrap();
             steps.answered(first, pending());
             let second = ask(&mut steps, 1, 100).unwrap();
@@ -332,13 +327,13 @@ mod tests {
                 steps.answered(second, last);
             }
             steps.expire(at(1000));
-            assert_eq!(heard(), [expected]);
+            assert_eq!(told.take(), [expected]);
         }
         // A leader of a later term has applied what was asked of earlier ones: what is left open of these is no doubt.
-        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
         steps.answered(second, pending());
         steps.expire(at(1000));
-        assert_eq!(heard(), [busy()]);
+        assert_eq!(told.take(), [busy()]);
     }
 }

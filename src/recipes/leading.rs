@@ -337,10 +337,6 @@ impl Stands {
             if !why.may_pass() && !self.outlives(&why) {
                 return Err(why);
             }
-            // Whatever is told of it may be transient, and time does not pass any more: it would be tried for ever.
-            if let Some(reason) = self.shared().stop_reason() {
-                return Err(LockError::NodeStopped(reason));
-            }
             pause(self.shared()).await;
         }
     }

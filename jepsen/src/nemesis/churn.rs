@@ -13,7 +13,7 @@ use crate::calls::{Call, Reply};
 use crate::dice::Dice;
 use crate::fleet::{Being, Fleet, Setup};
 use crate::process::Trouble;
-use crate::wire::{Answer, Order};
+use crate::wire::Order;
 
 pub(super) const KIND: Kind = Kind {
     name: "churn",
@@ -111,10 +111,7 @@ fn ask_somebody(fleet: &Fleet, call: Call) -> Option<Reply> {
     let mut founders: Vec<usize> =
         fleet.up().into_iter().filter(|member| *member < fleet.members()).collect();
     founders.sort_by_key(|member| Some(*member) != leader);
-    match fleet.ask(*founders.first()?, &Order::Call(Box::new(call)), CALL_LIMIT)? {
-        Answer::Came(reply) => Some(*reply),
-        _ => None,
-    }
+    fleet.call(*founders.first()?, call, CALL_LIMIT)
 }
 
 /// The names of those who vote, and of those who do not.

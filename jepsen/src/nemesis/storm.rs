@@ -15,7 +15,6 @@ use crate::fleet::{Being, Fleet, Setup};
 use crate::links::{Cut, Links, Rule};
 use crate::over::Over;
 use crate::process::Trouble;
-use crate::wire::{Answer, Order};
 
 pub(super) const TRANSFER: Kind = Kind {
     name: "transfer",
@@ -78,9 +77,8 @@ impl Nemesis for Transfer {
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
         if let Some((leader, _)) = fleet.leader() {
             // It may refuse: nobody has caught up, or it leads no more.
-            let order = Order::Call(Box::new(Call::Transfer));
-            let answer = fleet.ask(leader, &order, CALL_LIMIT);
-            self.struck += u64::from(matches!(answer, Some(Answer::Came(_))));
+            let moved = fleet.call(leader, Call::Transfer, CALL_LIMIT).is_some();
+            self.struck += u64::from(moved);
         }
         Ok(up_to(dice, TRANSFER_EVERY_MS))
     }
@@ -189,8 +187,9 @@ impl Nemesis for Snapshots {
 fn back_up(fleet: &Fleet, member: usize) -> Result<bool, Trouble> {
     let file = fleet.dir(member).with_extension("backup");
     let call = Call::Backup { file: file.to_string_lossy().into_owned() };
-    let answer = fleet.ask(member, &Order::Call(Box::new(call)), CALL_LIMIT);
-    let Some(Answer::Came(_)) = answer else { return Ok(false) };
+    if fleet.call(member, call, CALL_LIMIT).is_none() {
+        return Ok(false);
+    }
     let is_sound = match fleet.setup().over {
         Over::Embedded => backup::verify(&file).map(drop).map_err(|why| why.to_string()),
         Over::Server => is_sound(fleet, &file)?,

@@ -95,6 +95,29 @@ impl Player {
         session
     }
 
+    /// Opens one session after the other, one in so many without a lock delay, and takes turns with each until it has
+    /// ended.
+    async fn live_in_sessions(
+        &self,
+        without_delay: u64,
+        delay_max: Duration,
+        turn: impl AsyncFn(&Session),
+    ) {
+        while !self.is_closing() {
+            self.think().await;
+            let delay = match one_in(&self.rng, without_delay) {
+                true => Duration::ZERO,
+                false => between(&self.rng, Duration::from_millis(1), delay_max),
+            };
+            let Some(session) = self.session_with(delay).await else { continue };
+            while session.end().is_none() && !self.is_closing() {
+                turn(&session).await;
+                self.think().await;
+            }
+            self.close(&session).await;
+        }
+    }
+
     /// Opens a session, however long that takes.
     pub(super) async fn session_surely(&self) -> Session {
         loop {

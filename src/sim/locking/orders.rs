@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::super::plan::{between, index, one_in};
+use super::super::plan::{index, one_in};
 use super::{GaveUp, Holding, PATIENCE, Player};
 use crate::api::Session;
 use crate::env::Entropy;
@@ -31,19 +31,8 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 }
 
 async fn live(player: Player, lock: &'static str) {
-    while !player.is_closing() {
-        player.think().await;
-        let delay = match one_in(&player.rng, 2) {
-            true => Duration::ZERO,
-            false => between(&player.rng, Duration::from_millis(1), DELAY_MAX),
-        };
-        let Some(session) = player.session_with(delay).await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session, lock).await;
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| turn(&player, session, lock).await;
+    player.live_in_sessions(2, DELAY_MAX, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::super::judge::CallId;
-use super::super::plan::{between, index};
+use super::super::plan::index;
 use super::{Player, counting, numbering, orders, passing};
 use crate::api::{Effect, Error, Session};
 use crate::model::{KeyRange, KeyValue, Revision};
@@ -50,19 +50,8 @@ pub(super) fn start(player: &Player) {
 }
 
 async fn live(player: Player) {
-    while !player.is_closing() {
-        player.think().await;
-        let delay = match index(&player.rng, 2) {
-            0 => Duration::ZERO,
-            _ => between(&player.rng, Duration::from_millis(1), orders::DELAY_MAX),
-        };
-        let Some(session) = player.session_with(delay).await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session).await;
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| turn(&player, session).await;
+    player.live_in_sessions(2, orders::DELAY_MAX, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session) {

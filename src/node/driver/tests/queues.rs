@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::model::SessionInfo;
 use crate::node::ReplyTo;
+use crate::node::StopReason;
 
 #[test]
 fn writes_beyond_what_admission_allows_are_busy_in_number_and_in_bytes() {
@@ -50,6 +51,27 @@ fn sessions_that_are_being_opened_count_as_writes() {
     assert!(open_session(&three).1.is_pending(), "there is room again");
     three.pass(100);
     assert_eq!(three.shared(0).open_bytes(), 0);
+}
+
+#[test]
+fn a_node_that_has_stopped_says_so_whatever_else_is_in_the_way() {
+    let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 1);
+    three.disk(0, Space::Low);
+    three.step();
+    assert_eq!(open_session(&three).1, Poll::Ready(Err(CallError::NoSpace)));
+    three.push(0, Input::Abort);
+    three.step();
+    let stopped = CallError::Stopped { reason: StopReason::Killed, maybe_applied: false };
+    assert_eq!(open_session(&three).1, Poll::Ready(Err(stopped.clone())));
+
+    // Nor does it run out of room by being asked.
+    let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 1);
+    three.push(0, Input::Abort);
+    three.step();
+    for _ in 0..3 {
+        assert_eq!(open_session(&three).1, Poll::Ready(Err(stopped.clone())));
+        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+    }
 }
 
 #[test]
