@@ -1,7 +1,6 @@
 //! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
 
 use std::ffi::OsStr;
-use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +13,7 @@ use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::failover::hang_up;
-use crate::process::{Server, flags, free_ports};
+use crate::process::{Server, etcdctl_is_installed, flags, free_ports};
 
 fn signal(going: &Going, signal: Signal) {
     kill_process(Pid::from_child(&going.child), signal).unwrap();
@@ -142,8 +141,7 @@ fn etcdctl_and_bowline_stand_in_one_line() {
         command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address, "lock", "m"]);
         command
     };
-    if Command::new("etcdctl").arg("version").output().is_err() {
-        drop(Write::write_all(&mut io::stderr(), b"SKIPPED: etcdctl is not installed\n"));
+    if !etcdctl_is_installed() {
         return;
     }
     let mut first = Going::start(etcdctl());

@@ -286,7 +286,7 @@ struct Asked {
 }
 
 impl Etcd {
-    /// Started, unless it is not installed, which is said past the test harness.
+    /// Starts one; skips the test where it is not installed.
     fn start() -> Option<Self> {
         let dir = tempdir().unwrap();
         let [client, peer] =
@@ -296,22 +296,19 @@ impl Etcd {
         etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         etcd.arg(format!("--initial-cluster=default={peer}")).stderr(std::process::Stdio::null());
-        let has_ctl = std::process::Command::new("etcdctl").arg("version").output().is_ok();
-        match etcd.spawn() {
-            Ok(child) if has_ctl => {
-                let mut etcd = Self { child, asked: Asked { address: client }, _dir: dir };
-                while etcd.asked.ours(&["get", "x"], b"").code != 0 {
-                    let ended = etcd.child.try_wait().unwrap();
-                    assert!(ended.is_none(), "etcd has ended: {ended:?}");
-                }
-                Some(etcd)
-            }
-            _ => {
-                let words = b"SKIPPED: etcd is not installed (Debian: etcd-server, etcd-client)\n";
-                drop(std::io::Write::write_all(&mut std::io::stderr(), words));
-                None
-            }
+        if !crate::process::etcdctl_is_installed() {
+            return None;
         }
+        let Ok(child) = etcd.spawn() else {
+            crate::process::skip(crate::process::ETCD_IS_MISSING);
+            return None;
+        };
+        let mut etcd = Self { child, asked: Asked { address: client }, _dir: dir };
+        while etcd.asked.ours(&["get", "x"], b"").code != 0 {
+            let ended = etcd.child.try_wait().unwrap();
+            assert!(ended.is_none(), "etcd has ended: {ended:?}");
+        }
+        Some(etcd)
     }
 }
 

@@ -2,13 +2,12 @@
 //! etcdctl is not installed the test says so and passes. What is said since 3.6 only (more columns, ids in hexadecimal) has
 //! tests of its own: Debian's is older.
 
-use std::io::{self, Write};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use tempfile::tempdir;
 
 use crate::ask::{Going, Said, command, run};
-use crate::process::Server;
+use crate::process::{Server, etcdctl_is_installed};
 
 /// What is refused, of what is asked.
 const REFUSED: [&str; 9] = [
@@ -22,15 +21,6 @@ const REFUSED: [&str; 9] = [
     "compaction 999",
     "nothing",
 ];
-
-/// Whether etcdctl is there. If not it is said, past the test harness, which would keep it to itself.
-fn etcdctl_is_there() -> bool {
-    let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
-    if !is_there {
-        drop(writeln!(io::stderr(), "SKIPPED: etcdctl is not installed (Debian: etcd-client)"));
-    }
-    is_there
-}
 
 fn etcdctl(server: &Server) -> Command {
     let mut command = Command::new("etcdctl");
@@ -88,7 +78,7 @@ impl Pair {
 
 #[test]
 fn answers_are_printed_as_etcdctl_prints_them() {
-    if !etcdctl_is_there() {
+    if !etcdctl_is_installed() {
         return;
     }
     let dirs = [tempdir().unwrap(), tempdir().unwrap()];
@@ -158,7 +148,7 @@ fn answers_are_printed_as_etcdctl_prints_them() {
 
 #[test]
 fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
-    if !etcdctl_is_there() {
+    if !etcdctl_is_installed() {
         return;
     }
     let dir = tempdir().unwrap();
@@ -190,7 +180,7 @@ fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
 
 #[test]
 fn alarms_are_printed_as_etcdctl_prints_them() {
-    if !etcdctl_is_there() {
+    if !etcdctl_is_installed() {
         return;
     }
     let dir = tempdir().unwrap();
@@ -222,7 +212,7 @@ fn alarms_are_printed_as_etcdctl_prints_them() {
 
 #[test]
 fn watches_are_printed_as_etcdctl_prints_them() {
-    if !etcdctl_is_there() {
+    if !etcdctl_is_installed() {
         return;
     }
     let dir = tempdir().unwrap();

@@ -18,7 +18,7 @@ use crate::crew::Crew;
 use crate::generated::{etcdserverpb as pb, v3lockpb};
 use crate::go::{Scene, counts, program};
 use crate::ledger::{Count, count, judge, row};
-use crate::tools::is_there;
+use crate::process::etcdctl_is_installed;
 use pb::lease_client::LeaseClient;
 use v3lockpb::lock_client::LockClient;
 
@@ -230,7 +230,7 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
         tasks.push(runtime.spawn(embedded(ring, session, why, crew.channel())));
     }
     let mut terminal = None;
-    if is_there() {
+    if etcdctl_is_installed() {
         kinds.push(TERMINAL);
         terminal = Some(Terminal::with(&ring, &crew));
     }
@@ -278,7 +278,7 @@ fn is_alive(name: &str) -> bool {
 /// Two terminals, one lock, three servers of which one after the other is killed.
 #[test]
 fn two_terminals_hold_one_lock_in_turn_while_servers_are_killed() {
-    if !is_there() {
+    if !etcdctl_is_installed() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();

@@ -1,7 +1,7 @@
 //! Programs in Go that use etcd's client and its concurrency package (`src/cli/tests/go`), while servers are killed.
-//! Where Go or etcd's modules are not there the tests say so and pass.
+//! The tests are skipped where Go is not installed or etcd's modules cannot be downloaded.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::crew::Crew;
 use crate::ledger::{Count, judge, row};
+use crate::process::skip;
 
 /// How long a program may take for its next step: several elections, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,16 +29,15 @@ pub(crate) fn program() -> Option<&'static Path> {
 fn build() -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go");
     let go = |arguments: &[&str]| Command::new("go").args(arguments).current_dir(&source).output();
-    // Past the test harness, which would keep it to itself.
-    let skip = |why: &str| {
-        drop(writeln!(io::stderr(), "SKIPPED: {why}"));
-        None
-    };
     match go(&["mod", "download"]) {
-        Err(_) => return skip("Go is not installed"),
+        Err(_) => {
+            skip("Go is not installed");
+            return None;
+        }
         Ok(output) if !output.status.success() => {
             let why = String::from_utf8_lossy(&output.stderr);
-            return skip(&format!("etcd's modules for Go are not to be had: {}", why.trim()));
+            skip(&format!("etcd's Go modules cannot be downloaded: {}", why.trim()));
+            return None;
         }
         Ok(_) => {}
     }

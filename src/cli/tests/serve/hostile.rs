@@ -24,7 +24,7 @@ use crate::auth::{CHEAP, Raw, by, guarded, login};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::grpc::health::v1::HealthCheckRequest;
 use crate::generated::grpc::health::v1::health_client::HealthClient;
-use crate::process::{Server, flags, free_ports, http, http_with};
+use crate::process::{Server, flags, free_ports, http, http_with, skip};
 use pb::kv_client::KvClient;
 use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;
@@ -518,7 +518,7 @@ async fn idle_connections_cost_little_and_leave_nothing() {
     // Other tests of this process need some too; and the server keeps some of its own.
     let count = raise_descriptors().saturating_sub(2048).min(wanted);
     if count < 100 {
-        drop(writeln!(std::io::stderr(), "SKIPPED: {count} idle connections: see ulimit -Hn"));
+        skip(&format!("only {count} descriptors are left for idle connections: see ulimit -Hn"));
         return;
     }
     if count < wanted {

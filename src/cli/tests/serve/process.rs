@@ -205,6 +205,27 @@ pub(crate) struct Etcd {
     _dir: TempDir,
 }
 
+/// The reason of a test that needs etcd's server.
+pub(crate) const ETCD_IS_MISSING: &str = "etcd is not installed (Debian: etcd-server)";
+
+/// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous integration:
+/// there, every test must run.
+pub(crate) fn skip(why: &str) {
+    let required = std::env::var_os("BOWLINE_REQUIRE_TOOLS").is_some();
+    assert!(!required, "BOWLINE_REQUIRE_TOOLS is set, but {why}");
+    // Written to standard error directly: the test harness captures `eprintln!` and shows it only for failures.
+    drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
+}
+
+/// Reports whether `etcdctl` is installed, and skips the test if it is not.
+pub(crate) fn etcdctl_is_installed() -> bool {
+    let installed = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
+    if !installed {
+        skip("etcdctl is not installed (Debian: etcd-client)");
+    }
+    installed
+}
+
 impl Etcd {
     /// Starts one, unless it is not installed, which it says then.
     pub(crate) fn alone() -> Option<Self> {
@@ -222,9 +243,7 @@ impl Etcd {
         // Who names one wants that one.
         assert!(started.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {started:?}");
         let Ok(child) = started else {
-            // Past the test harness, which would keep it to itself.
-            let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";
-            drop(writeln!(std::io::stderr(), "{words}"));
+            skip(ETCD_IS_MISSING);
             return None;
         };
         let mut etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };

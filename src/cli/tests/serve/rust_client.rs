@@ -2,7 +2,6 @@
 //! protocol with `protoc`, which need not be installed: this test's own binary stands in for it.
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +9,7 @@ use std::process::Command;
 use protox::Compiler;
 use tempfile::tempdir;
 
-use crate::process::Server;
+use crate::process::{Server, skip};
 
 /// What `protoc` was called with, a line each.
 const PROTOC_ARGS: &str = "BOWLINE_TEST_PROTOC_ARGS";
@@ -53,8 +52,7 @@ fn program(protoc: &OsStr) -> Option<PathBuf> {
     let fetched = fetch.args(["fetch", "--locked"]).current_dir(&source).output().unwrap();
     if !fetched.status.success() {
         let why = String::from_utf8_lossy(&fetched.stderr);
-        // Past the test harness, which would keep it to itself.
-        drop(writeln!(std::io::stderr(), "SKIPPED: etcd-client cannot be fetched: {why}"));
+        skip(&format!("the crate etcd-client cannot be downloaded: {why}"));
         return None;
     }
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("etcd-client");

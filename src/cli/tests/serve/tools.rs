@@ -1,28 +1,18 @@
-//! etcd's own command line, as Debian packages it. Where it is not installed its tests say so and pass.
+//! etcd's own command line, as Debian packages it. Its tests are skipped where it is not installed.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
-use crate::process::Server;
+use crate::process::{Server, etcdctl_is_installed};
 
 /// The command, unless it is not there.
 pub(crate) fn etcdctl(server: &Server) -> Option<Command> {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address]);
-    is_there().then_some(command)
-}
-
-/// Whether it is installed; says so if not.
-pub(crate) fn is_there() -> bool {
-    let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
-    if !is_there {
-        // Past the test harness, which would keep it to itself.
-        drop(writeln!(io::stderr(), "SKIPPED: etcdctl is not installed (Debian: etcd-client)"));
-    }
-    is_there
+    etcdctl_is_installed().then_some(command)
 }
 
 fn run(server: &Server, arguments: &[&str]) -> Option<String> {

@@ -2,7 +2,6 @@
 //! that is installed.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::ask::{Said, command_at, run};
 use crate::generated::etcdserverpb as pb;
-use crate::process::{Server, flags, free_ports};
+use crate::process::{ETCD_IS_MISSING, Server, flags, free_ports, skip};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request;
@@ -49,12 +48,11 @@ impl Place {
         Self::new(false)
     }
 
-    /// One of etcd's. Where it is not installed this says so, past the test harness, which would keep it to itself.
+    /// One of etcd's. Skips the test where it is not installed.
     pub(crate) fn etcd() -> Option<Self> {
         let version = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
         if version.is_err() {
-            let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";
-            drop(writeln!(std::io::stderr(), "{words}"));
+            skip(ETCD_IS_MISSING);
             return None;
         }
         Some(Self::new(true))
