@@ -289,8 +289,8 @@ impl IncomingState {
         for newcomer in self.silent.values().chain(self.speaking.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
-        // A member that dials all lanes, and one of them again, is no crowd.
-        let few = LANES.len() + 1;
+        // A member makes at most two attempts at a time on each lane: that is no crowd.
+        let few = 2 * LANES.len();
         let size = |origin: &IpAddr| crowds.get(origin).copied().unwrap_or_default().max(few);
         let most = crowds.keys().map(size).max();
         let oldest = |newcomers: &BTreeMap<u64, Newcomer>| {

@@ -6,18 +6,23 @@
 //!    └── pause ◄─┴────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! One that is going to move is looked for where it is and where it will be, in turn. The name is resolved again at each
-//! connect (`names`); of several addresses the one behind that is next at which a handshake has failed, for somebody else may listen
-//! there. The pause grows to its maximum while connects or
-//! handshakes fail or connections die young, and begins small again after one that lived and was not refused; it ends early when
-//! the peer itself dials, for it has come back, and when the peer moves to another address. So does an attempt
-//! that hangs. A connection to the address that it has left, or to an earlier life of the peer, is given up.
+//! A peer that is going to move is dialed at its old and its new address in turn. The name is resolved again at each
+//! connect (`names`). If it has several addresses, the next attempt starts after the one whose handshake has failed,
+//! because another program may listen there. The pause grows to its maximum while connects or handshakes fail or
+//! connections die young. It starts small again after a connection that lived and was not refused. It ends early if the
+//! peer itself dials, because then the peer is back, and if the peer moves to another address. A connection to an address
+//! that the peer has left, or to an earlier life of the peer, is closed.
+//!
+//! **After a black hole.** A network may swallow bytes without closing anything. An attempt that is in progress then
+//! learns nothing for its whole handshake timeout, and an open connection nothing for its idle timeout. So while an attempt
+//! hangs or a connection is silent, a short new attempt is made every `redial_every`; the first that succeeds is used.
 //!
 //! A lane that is used now and then is dialed when something is to be sent, and closed when nothing
 //! was for a while: see [`Pipe::wanted`].
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -28,11 +33,14 @@ use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
 use super::names::Names;
 use super::peers::{Peer, life_of};
-use super::pipe::{Batch, Pipe, is_passing};
+use super::pipe::{Batch, Dialing, Pipe, is_passing};
 use super::tcp::{TcpSettings, is_loopback};
 use super::wire::Wire;
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
+
+/// After so many ticks without a byte from the peer a new connection is tried, beside the present one.
+const SUSPICIOUS_TICKS: u32 = 2;
 
 /// Keeps the connection until the peer is none any more or the transport stops.
 pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
@@ -40,22 +48,23 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
     // Which of its places is next, and which of the addresses that the name of one has.
-    let (mut turn, mut first) = (0, 0);
+    let (mut turn, first) = (0_usize, AtomicUsize::new(0));
     loop {
         let address = match target.borrow_and_update().as_deref() {
             Some(places) => places[turn % places.len()].clone(),
             None => return,
         };
+        let (context, peer) = (&*context, &*peer);
+        let route = Route { context, peer, lane, address: &address, first: &first };
         tokio::select! {
             biased;
             () = left(&mut target, &address) => {
                 pause.restart();
-                (turn, first) = (0, 0);
+                turn = 0;
+                first.store(0, Ordering::Relaxed);
                 continue;
             }
-            was_there = once(&context, &peer, lane, &address, &mut first, &mut pause) => {
-                turn += usize::from(!was_there);
-            }
+            was_reached = route.run(&mut pause) => turn += usize::from(!was_reached),
         }
         tokio::select! {
             biased;
@@ -73,86 +82,162 @@ async fn left(target: &mut watch::Receiver<Option<Vec<String>>>, address: &Strin
     target.wait_for(is_left).await.expect("the peer is there, and its target with it");
 }
 
-/// One connection, from the first try to its end. Whether the peer was there.
-async fn once(
-    context: &Context,
-    peer: &Peer,
+/// A connection whose handshake has succeeded, and the peer's hello.
+type Established = (Wire, Hello);
+
+/// One lane to one peer at one of its addresses.
+struct Route<'a> {
+    context: &'a Context,
+    peer: &'a Peer,
     lane: Lane,
-    address: &str,
-    first: &mut usize,
-    pause: &mut Pause,
-) -> bool {
-    let (id, pipe) = (peer.id, peer.pipe(lane));
-    let dialing = pipe.wanted().await;
-    let limit = context.settings.handshake_timeout;
-    let tried = loop {
+    address: &'a str,
+    /// Index of the resolved address that the next attempt starts with.
+    first: &'a AtomicUsize,
+}
+
+impl Route<'_> {
+    /// Runs one connection, from the first attempt to its end. Returns whether the peer was reached.
+    async fn run(&self, pause: &mut Pause) -> bool {
+        let dialing = self.pipe().wanted().await;
+        match self.reach().await {
+            Ok(established) => {
+                let began = self.context.env.clock.now();
+                let end = self.hold(established, dialing).await;
+                let (me, peer, lane) = (self.context.admission.me(), self.peer.id, self.lane);
+                tracing::debug!(%me, %peer, ?lane, "connection lost: {end}");
+                let lasted = self.context.env.clock.now().since(began);
+                match end {
+                    Broken::Socket(_) if lasted >= self.context.settings.pause_max => {
+                        pause.restart();
+                    }
+                    Broken::Socket(_) => {}
+                    end => self.context.report(Side::Dialer, Some(peer), &end),
+                }
+                true
+            }
+            Err(broken) => {
+                self.context.report_unreached(self.peer, self.address, &broken);
+                false
+            }
+        }
+    }
+
+    fn pipe(&self) -> &Pipe {
+        self.peer.pipe(self.lane)
+    }
+
+    /// Dials until an attempt has an outcome. The first attempt may take the whole handshake timeout, because a slow
+    /// network may need it. If the network swallows its bytes, it stays silent for all that time although the peer may be
+    /// reachable again, so [`Self::probe`] makes further attempts in parallel.
+    async fn reach(&self) -> Result<Established, Broken> {
+        let settings = &self.context.settings;
+        let first = self.connect(self.first.load(Ordering::Relaxed));
+        let probe = async {
+            tokio::select! {
+                () = tokio::time::sleep(settings.redial_every) => {}
+                () = heard_meanwhile(self.pipe(), settings) => {}
+            }
+            self.probe().await
+        };
         tokio::select! {
             biased;
-            tried = tokio::time::timeout(limit, connect(context, id, lane, address, first)) => break tried,
-            () = heard_meanwhile(pipe, &context.settings) => {}
+            tried = tokio::time::timeout(settings.handshake_timeout, first) => match tried {
+                Ok(tried) => tried,
+                Err(_) => Err(Broken::Socket(io::ErrorKind::TimedOut.into())),
+            },
+            established = probe => Ok(established),
         }
-    };
-    match tried {
-        Ok(Ok((stream, hello))) => {
-            tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connected");
-            let began = context.env.clock.now();
+    }
+
+    /// Makes one short attempt in each `redial_every` until one succeeds; the next one begins early if the peer itself dials.
+    async fn probe(&self) -> Established {
+        let settings = &self.context.settings;
+        // If a name has several addresses, each attempt starts with another one.
+        for number in 1.. {
+            let first = self.first.load(Ordering::Relaxed).wrapping_add(number);
+            let attempt = async {
+                match self.connect(first).await {
+                    Ok(established) => established,
+                    Err(_) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                tried = tokio::time::timeout(settings.redial_every, attempt) => {
+                    if let Ok(established) = tried {
+                        return established;
+                    }
+                }
+                () = heard_meanwhile(self.pipe(), settings) => {}
+            }
+        }
+        unreachable!("the numbers do not end")
+    }
+
+    /// Connects and shakes hands, once.
+    async fn connect(&self, first: usize) -> Result<Established, Broken> {
+        let context = self.context;
+        let (tcp, at) = open(self.address, &context.names, &context.settings, first).await?;
+        // If this is not the peer, the next attempt starts with the next address.
+        self.first.store(at + 1, Ordering::Relaxed);
+        let mut stream = context.security.dial(tcp).await?;
+        let hello =
+            exchange::dial(&mut stream, self.peer.id, self.lane, &context.admission).await?;
+        self.first.store(at, Ordering::Relaxed);
+        Ok((stream, hello))
+    }
+
+    /// Serves a connection, and those that replace it while the peer is silent, until one breaks.
+    async fn hold(&self, mut established: Established, dialing: Dialing<'_>) -> Broken {
+        let (context, peer) = (self.context, self.peer);
+        let me = context.admission.me();
+        // What has waited for the connection is sent once the pipe is up.
+        let mut dialing = Some(dialing);
+        let mut earlier = None;
+        loop {
+            let (stream, hello) = established;
+            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected");
             let life = life_of(&hello);
             peer.met(life);
-            let presence = context.presence.enter(id, hello);
+            // Before the earlier one ends, so that the peer does not count as disconnected in between.
+            let presence = context.presence.enter(peer.id, hello);
+            drop(earlier.replace(presence));
             let stream = Arc::new(stream);
-            let up = pipe.up(stream.clone());
-            // What has waited for it is on its way.
-            drop(dialing);
-            let end = tokio::select! {
+            let _up = self.pipe().up(stream.clone());
+            drop(dialing.take());
+            let silent = watch::Sender::new(false);
+            established = tokio::select! {
                 biased;
                 () = peer.born_again(life) => {
-                    Broken::Socket(io::Error::other("it was met in another life"))
+                    return Broken::Socket(io::Error::other("it was met in another life"));
                 }
-                end = serve(context, pipe, &stream, id) => end,
+                end = serve(context, self.pipe(), &stream, peer.id, &silent) => return end,
+                fresh = self.replace(&silent) => fresh,
             };
-            drop((up, presence));
-            tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connection lost: {end}");
-            let lasted = context.env.clock.now().since(began);
-            match end {
-                Broken::Socket(_) if lasted >= context.settings.pause_max => pause.restart(),
-                Broken::Socket(_) => {}
-                end => context.report(Side::Dialer, Some(id), &end),
+            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "replaced a silent connection");
+        }
+    }
+
+    /// Makes a new connection while the present one is silent: the network may have lost that one, and the system
+    /// repeats lost bytes after pauses that become ever longer.
+    async fn replace(&self, silent: &watch::Sender<bool>) -> Established {
+        let mut silent = silent.subscribe();
+        loop {
+            let is_silent = silent.wait_for(|silent| *silent).await.is_ok();
+            tokio::select! {
+                biased;
+                _ = silent.wait_for(|silent| !*silent) => {}
+                established = self.probe(), if is_silent => return established,
             }
-            true
-        }
-        Ok(Err(broken)) => {
-            context.report_unreached(peer, address, &broken);
-            false
-        }
-        Err(_) => {
-            let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-            context.report_unreached(peer, address, &silent);
-            false
         }
     }
 }
 
-/// Until the peer itself dials, so that an attempt to reach it that hangs is best begun anew. One that is younger
+/// Until the peer itself dials: it can be reached again, so an attempt that hangs is best replaced. An attempt younger
 /// than the shortest pause does not hang.
 async fn heard_meanwhile(pipe: &Pipe, settings: &TcpSettings) {
     tokio::time::sleep(settings.pause_min).await;
     pipe.retry.notified().await;
-}
-
-async fn connect(
-    context: &Context,
-    peer: NodeId,
-    lane: Lane,
-    address: &str,
-    first: &mut usize,
-) -> Result<(Wire, Hello), Broken> {
-    let (tcp, at) = open(address, &context.names, &context.settings, *first).await?;
-    // Unless it turns out to be the peer: then it stays the first.
-    *first = at + 1;
-    let mut stream = context.security.dial(tcp).await?;
-    let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
-    *first = at;
-    Ok((stream, hello))
 }
 
 /// Connects to the first address of the name that answers, beginning with a certain one. Says which it was.
@@ -187,7 +272,13 @@ pub(super) async fn open(
 }
 
 /// Serves a connection until it breaks.
-async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> Broken {
+async fn serve(
+    context: &Context,
+    pipe: &Pipe,
+    stream: &Wire,
+    peer: NodeId,
+    silent: &watch::Sender<bool>,
+) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut tick = tokio::time::interval(context.settings.tick());
@@ -232,7 +323,10 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
                 }
                 match stream.try_read_buf(echoes.buffer()) {
                     Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(_) => silent_ticks = 0,
+                    Ok(_) => {
+                        silent_ticks = 0;
+                        silent.send_if_modified(|silent| std::mem::take(silent));
+                    }
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),
                 }
@@ -254,6 +348,9 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
             _ = tick.tick() => {
                 if silent_ticks >= silent_ticks_max {
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
+                }
+                if silent_ticks == SUSPICIOUS_TICKS {
+                    silent.send_replace(true);
                 }
                 (ticks, silent_ticks) = (ticks.wrapping_add(1), silent_ticks + 1);
                 echoes.rest();

@@ -48,7 +48,9 @@
 //! acceptor echoes it; and it answers as often for whatever else has come, since the dialer's word may stand
 //! behind megabytes. Whoever hears nothing for the whole of it closes: what the system takes to be sent
 //! is no sign of life. The timeout follows the election timeout, so that a network that has forgotten its
-//! connections and takes new ones costs no session. A connection to an earlier life of a peer, however
+//! connections and takes new ones costs no session. Long before that, a silent connection is replaced if a new one
+//! succeeds, and a handshake that hangs is overtaken by later ones ([`dialer`]). So a network that swallowed bytes and is
+//! sound again is used within a fraction of the election timeout. A connection to an earlier life of a peer, however
 //! alive it seems, is given up when a later one is met.
 
 mod acceptor;

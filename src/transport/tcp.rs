@@ -27,6 +27,9 @@ const ALIVE_PER_IDLE: u32 = 3;
 const IDLE_MIN: Duration = Duration::from_secs(2);
 /// The longest.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+/// The shortest and the longest time between two attempts to reach a peer.
+const REDIAL_MIN: Duration = Duration::from_millis(100);
+const REDIAL_MAX: Duration = Duration::from_millis(500);
 /// How many connections may wait to be accepted: when there are too many, the operating system drops
 /// attempts, and whoever dials tries again only after a second. The system may have a lower limit.
 const BACKLOG: u32 = 4096;
@@ -51,7 +54,8 @@ pub(crate) struct TcpSettings {
     /// How often the certificates are read again. Default 10 s.
     #[cfg(feature = "tls")]
     pub(crate) tls_reload_every: Duration,
-    /// From connecting to the end of the handshake. Default 5 s.
+    /// From connecting to the end of the handshake, for the patient one of the attempts that run in parallel, and for
+    /// everyone who dials. Default 5 s.
     pub(crate) handshake_timeout: Duration,
     /// How many connections may be in their handshake; of which one more ends one, [`acceptor`](super::acceptor) says.
     /// Default 64.
@@ -68,6 +72,8 @@ pub(crate) struct TcpSettings {
     /// How often signs of life are said at the least, so that they are enough for a member with a
     /// shorter idle timeout. Default a third of the shortest.
     pub(crate) alive_every: Duration,
+    /// How often another attempt is made while one hangs or a connection is silent. Default 500 ms.
+    pub(crate) redial_every: Duration,
     /// The first pause before dialing again. Default 20 ms.
     pub(crate) pause_min: Duration,
     /// The longest pause before dialing again. Default 500 ms.
@@ -96,8 +102,9 @@ impl Default for TcpSettings {
             connect_timeout: Duration::from_secs(1),
             idle_timeout: IDLE_MAX,
             alive_every: IDLE_MIN / ALIVE_PER_IDLE,
+            redial_every: REDIAL_MAX,
             pause_min: Duration::from_millis(20),
-            pause_max: Duration::from_millis(500),
+            pause_max: REDIAL_MAX,
             control_queue: QueueLimit { bytes: 4 << 20, messages: 16_384 },
             bulk_queue: QueueLimit { bytes: 32 << 20, messages: 16_384 },
             snapshot_queue: QueueLimit { bytes: 16 << 20, messages: 1024 },
@@ -108,10 +115,19 @@ impl Default for TcpSettings {
 impl TcpSettings {
     /// Those of a member that stands for election after so long a silence. Sessions live for at least
     /// four such times, so a connection that has died without a word is noticed, and dialed again, in less than
-    /// half of that, unless two seconds are longer.
+    /// half of that, unless two seconds are longer. A peer that is reachable again is found within a quarter of the
+    /// election timeout.
     pub(crate) fn with_election_timeout(timeout: Duration) -> Self {
         let idle_timeout = (timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX);
-        Self { idle_timeout, connect_timeout: idle_timeout / 2, ..Self::default() }
+        let redial_every = (timeout / 4).clamp(REDIAL_MIN, REDIAL_MAX);
+        Self {
+            handshake_timeout: idle_timeout,
+            connect_timeout: idle_timeout / 2,
+            idle_timeout,
+            redial_every,
+            pause_max: redial_every,
+            ..Self::default()
+        }
     }
 
     /// How often a connection looks whether the other end lives, and both say that they do.
@@ -460,6 +476,10 @@ mod tests {
         {
             let settings = TcpSettings::with_election_timeout(Duration::from_millis(election));
             assert_eq!(settings.idle_timeout, Duration::from_millis(idle));
+            assert_eq!(settings.handshake_timeout, settings.idle_timeout);
+            assert!(settings.connect_timeout < settings.handshake_timeout);
+            let redial_every = Duration::from_millis((election / 4).clamp(100, 500));
+            assert_eq!((settings.redial_every, settings.pause_max), (redial_every, redial_every));
             let (tick, ticks) = (settings.tick(), settings.silent_ticks_max());
             let longest = settings.idle_timeout * 4 / 3;
             assert!(tick * (ticks + 1) <= longest, "{tick:?}, {ticks} times");

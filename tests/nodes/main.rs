@@ -7,6 +7,7 @@
 mod alarms;
 mod backup;
 mod bad_input;
+mod black_holes;
 mod cached;
 mod candidacy;
 mod certificates;

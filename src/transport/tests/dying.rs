@@ -48,6 +48,25 @@ impl Firewall {
         firewall
     }
 
+    /// Everything is swallowed until [`Self::open`], the bytes of new connections too.
+    fn close(&self) {
+        self.forgotten.store(usize::MAX, Ordering::SeqCst);
+    }
+
+    /// What is connected from now on gets through; what was connected before stays swallowed.
+    fn open(&self) {
+        self.forget_all();
+    }
+
+    /// Waits until there are so many new connections.
+    fn wait_for_attempts(&self, attempts: usize) {
+        let (began, before) = (Instant::now(), self.seen.load(Ordering::SeqCst));
+        while self.seen.load(Ordering::SeqCst) < before + attempts {
+            assert!(began.elapsed() < DEADLINE, "not dialed again");
+            std::thread::yield_now();
+        }
+    }
+
     /// What was connected up to now is swallowed, and nobody is told.
     fn forget_all(&self) {
         self.forgotten.store(self.seen.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -85,6 +104,62 @@ fn connections_that_die_without_a_word_are_replaced_on_every_lane_before_session
         // With a timeout of ten seconds it took these.
         assert!(began.elapsed() < Duration::from_secs(8), "still mute: {missing:?}");
     }
+}
+
+/// Sends on both lasting lanes until both have got through.
+fn until_through(one: &mut Member, two: &Member) {
+    let began = Instant::now();
+    for lane in [Lane::Control, Lane::Bulk] {
+        let message = ping(700 + lane as u64);
+        while !two.inbox.messages().contains(&message) {
+            let _ = one.network.send(node(2), lane, message.clone());
+            two.inbox.wait_a_little(Duration::from_millis(20));
+            assert!(began.elapsed() < DEADLINE, "{lane:?} is still mute");
+        }
+    }
+}
+
+/// No timeout is over within this test, so what gets through does not wait for one.
+#[test]
+fn a_black_hole_that_ends_costs_no_timeout() {
+    let settings = TcpSettings { handshake_timeout: NEVER, idle_timeout: NEVER, ..settings() };
+    let settings = TcpSettings { alive_every: Duration::from_millis(50), ..settings };
+    let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
+    let firewall = Firewall::before(two.handle.address());
+    // From the start: the first attempts hang in their handshakes.
+    firewall.close();
+    let peers = [(2, firewall.address)];
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    firewall.wait_for_attempts(2);
+    firewall.open();
+    until_through(&mut one, &two);
+    // Later: the connections are open, and those that are to replace them hang.
+    two.inbox.forget(|_| true);
+    firewall.close();
+    firewall.wait_for_attempts(2);
+    firewall.open();
+    until_through(&mut one, &two);
+    let gone = |heard: &Heard| matches!(heard, Heard::Disconnected(_));
+    assert!(!one.inbox.has(gone), "a connection that is replaced is no absence");
+}
+
+#[test]
+fn a_slow_handshake_is_not_given_up_for_faster_attempts() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let redial_every = Duration::from_millis(5);
+    let settings = TcpSettings { handshake_timeout: NEVER, redial_every, ..settings() };
+    let one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    // The first connection is answered after many others have come and gone.
+    let (mut first, _) = listener.accept().expect("dialed");
+    for _ in 0..20 {
+        drop(listener.accept().expect("dialed again"));
+    }
+    let mut preface_and_hello = [0; 17];
+    first.read_exact(&mut preface_and_hello).expect("its first bytes");
+    let answer = [preface(preface_and_hello[12]), hello_frame(&hello(2, 1))].concat();
+    first.write_all(&answer).expect("answered");
+    one.inbox.wait_for_connection(node(2));
 }
 
 #[test]
