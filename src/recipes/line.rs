@@ -624,7 +624,16 @@ fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
             let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
             Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
         }
-        Rule::Permits { .. } => {
+        Rule::Permits { limit, .. } => {
+            // Permits stay held when the limit falls, and their rows do not say so. Where the limits that a request goes
+            // by have never been higher than now, one that cannot hold now has never held.
+            let has_less = |row: &KeyValue| match Stance::rule_of(&row.key, &row.value) {
+                Rule::Permits { limit: other, .. } => other < *limit,
+                _ => false,
+            };
+            if heir.version > 1 || before.clone().any(has_less) {
+                return None;
+            }
             let all: Vec<Compare> = before.map(as_it_is).collect();
             (all.len() <= PASSED_MAX).then_some(all)
         }

@@ -237,6 +237,9 @@ impl Locks {
     /// its belief first; the heir gets a token of its own. Refused while a client that is not Bowline's
     /// stands in the line: it would not know.
     ///
+    /// A permit is handed over only to a request that has not held: if the limit was changed since that request began to
+    /// wait, the permit is released instead, and the next in line gets it.
+    ///
     /// Answers when the holder has lost the lock: waits without end unless it is given a deadline, as
     /// [`Locks::break_lock`]. If the heir has gone by then, the next in line gets it.
     ///

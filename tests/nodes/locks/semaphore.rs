@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bowline::{
-    Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Permit,
+    Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Op, Permit,
     Semaphore, Wait,
 };
 
@@ -115,6 +115,24 @@ fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
     assert!(next.poll().is_none());
     two.release().wait().unwrap();
     assert!(next.finish().unwrap().is_held());
+}
+
+/// Permits stay held when the limit falls. Their entries look like requests that wait, and lose nothing by that.
+#[test]
+fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
+    let cluster = lasting(3);
+    let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 2));
+    let [one, two] = of.each_ref().map(|of| of.acquire().wait().unwrap());
+    of[0].resize(1).wait().unwrap();
+    let locks = cluster.node(0).locks();
+    let line = locks.of(NAME).unwrap().line;
+    assert_eq!([&line[0].key, &line[1].key], [one.key(), two.key()]);
+    locks.hand_over(&line[0], &line[1], "by mistake").deadline(SOON).wait().unwrap();
+    let written = two.txn().then(Op::put("written", "1")).commit().wait();
+    assert!(written.is_ok() && two.is_held(), "{written:?}, {:?}", two.state());
+    assert!(!one.is_held());
+    two.release().wait().unwrap();
+    until_places(cluster.node(0), NAME, 0);
 }
 
 #[test]
