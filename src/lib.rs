@@ -80,9 +80,9 @@ pub mod testing;
 pub use bytes::Bytes;
 
 pub use api::{
-    ActingClient, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall,
-    JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession, Session,
-    SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
+    ActingClient, AlarmReply, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall,
+    GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession,
+    Session, SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,
@@ -98,7 +98,7 @@ pub use model::{
     DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
     LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, NotALeaseId, Op, Put,
     PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds,
-    SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+    RevokeReply, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, DataFault, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal,

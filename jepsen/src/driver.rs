@@ -196,7 +196,7 @@ fn carry_out(node: &Node, order: Order) -> Answer {
         Order::Delete(key) => kv.delete(key).wait().map(|reply| Answer::Done(reply.revision.get())),
         Order::Grant => kv.grant(LONG).wait().map(|lease| Answer::Done(lease.id.get())),
         Order::Revoke(lease) => match LeaseId::new(lease) {
-            Some(lease) => kv.revoke(lease).wait().map(Answer::Done),
+            Some(lease) => kv.revoke(lease).wait().map(|reply| Answer::Done(reply.deleted)),
             None => Ok(Answer::Refused("0 is no lease".to_owned())),
         },
         Order::Compact(revision) => {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::model::{
     Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, OpenKeys, Refusal,
-    Revision, Right,
+    Revision, RevokeReply, Right,
 };
 use crate::watch::WatchError;
 
@@ -68,12 +68,13 @@ impl Client {
         Ok(self.access())
     }
 
-    /// Changes users and roles. Takes no revision of the store.
+    /// Changes users and roles. Takes no revision of the store, and returns the one that the store had when the change
+    /// was applied.
     ///
     /// # Errors
     /// An [`AccessRefusal`] if the change makes no sense; see [`Error`] for the rest.
-    pub async fn change_access(&self, change: AccessChange) -> Result<(), Error> {
-        self.propose(Command::Access(change), None).await.map(|_| ())
+    pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
+        Ok(self.propose(Command::Access(change), None).await?.revision())
     }
 
     /// Judges a read for whom this client acts, by the table as it is now.
@@ -175,7 +176,7 @@ impl ActingClient {
     ///
     /// # Errors
     /// As there, and [`AccessRefusal`].
-    pub async fn revoke(&self, lease: LeaseId) -> Result<u64, Error> {
+    pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         self.0.revoke(lease).await
     }
 
@@ -234,7 +235,7 @@ impl ActingClient {
     ///
     /// # Errors
     /// As there.
-    pub async fn change_access(&self, change: AccessChange) -> Result<(), Error> {
+    pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         self.0.change_access(change).await
     }
 

@@ -2,10 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::model::{Alarm, AlarmChange, Alarms, Command, Reply};
+use crate::model::{Alarm, AlarmChange, Alarms, Command, Reply, Revision};
 
 use super::call::Consistency;
 use super::{ActingClient, Client, Error};
+
+/// The result of a change of alarms; see [`Client::change_alarms`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct AlarmReply {
+    /// The store's revision when the change was applied.
+    pub revision: Revision,
+    /// The alarms that were raised, or have ended.
+    pub alarms: Vec<Alarm>,
+}
 
 impl Client {
     /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
@@ -17,7 +27,7 @@ impl Client {
     /// it may; a lock that was to be handed over is released, and its holder told so. A write lock whose upgrade was given up in
     /// the same moment stays one until its guard goes.
     ///
-    /// Answers with the alarm that was raised, or stood already; or with those that have ended. Takes no revision of the
+    /// Returns the alarm that was raised, or was active already; or those that have ended. Takes no revision of the
     /// store.
     ///
     /// # Errors
@@ -35,14 +45,14 @@ impl Client {
     /// assert_eq!(refused, Error::Refused(Refusal::Alarm(AlarmKind::NoSpace)));
     /// assert_eq!(kv.get("k").wait()?.unwrap().value, "v");
     /// kv.delete("k").wait()?;
-    /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).wait()?, [full]);
+    /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).wait()?.alarms, [full]);
     /// kv.put("k", "w").wait()?;
     /// # node.shutdown().wait();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn change_alarms(&self, change: AlarmChange) -> Result<Vec<Alarm>, Error> {
+    pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         match self.propose(Command::Alarm(change), None).await? {
-            Reply::Alarms { alarms, .. } => Ok(alarms),
+            Reply::Alarms { revision, alarms } => Ok(AlarmReply { revision, alarms }),
             other => unreachable!("a change of alarms is answered by {other:?}"),
         }
     }
@@ -67,7 +77,7 @@ impl ActingClient {
     ///
     /// # Errors
     /// As there, and [`AccessRefusal`](crate::AccessRefusal).
-    pub async fn change_alarms(&self, change: AlarmChange) -> Result<Vec<Alarm>, Error> {
+    pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         self.0.change_alarms(change).await
     }
 }

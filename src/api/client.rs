@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{
-    Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, SessionInfo,
+    Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, RevokeReply, SessionInfo,
 };
 use crate::node::{CallError, LeaseWish, Shared};
 
@@ -127,7 +127,7 @@ impl Client {
     }
 
     /// Forgets what was before `revision`: reads at `revision` and later stay possible, reads and
-    /// watches from before it do not. Answers with the store's revision.
+    /// watches from before it do not. Returns the store's revision when the compaction was applied.
     ///
     /// # Errors
     /// [`Refusal::Compacted`](crate::Refusal::Compacted) if that was done already,
@@ -144,13 +144,13 @@ impl Client {
         GrantCall::new(self.clone(), ttl)
     }
 
-    /// Ends a lease: its keys are deleted, in one revision. Answers with how many they were.
+    /// Revokes a lease and deletes its keys, all in one revision. Returns that revision and the number of keys.
     ///
     /// # Errors
     /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound).
-    pub async fn revoke(&self, lease: LeaseId) -> Result<u64, Error> {
+    pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         match self.propose(Command::Revoke(lease), None).await? {
-            Reply::Revoke(reply) => Ok(reply.deleted),
+            Reply::Revoke(reply) => Ok(reply),
             other => unreachable!("a revocation is answered by {other:?}"),
         }
     }

@@ -24,6 +24,7 @@ mod wait;
 mod watch;
 
 pub use acting::ActingClient;
+pub use alarms::AlarmReply;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
 pub(crate) use checked::Beginning;
 pub use client::Client;

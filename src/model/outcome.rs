@@ -150,9 +150,10 @@ pub struct GrantReply {
 /// What a revocation did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RevokeReply {
-    /// The store's revision after it. Revoking a lease without keys takes none.
+    /// The revision that deleted the lease's keys; for a lease without keys, the store's revision when the lease was
+    /// revoked.
     pub revision: Revision,
-    /// How many keys were deleted.
+    /// Number of keys that were deleted.
     pub deleted: u64,
 }
 

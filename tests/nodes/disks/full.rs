@@ -100,7 +100,7 @@ impl Written {
     fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
         assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
         assert_eq!(kv.delete(ballast.key.clone()).wait().expect("a deletion").deleted, 1);
-        assert_eq!(kv.revoke(ballast.lease).wait().expect("a revocation"), 1);
+        assert_eq!(kv.revoke(ballast.lease).wait().expect("a revocation").deleted, 1);
         kv.compact(ballast.revision).wait().expect("a compaction");
         assert_eq!(self.read(kv), self.keys.len(), "a linearizable read after it");
         !self.one(kv)

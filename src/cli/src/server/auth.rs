@@ -32,8 +32,8 @@ impl AuthService {
             let change = change.clone();
             async move { client.change_access(change).await }
         };
-        self.0.insisting(who, ask).await?;
-        Ok(self.0.header_now())
+        let revision = self.0.insisting(who, ask).await?;
+        Ok(self.0.header(revision))
     }
 
     /// Users and roles, for whoever may see them by this very table: the one that the head was judged by may be older,
@@ -218,8 +218,8 @@ impl Auth for AuthService {
                 client.change_access(AccessChange::SetPassword { user, password }).await
             }
         };
-        self.0.insisting(&who, ask).await?;
-        Ok(Response::new(pb::AuthUserChangePasswordResponse { header: self.0.header_now() }))
+        let header = self.0.header(self.0.insisting(&who, ask).await?);
+        Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
     }
 
     async fn user_grant_role(

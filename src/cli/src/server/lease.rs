@@ -216,8 +216,8 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseRevokeResponse>, Status> {
         let who = Identity::in_request(&request);
         let lease = known(request.into_inner().id)?;
-        self.0.acting(&who)?.revoke(lease).await.map_err(refused)?;
-        Ok(Response::new(LeaseRevokeResponse { header: self.0.header_now() }))
+        let reply = self.0.acting(&who)?.revoke(lease).await.map_err(refused)?;
+        Ok(Response::new(LeaseRevokeResponse { header: self.0.header(reply.revision) }))
     }
 
     type LeaseKeepAliveStream =
@@ -251,8 +251,14 @@ impl Lease for LeaseService {
         let unanswered = |error| unanswered(&self.0, error);
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
-        if let Some(lease) = lease_id(id)
-            && let Some(left) = client.lease_left(lease).await.map_err(unanswered)?
+        let lease = lease_id(id);
+        let left = match lease {
+            Some(lease) => client.lease_left(lease).await.map_err(unanswered)?,
+            None => None,
+        };
+        // Before the keys are read: a client that watches from the next revision misses none that came later.
+        response.header = self.0.header_now();
+        if let (Some(lease), Some(left)) = (lease, left)
             && let Some(status) =
                 self.0.client().lease_without_keys(lease).await.map_err(unanswered)?
         {
@@ -262,7 +268,6 @@ impl Lease for LeaseService {
                 response.keys = status.keys;
             }
         }
-        response.header = self.0.header_now();
         Ok(Response::new(response))
     }
 
@@ -271,6 +276,7 @@ impl Lease for LeaseService {
         request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         let client = self.0.acting(&Identity::in_request(&request))?;
+        let header = self.0.header_now();
         // Looked at before and after: one that came or went meanwhile hides nothing.
         let all = self.0.client().leases();
         let leases = client.leases().map_err(refused)?;
@@ -282,6 +288,6 @@ impl Lease for LeaseService {
         }
         let leases = leases.into_iter();
         let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();
-        Ok(Response::new(LeaseLeasesResponse { header: self.0.header_now(), leases }))
+        Ok(Response::new(LeaseLeasesResponse { header, leases }))
     }
 }

@@ -35,14 +35,14 @@ impl MaintenanceService {
         &self,
         who: &Identity,
         change: AlarmChange,
-    ) -> Result<Vec<pb::AlarmMember>, Status> {
+    ) -> Result<(Revision, Vec<pb::AlarmMember>), Status> {
         let who = self.0.again_root(who)?;
         let ask = |client: ActingClient| {
             let change = change.clone();
             async move { client.change_alarms(change).await }
         };
         let changed = self.0.insisting(&who, ask).await?;
-        Ok(changed.into_iter().map(alarms::said).collect())
+        Ok((changed.revision, changed.alarms.into_iter().map(alarms::said).collect()))
     }
 }
 
@@ -62,26 +62,27 @@ impl Maintenance for MaintenanceService {
                 "bowline: an alarm of an unknown kind: there are NOSPACE and CORRUPT",
             )
         })?;
-        let alarms = match action {
+        let (revision, alarms) = match action {
             AlarmAction::Get => {
                 // As in etcd whichever member is named: what others have raised must be seen.
                 self.0.client().read_alarms().await.map_err(refused)?;
+                let revision = self.0.client().revision();
                 let is_wanted =
                     |alarm: &pb::AlarmMember| kind.is_none() || alarms::kind(alarm.alarm()) == kind;
-                alarms::standing(&self.0).into_iter().filter(is_wanted).collect()
+                (revision, alarms::standing(&self.0).into_iter().filter(is_wanted).collect())
             }
             AlarmAction::Deactivate => {
                 let change = alarms::ending(request.member_id, kind);
-                let mut ended = self.change_alarms(&who, change.clone()).await?;
+                let (revision, mut ended) = self.change_alarms(&who, change.clone()).await?;
                 let own = alarms::end_own(&self.0, &change);
                 ended.extend(own.filter(|own| !ended.contains(own)));
-                ended
+                (revision, ended)
             }
             AlarmAction::Activate => match kind {
                 // As in etcd.
                 None => {
                     self.0.again_root(&who)?;
-                    Vec::new()
+                    (self.0.client().revision(), Vec::new())
                 }
                 Some(kind) => {
                     let member = NodeId::new(request.member_id);
@@ -89,13 +90,14 @@ impl Maintenance for MaintenanceService {
                 }
             },
         };
-        Ok(Response::new(pb::AlarmResponse { header: self.0.header_now(), alarms }))
+        Ok(Response::new(pb::AlarmResponse { header: self.0.header(revision), alarms }))
     }
 
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
+        let header = self.0.header_now();
         let status = self.0.node().status();
         let metrics = self.0.node().metrics().snapshot();
         let live_bytes = metrics.state_bytes.saturating_sub(metrics.history_bytes);
@@ -105,7 +107,7 @@ impl Maintenance for MaintenanceService {
             errors.insert(0, Reason::NoLeader.text());
         }
         Ok(Response::new(pb::StatusResponse {
-            header: self.0.header_now(),
+            header,
             version: VERSION.to_owned(),
             db_size: metrics.state_bytes.max(STATE_BYTES_MIN) as i64,
             leader: status.leader.map_or(0, NodeId::get),
@@ -133,8 +135,8 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::HashRequest>,
     ) -> Result<Response<pb::HashResponse>, Status> {
-        let (hash, _) = hash_at(self.0.client(), None).await?;
-        Ok(Response::new(pb::HashResponse { header: self.0.header_now(), hash }))
+        let (hash, at) = hash_at(self.0.client(), None).await?;
+        Ok(Response::new(pb::HashResponse { header: self.0.header(at), hash }))
     }
 
     async fn hash_kv(
@@ -142,10 +144,11 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let asked = revision(request.into_inner().revision);
+        let now = self.0.client().revision();
         let (hash, at) = hash_at(self.0.client(), asked).await?;
         let compacted = self.0.node().metrics().snapshot().compacted_revision;
         Ok(Response::new(pb::HashKvResponse {
-            header: self.0.header_now(),
+            header: self.0.header(now.max(at)),
             hash,
             // As in etcd, -1 before the first compaction.
             compact_revision: if compacted == 0 { -1 } else { compacted as i64 },

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -12,6 +13,7 @@ use crate::generated::etcdserverpb as pb;
 use crate::process::Server;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
+use pb::watch_client::WatchClient;
 
 type Lease = LeaseClient<Channel>;
 
@@ -218,4 +220,59 @@ async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
     }
     assert_eq!(keep_alive(&mut through[1], kept).await.ttl, 0);
     assert_eq!(to_live(&mut through[2], kept).await.ttl, -1);
+}
+
+/// Puts one key again and again.
+async fn writer(channel: Channel, number: usize) {
+    let mut kv = KvClient::new(channel);
+    loop {
+        let key = format!("busy/{number}").into();
+        kv.put(pb::PutRequest { key, ..Default::default() }).await.unwrap();
+    }
+}
+
+/// A client that watches from the next revision must not skip what others have written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoke_answers_with_the_revision_that_deleted_the_keys() {
+    const LEASES: i64 = 200;
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let (mut lease, mut kv) = (LeaseClient::new(channel.clone()), KvClient::new(channel.clone()));
+    let mut writers = JoinSet::new();
+    for number in 0..8 {
+        writers.spawn(writer(server.channel().await, number));
+    }
+    let mut answered = Vec::new();
+    for id in 1..=LEASES {
+        grant(&mut lease, 100, id).await;
+        let key = format!("leased/{id}");
+        kv.put(pb::PutRequest { key: key.into(), lease: id, ..Default::default() }).await.unwrap();
+        let revoked = lease.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap();
+        answered.push(revoked.into_inner().header.unwrap().revision);
+    }
+    writers.abort_all();
+    let deleted = deletions(channel, LEASES as usize).await;
+    assert_eq!(answered, deleted);
+}
+
+/// The revisions of the first deletions below `leased/`.
+async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
+    let create = pb::WatchCreateRequest {
+        key: "leased/".into(),
+        range_end: "leased0".into(),
+        start_revision: 1,
+        filters: vec![pb::watch_create_request::FilterType::Noput.into()],
+        ..Default::default()
+    };
+    let union = pb::watch_request::RequestUnion::CreateRequest(create);
+    let (sender, requests) = mpsc::channel(1);
+    sender.send(pb::WatchRequest { request_union: Some(union) }).await.unwrap();
+    let stream = WatchClient::new(channel).watch(ReceiverStream::new(requests)).await.unwrap();
+    let (mut stream, mut found) = (stream.into_inner(), Vec::new());
+    while found.len() < wanted {
+        let events = stream.message().await.unwrap().expect("the stream goes on").events;
+        found.extend(events.into_iter().map(|event| event.kv.unwrap().mod_revision));
+    }
+    found
 }

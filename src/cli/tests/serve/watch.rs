@@ -482,3 +482,35 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
         }
     }
 }
+
+/// A client that resumes at the revision after a cancellation misses nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancellation_names_no_revision_that_was_not_delivered() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let writes = tokio::spawn({
+        let mut kv = KvClient::new(server.channel().await);
+        async move {
+            loop {
+                put(&mut kv, "k", "v").await;
+            }
+        }
+    });
+    let mut stream = Stream::open(channel, false).await;
+    for _ in 0..50 {
+        let id = stream.create(on("k", "")).await.watch_id;
+        let mut delivered = kinds(&stream.next().await).last().expect("an event").1;
+        stream.cancel(id).await;
+        let named = loop {
+            let next = stream.next().await;
+            if next.canceled {
+                break next.header.unwrap().revision;
+            }
+            delivered = kinds(&next).last().expect("an event").1;
+        };
+        // Every revision is a put of this key.
+        assert_eq!(named, delivered);
+    }
+    writes.abort();
+}
