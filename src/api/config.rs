@@ -294,7 +294,7 @@ impl Config {
         self
     }
 
-    /// How many wishes of this node may wait for one lock; another is refused as
+    /// Limits the requests of this node that wait for one lock, of all its sessions together. One more is rejected with
     /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000; 1 to 16,777,216.
     pub fn lock_waiters_max(mut self, waiters: usize) -> Self {
         self.lock_waiters_max = waiters;

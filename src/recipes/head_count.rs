@@ -1,5 +1,6 @@
-//! How many tasks of a node hold a lock, and how many wait for one: counted by their turns, whatever becomes of them.
+//! Counts the tasks of a node that hold or wait for a lock: of all locks, and of each one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the module.
@@ -42,5 +43,22 @@ impl HeadCount {
             Part::Waits => &self.waiting,
             Part::Holds => &self.holding,
         }
+    }
+}
+
+/// The counts that a task belongs to: that of its node, and that of each lock that it asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct HeadCounts(Arc<[Arc<HeadCount>]>);
+
+impl HeadCounts {
+    /// As [`HeadCount::moves`], in each of them.
+    pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
+        self.0.iter().for_each(|count| count.moves(from, to));
+    }
+}
+
+impl FromIterator<Arc<HeadCount>> for HeadCounts {
+    fn from_iter<I: IntoIterator<Item = Arc<HeadCount>>>(counts: I) -> Self {
+        Self(counts.into_iter().collect())
     }
 }

@@ -304,9 +304,9 @@ impl Book {
         }
         let keys: Arc<[Bytes]> = [key.clone()].into();
         let (id, session) = (self.number(), Arc::clone(session));
-        let (known, count) = (Arc::clone(&keys), Arc::clone(self.head_count()));
-        let prefixes = [prefix.clone()].into();
-        let place = Place::new(id, prefixes, known, session, row.value, false, count);
+        let prefixes: Box<[Bytes]> = [prefix.clone()].into();
+        let (known, counts) = (Arc::clone(&keys), self.counts(&prefixes));
+        let place = Place::new(id, prefixes, known, session, row.value, false, counts);
         let place = Arc::new(place);
         self.welcome(&place);
         let turn = place.lock().queue(false, None, None, false);

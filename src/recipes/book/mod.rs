@@ -18,7 +18,7 @@ use follow::says_anew;
 
 use super::digits::number_in;
 use super::error::{LockError, Loss};
-use super::head_count::HeadCount;
+use super::head_count::{HeadCount, HeadCounts, Part};
 use super::line::{Ask, parent, prefix_of};
 use super::place::{Acts, Parting, Phase, Place, Stage, Turn};
 use super::rule::{Queue, Rank};
@@ -60,6 +60,8 @@ struct Line {
     upgrades: BTreeSet<Rank>,
     /// The numbers of the keys that this node had here and has seen to be deleted, by their leases.
     free: BTreeMap<LeaseId, BTreeSet<u64>>,
+    /// This node's tasks that ask for this lock.
+    head_count: Arc<HeadCount>,
 }
 
 /// Of so many leases a line remembers which numbers are free: of the others they are not used again.
@@ -157,7 +159,7 @@ impl Book {
             let holder = first.and_then(|(queue, first)| view::at(shared, queue, first));
             return Err(LockError::WouldBlock { holder: holder.map(Box::new) });
         }
-        if inner.waiting() >= max {
+        if self.is_full(&prefix, max) {
             return Err(LockError::QueueFull { max });
         }
         let deadline = ask.deadline.map(|deadline| (deadline, self.number()));
@@ -174,18 +176,31 @@ impl Book {
         max: usize,
     ) -> Result<Arc<Place>, LockError> {
         let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
-        let waits = |prefix| self.lines.get(prefix).map_or(0, |line: &Line| line.local.len());
-        if prefixes.iter().any(|prefix| waits(prefix) >= max) {
+        if prefixes.iter().any(|prefix| self.is_full(prefix, max)) {
             return Err(LockError::QueueFull { max });
         }
         let keys = self.new_keys(shared, &prefixes, ask.session.lease);
         let (id, session) = (self.number(), Arc::clone(ask.session));
         let value = (ask.value)();
-        let count = Arc::clone(&self.head_count);
-        let place = Place::new(id, prefixes, keys, session, value, ask.is_shared, count);
+        let counts = self.counts(&prefixes);
+        let place = Place::new(id, prefixes, keys, session, value, ask.is_shared, counts);
         let place = Arc::new(place);
         self.welcome(&place);
         Ok(place)
+    }
+
+    /// Reports whether as many tasks of this node wait for a lock as may.
+    fn is_full(&self, prefix: &Bytes, max: usize) -> bool {
+        let waiting = self.lines.get(prefix).map_or(0, |line| line.head_count.count(Part::Waits));
+        waiting >= max as u64
+    }
+
+    /// The counts of a place in these lines.
+    pub(super) fn counts(&mut self, prefixes: &[Bytes]) -> HeadCounts {
+        let lines = prefixes
+            .iter()
+            .map(|prefix| Arc::clone(&self.lines.entry(prefix.clone()).or_default().head_count));
+        [Arc::clone(&self.head_count)].into_iter().chain(lines).collect()
     }
 
     /// A place is new here.
@@ -464,9 +479,9 @@ mod tests {
             (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
         let session = Arc::new(SessionState::believed_until(lease, until));
         let mut book = Book::default();
-        let count = Arc::clone(book.head_count());
+        let counts = book.counts(std::slice::from_ref(&prefix));
         let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-        let place = Arc::new(Place::new(1, prefixes, keys, session, Bytes::new(), true, count));
+        let place = Arc::new(Place::new(1, prefixes, keys, session, Bytes::new(), true, counts));
         let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
         let mut acts = Acts::default();
         assert!(place.lock().give(SINCE, SINCE, &mut acts));
@@ -483,9 +498,10 @@ mod tests {
         let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
         let stand = |book: &mut Book| {
             let (id, key) = (book.number(), book.new_key(&prefix, lease, |_| false));
-            let (session, count) = (Arc::clone(&place.session), Arc::clone(book.head_count()));
+            let (session, counts) =
+                (Arc::clone(&place.session), book.counts(std::slice::from_ref(&prefix)));
             let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-            let next = Place::new(id, prefixes, keys, session, Bytes::new(), false, count);
+            let next = Place::new(id, prefixes, keys, session, Bytes::new(), false, counts);
             let next = Arc::new(next);
             book.welcome(&next);
             (next, key)
@@ -541,10 +557,10 @@ mod tests {
         // That the key was another's meanwhile this node has not followed.
         let (mut book, before, [_turn]) = held();
         before.lock().phase = Phase::Gone;
-        let (prefix, count) = (before.prefixes[0].clone(), Arc::clone(book.head_count()));
+        let (prefix, counts) = (before.prefixes[0].clone(), book.counts(&before.prefixes));
         let key = book.new_key(&prefix, before.session.lease, |_| false);
         let (prefixes, keys, session) = ([prefix].into(), [key].into(), &before.session);
-        let heir = Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, count);
+        let heir = Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
         let heir = Arc::new(heir);
         book.welcome(&heir);
         let turn = heir.lock().queue(false, None, None, false);

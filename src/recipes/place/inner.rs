@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::super::error::{LockError, Loss};
-use super::super::head_count::HeadCount;
+use super::super::head_count::HeadCounts;
 use super::super::rule::Rank;
 use super::super::token::Token;
 use super::{Act, Acts, Bound, Grant, Load, Ordered, Parting, Phase, Stage, Turn};
@@ -48,7 +48,7 @@ pub(crate) struct Inner {
     pub(super) is_told: bool,
     /// What it was ordered before it was known here where it stands.
     pub(super) orders: Vec<Ordered>,
-    pub(super) count: Arc<HeadCount>,
+    pub(super) counts: HeadCounts,
 }
 
 impl Inner {
@@ -63,8 +63,8 @@ impl Inner {
         let number = self.next_turn;
         self.next_turn += 1;
         let is_behind = self.holder.is_some() || !self.turns.is_empty();
-        let count = Arc::clone(&self.count);
-        let turn = Turn::new(number, only_try, deadline, cap, is_owned, is_behind, count);
+        let counts = self.counts.clone();
+        let turn = Turn::new(number, only_try, deadline, cap, is_owned, is_behind, counts);
         let turn = Arc::new(turn);
         self.turns.insert(number, Arc::clone(&turn));
         turn

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::super::error::{LockError, Loss};
-use super::super::head_count::{HeadCount, Part};
+use super::super::head_count::{HeadCounts, Part};
 use super::super::order::Request;
 use super::super::token::Token;
 use super::{Act, Acts};
@@ -55,7 +55,7 @@ pub(crate) struct Turn {
     pub(crate) is_owned: bool,
     /// Others of its place held or waited before it when it came.
     is_behind: bool,
-    count: Arc<HeadCount>,
+    counts: HeadCounts,
     /// How many guards stand for its hold.
     shares: AtomicU32,
     /// Its task has looked, and has what it holds.
@@ -107,12 +107,12 @@ impl Turn {
         cap: Option<Duration>,
         is_owned: bool,
         is_behind: bool,
-        count: Arc<HeadCount>,
+        counts: HeadCounts,
     ) -> Self {
         let (stage, waker) = (Stage::Asked, None);
         let (handed, until) = (None, None);
         let state = TurnState { stage, waker, loss: None, handed, until, request: None };
-        count.moves(None, state.part());
+        counts.moves(None, state.part());
         let (state, changed) = (Mutex::new(state), Notify::new());
         let (shares, is_delivered) = (AtomicU32::new(1), AtomicBool::new(false));
         Self {
@@ -122,7 +122,7 @@ impl Turn {
             cap,
             is_owned,
             is_behind,
-            count,
+            counts,
             shares,
             is_delivered,
             state,
@@ -155,7 +155,7 @@ impl Turn {
         let mut state = self.lock();
         let before = state.part();
         state.stage = stage;
-        self.count.moves(before, state.part());
+        self.counts.moves(before, state.part());
         acts.0.extend(state.waker.take().map(Act::Wake));
     }
 
@@ -213,7 +213,7 @@ impl Turn {
             let mut state = self.lock();
             let before = state.part();
             state.loss.get_or_insert(loss);
-            self.count.moves(before, state.part());
+            self.counts.moves(before, state.part());
         }
         acts.0.push(Act::Notify(Arc::clone(self)));
     }
@@ -258,6 +258,6 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let before = self.lock().part();
-        self.count.moves(before, None);
+        self.counts.moves(before, None);
     }
 }
