@@ -355,3 +355,42 @@ impl std::fmt::Debug for GuardTxn {
         f.debug_struct("GuardTxn").field("txn", &self.txn).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Refusal, Revision};
+
+    fn reply(succeeded: bool) -> TxnReply {
+        TxnReply { revision: Revision(7), succeeded, results: Vec::new() }
+    }
+
+    /// A key that may have been bound is kept, so that the release deletes it if it is there.
+    #[test]
+    fn bound_keys_are_kept_unless_they_are_known_to_be_unwritten() {
+        let guarded = |held: bool, own: bool| {
+            let results = vec![TxnResult::Txn(reply(own))];
+            Some(Ok(Reply::Txn(TxnReply { results, ..reply(held) })))
+        };
+        let deadline = |maybe_applied| Some(Err(CallError::Deadline { maybe_applied }));
+        let applied_before = Some(Ok(Reply::AppliedBefore { revision: Revision(7) }));
+        let too_many = Refusal::TooManyOps { count: 9, max: 8 };
+        let table = [
+            ("held", guarded(true, true), (true, true, Some(true))),
+            ("held, and a condition failed", guarded(true, false), (true, false, None)),
+            ("not held", guarded(false, false), (true, false, None)),
+            ("applied, and the reply is lost", applied_before, (true, false, Some(false))),
+            ("no reply", None, (false, false, Some(false))),
+            ("deadline, perhaps applied", deadline(true), (false, false, Some(false))),
+            ("deadline, not applied", deadline(false), (true, false, None)),
+            ("rejected", Some(Err(CallError::Refused(too_many))), (true, false, None)),
+        ];
+        for (case, outcome, expected) in table {
+            let key = Bytes::from_static(b"bound");
+            let bound = vec![Bound { key, value: Bytes::new(), is_sure: true }];
+            let (is_known, is_done, kept) = what_is_done(outcome.as_ref(), false, bound);
+            let kept = kept.first().map(|bound| bound.is_sure);
+            assert_eq!((is_known, is_done, kept), expected, "{case}");
+        }
+    }
+}

@@ -1,8 +1,7 @@
 //! Real nodes in one process: what a program that embeds them sees, told by what it does.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bowline::testing::{self, ClusterOptions};
@@ -12,8 +11,8 @@ use bowline::{
 };
 
 use crate::stage::{
-    Begun, LONG, SOON, STEADY, another_leader, lasting, lasting_with, mortal, timed_out,
-    until_deleted, until_places,
+    Begun, FREED_WITHIN, LONG, SOON, STEADY, another_leader, commit_if, lasting, lasting_with,
+    mortal, timed_out, until_deleted, until_places,
 };
 
 #[test]
@@ -156,31 +155,31 @@ fn leadership_moves_on_request_and_on_shutdown() {
     another_leader(&cluster, new);
 }
 
+/// The create revision of its key is a session's position in the queue, and its token begins with it.
 #[test]
-fn two_sessions_exclude_each_other_and_are_served_in_the_order_of_their_coming() {
-    let cluster = Arc::new(lasting(3));
-    let inside = Arc::new(AtomicU64::new(0));
-    let threads: Vec<_> = (0..3)
-        .map(|member| {
-            let (cluster, inside) = (Arc::clone(&cluster), Arc::clone(&inside));
-            std::thread::spawn(move || {
+fn sessions_are_granted_a_lock_in_the_order_of_their_keys() {
+    let cluster = lasting(3);
+    let granted = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for member in 0..3 {
+            let (cluster, granted) = (&cluster, &granted);
+            scope.spawn(move || {
                 let session = cluster.node(member).session().wait().unwrap();
-                let mut tokens = Vec::new();
                 for _ in 0..20 {
                     let guard = session.mutex("lock").lock().wait().unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                    tokens.push(guard.token());
-                    inside.fetch_sub(1, Ordering::SeqCst);
+                    let mut alone = granted.try_lock().expect("two are inside");
+                    // A round trip, so that a second holder would be noticed.
+                    cluster.node(member).client().put("seen", "").wait().unwrap();
+                    alone.push(guard.token());
+                    drop(alone);
                     assert_eq!(guard.release().wait().unwrap(), Released::Now);
                 }
-                tokens
-            })
-        })
-        .collect();
-    let mut all: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
-    all.sort();
-    all.dedup();
-    assert_eq!(all.len(), 60, "every hold has a token of its own");
+            });
+        }
+    });
+    let granted = granted.into_inner().unwrap();
+    assert_eq!(granted.len(), 60);
+    assert!(granted.is_sorted_by(|earlier, later| earlier < later), "{granted:?}");
     assert_eq!(cluster.node(0).client().range(KeyRange::prefix("lock/")).wait().unwrap().count, 0);
 }
 
@@ -209,7 +208,7 @@ fn a_lock_is_free_after_its_holder_has_crashed() {
     cluster.kill(holder).wait();
     assert!(matches!(guard.state(), LockState::Lost(_)));
     let session = cluster.node(other).session().wait().unwrap();
-    let next = session.mutex("lock").lock().wait().unwrap();
+    let next = session.mutex("lock").lock().deadline(FREED_WITHIN).wait().unwrap();
     assert!(next.token() > token);
 }
 
@@ -237,12 +236,17 @@ fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
     let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
     cluster.pause(holder);
+    // Sent while the holder still believes in its lock, and proposed only after the next one has written.
+    let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
+    assert!(guard.is_held());
     let next = cluster.node(other).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
     next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
     cluster.resume(holder);
+    assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
     let late = guard.txn().then(Op::put("data", "late")).commit().wait();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert!(!commit_if(&cluster.node(other).client(), guard.still_held(), "data", "late"));
     assert_eq!(cluster.node(holder).client().get("data").wait().unwrap().unwrap().value, "new");
     assert!(next.token() > guard.token());
     assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(_)));

@@ -16,9 +16,9 @@ use bowline::{
 
 use crate::loopback;
 use crate::stage::{
-    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, let_pass, mortal,
-    places, roles, session, session_ended, stand_in_line, until_deleted, until_places, until_true,
-    with, with_clocks,
+    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, commit_if, lasting,
+    lasting_with, let_pass, mortal, places, roles, session, session_ended, stand_in_line,
+    until_deleted, until_places, until_true, with, with_clocks,
 };
 
 #[test]
@@ -80,7 +80,7 @@ fn a_release_by_who_does_not_hold_has_no_effect() {
 }
 
 #[test]
-fn a_release_whose_answer_is_lost_is_carried_out_once() {
+fn a_release_whose_request_is_lost_is_carried_out_once() {
     let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
@@ -94,6 +94,33 @@ fn a_release_whose_answer_is_lost_is_carried_out_once() {
     cluster.heal();
     // The node goes on trying, and what it tries again takes nobody else's place.
     let next = first.finish().unwrap();
+    cluster.node(one).client().put("k", "v").wait().unwrap();
+    assert!(next.is_held());
+    assert!(second.poll().is_none());
+    next.release().wait().unwrap();
+    assert!(second.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_release_whose_answer_is_lost_is_carried_out_once() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, two);
+    let first = stand_in_line(&other, cluster.node(two), "lock");
+    let third = another_session(&cluster, two, "third");
+    let mut second = stand_in_line(&third, cluster.node(two), "lock");
+    // The request leaves the node, and nothing reaches the node. Paused, it cannot notice that before it has asked.
+    cluster.pause(one);
+    let mut release = Begun::new(guard.release());
+    cluster.cut(leader, one);
+    cluster.cut(two, one);
+    cluster.resume(one);
+    let next = first.finish().unwrap();
+    assert!(release.poll().is_none(), "its answer was not delivered");
+    cluster.heal();
+    assert_eq!(release.finish().unwrap(), Released::Now);
+    // The node has repeated its request: that releases the lock of no other session.
     cluster.node(one).client().put("k", "v").wait().unwrap();
     assert!(next.is_held());
     assert!(second.poll().is_none());
@@ -178,12 +205,16 @@ fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resour
     let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     let mut outside = Outside::default();
     cluster.pause(one);
+    let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
+    assert!(guard.is_held(), "its own clock has not ended it: the store must");
     let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
     outside.write(next.token(), "new").unwrap();
     cluster.resume(one);
+    assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
     let late = guard.txn().then(Op::put("data", "late")).commit().wait();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert!(!commit_if(&cluster.node(two).client(), guard.still_held(), "data", "late"));
     assert!(outside.write(guard.token(), "late").is_err());
 }
 
@@ -313,6 +344,8 @@ fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
     }
     cluster.heal();
     cluster.all_at(revision).wait().unwrap();
+    let installed = cluster.node(one).metrics().snapshot().snapshots_installed_total;
+    assert!(installed > 0, "it caught up from the log");
     assert_eq!(lost.lost().wait(), Loss::KeyDeleted);
     assert!(kept.is_held());
 }
@@ -345,19 +378,27 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     assert!(testing::shutdown(node).wait().hanging.is_empty());
 }
 
+/// The limit counts the requests of one node for one lock, of all its sessions.
 #[test]
-fn a_line_that_is_full_refuses_and_goes_on_serving() {
-    let cluster = with(1, |config| config.session_ttl(LONG).lock_waiters_max(2));
-    let session = session(&cluster, 0);
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    let waiting = [0, 1].map(|_| Begun::new(session.mutex("lock").lock()));
-    let error = session.mutex("lock").lock().wait().unwrap_err();
-    assert_eq!(error, LockError::QueueFull { max: 2 });
+fn a_full_queue_rejects_requests_and_goes_on_serving() {
+    let cluster = lasting_with(2, |config| config.lock_waiters_max(2));
+    let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
+    let remote = session(&cluster, 1);
+    let guard = one.mutex("lock").lock().wait().unwrap();
+    let waiting = [&one, &two].map(|session| Begun::new(session.mutex("lock").lock()));
+    until_places(cluster.node(0), "lock", 2);
+    for session in [&one, &two] {
+        let error = session.mutex("lock").lock().wait().unwrap_err();
+        assert_eq!(error, LockError::QueueFull { max: 2 });
+    }
+    // Neither another node nor another lock is affected.
+    let elsewhere = stand_in_line(&remote, cluster.node(1), "lock");
+    assert!(one.mutex("another").lock().wait().is_ok());
     guard.release().wait().unwrap();
-    for waiting in waiting {
+    for waiting in waiting.into_iter().chain([elsewhere]) {
         waiting.finish().unwrap().release().wait().unwrap();
     }
-    assert!(session.mutex("lock").lock().wait().is_ok());
+    assert!(two.mutex("lock").lock().wait().is_ok());
 }
 
 #[test]

@@ -534,7 +534,7 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
 
 #[test]
 fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it() {
-    const ROUNDS: usize = 60;
+    const JUDGED: u64 = 30;
     let cluster = Arc::new(quick(3));
     let kv = cluster.node(0).client();
     let taken: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
@@ -562,7 +562,10 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
     };
     let (jobs, mut before) = (kv.queue("jobs"), log());
     let (mut entries, mut judged, mut was_quick) = (0, 0, true);
-    for n in 0..ROUNDS {
+    let mut rounds = 0..JUDGED * 20;
+    while judged < JUDGED {
+        let n =
+            rounds.next().expect("the machine is too slow: takers that are woken come too late");
         let begun = Instant::now();
         jobs.put(n.to_string()).wait().unwrap();
         until_count(&kv, "jobs/item/", 0);
@@ -580,7 +583,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
     let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     assert!(each.iter().all(|n| *n >= 5), "{each:?}");
     // A put, a claim, an acknowledgement; now and then one that stands in line anew, or a race.
-    assert!(judged == 0 || entries < 5 * judged, "{entries} entries for {judged} items");
+    assert!(entries < 5 * judged, "{entries} entries for {judged} items");
 }
 
 #[test]

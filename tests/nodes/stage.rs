@@ -11,8 +11,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Config, EventKind, Fence, KeyRange, LockError, Moment, Node, NodeStatus, Revision,
-    Role, Session, SessionEnd, Token, Wait,
+    Client, Compare, Config, EventKind, Fence, KeyRange, LockError, Moment, Node, NodeStatus, Op,
+    Revision, Role, Session, SessionEnd, Token, Wait,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -27,6 +27,10 @@ pub(crate) const STEADY: Duration = Duration::from_secs(3);
 
 /// The TTL of sessions that outlive any test.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+/// The longest time after which the lock of a [`mortal`] session is free: its TTL, the drift bound of a tenth, an
+/// election, and 5 s for a busy machine.
+pub(crate) const FREED_WITHIN: Duration = Duration::from_millis(3_000 + 300 + 300 + 5_000);
 
 fn timing(config: Config, ttl: Duration) -> Config {
     config
@@ -107,6 +111,19 @@ pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> 
 /// stand still.
 pub(crate) fn mortal(cluster: &Cluster, member: usize) -> Session {
     cluster.node(member).open_session().ttl(STEADY).wait().unwrap()
+}
+
+/// The number that a key holds, or 0 if the key does not exist.
+pub(crate) fn read_number(kv: &Client, key: &str) -> u64 {
+    let row = kv.get(key.to_owned()).wait().unwrap();
+    row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap())
+}
+
+/// Puts one key if the store finds that all `conditions` hold, and returns whether it did. Nothing but the store
+/// looks at them.
+pub(crate) fn commit_if(kv: &Client, conditions: Vec<Compare>, key: &str, value: &str) -> bool {
+    let put = Op::put(key.to_owned(), value.to_owned());
+    kv.txn().when_all(conditions).then(put).commit().wait().unwrap().succeeded
 }
 
 /// How many keys there are below `name/`.

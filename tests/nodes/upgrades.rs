@@ -77,6 +77,32 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
     .wait();
 }
 
+#[test]
+fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
+    async {
+        let small = |config: Config| {
+            config.speaks(NEXT).snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
+        };
+        let mut cluster = ClusterOptions::new(1).configure(small).start().await.unwrap();
+        cluster
+            .wait_until("the version was not raised", |all| all.iter().all(|s| s.version == NEXT))
+            .await
+            .unwrap();
+        let client = cluster.node(0).client();
+        let mut revision = Revision(1);
+        for n in 0..400 {
+            revision =
+                client.put(format!("key/{}", n % 10), vec![b'v'; 900]).await.unwrap().revision;
+        }
+        let joined = cluster.join().await.unwrap();
+        cluster.all_at(revision).await.unwrap();
+        let node = cluster.node(joined);
+        assert!(node.metrics().snapshot().snapshots_installed_total > 0, "it replayed the log");
+        assert_eq!(node.status().version, NEXT);
+    }
+    .wait();
+}
+
 /// How the directories under `tests/fixtures` are made, each by the version that it is called after:
 /// `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
 fn make_fixture(dir: &std::path::Path) {

@@ -182,6 +182,21 @@ fn only_a_later_state_of_the_same_log_is_installed() {
     assert_eq!(world.machine.digest(), digest);
 }
 
+#[test]
+fn an_installed_state_keeps_the_cluster_version() {
+    const SECOND: ClusterVersion = ClusterVersion(2);
+    let options = || MachineOptions { known: SECOND, ..MachineOptions::default() };
+    let mut leader = World::with(options());
+    leader.run(Command::Raise(SECOND)).unwrap();
+    let (head, found) = pieces(leader.machine.image(), 100);
+    let state = Machine::restore(options(), head, found).unwrap();
+    assert_eq!(state.version(), SECOND);
+    let mut follower = World::with(options());
+    drop(follower.machine.install(state).unwrap());
+    assert_eq!(follower.machine.version(), SECOND);
+    assert_eq!(follower.machine.digest(), leader.machine.digest());
+}
+
 /// The key that a revision writes, of this many.
 const KEYS: u64 = 1500;
 

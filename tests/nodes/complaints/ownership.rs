@@ -1,13 +1,13 @@
 //! Lost or doubled ownership.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bowline::{Client, Effect, GuardError, LockState, Loss, Op, SessionEnd, Wait};
+use bowline::{Effect, GuardError, LockState, Loss, Node, Op, SessionEnd, Wait};
 
 use crate::stage::{
     LONG, SHORT, STEADY, another_leader, another_session, lasting, lasting_with, let_pass, mortal,
-    roles, session, session_ended, stand_in_line, steady, with,
+    read_number, roles, session, session_ended, stand_in_line, steady, until_true, with,
 };
 
 /// etcd#11456, etcd#9921.
@@ -26,52 +26,74 @@ fn a_lock_is_not_handed_to_a_session_that_has_ended() {
     assert!(session(&cluster, 1).mutex("lock").try_lock().wait().is_ok());
 }
 
-fn read_number(kv: &Client, key: &str) -> u64 {
-    let row = kv.get(key.to_owned()).wait().unwrap();
-    row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap())
-}
-
 /// etcd#11457.
 #[test]
 fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
     let cluster = lasting_with(3, |config| config.session_ttl(SHORT));
-    let (acknowledged, unknown) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (acknowledged, unknown) = (Counts::default(), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    let total = || acknowledged.iter().map(|count| count.load(Ordering::SeqCst)).sum::<u64>();
     std::thread::scope(|scope| {
+        let ends = SetWhenDropped(&done);
         for member in 0..3 {
-            let (cluster, acknowledged, unknown) = (&cluster, &acknowledged, &unknown);
+            let (node, done) = (cluster.node(member), &done);
+            let (acknowledged, unknown) = (&acknowledged[member], &unknown);
             scope.spawn(move || {
-                let kv = cluster.node(member).client();
-                for _ in 0..6 {
-                    let Ok(session) = cluster.node(member).session().wait() else { continue };
-                    let Ok(guard) = session.mutex("lock").lock().wait() else { continue };
-                    let Ok(row) = kv.get("sum").wait() else { continue };
-                    let sum: u64 = row
-                        .map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap());
-                    let add = guard.txn().then(Op::put("sum", (sum + 1).to_string()));
-                    match add.commit().wait() {
-                        Ok(_) => acknowledged.fetch_add(1, Ordering::SeqCst),
-                        Err(GuardError::Store(error)) if error.effect() == Effect::Unknown => {
-                            unknown.fetch_add(1, Ordering::SeqCst)
-                        }
-                        Err(_) => continue,
+                while !done.load(Ordering::SeqCst) {
+                    match add_one(node) {
+                        Some(Ok(())) => acknowledged.fetch_add(1, Ordering::SeqCst),
+                        Some(Err(Effect::Unknown)) => unknown.fetch_add(1, Ordering::SeqCst),
+                        Some(Err(_)) | None => 0,
                     };
                 }
             });
         }
         let leader = cluster.leader().wait().unwrap();
         for member in [(leader + 1) % 3, (leader + 2) % 3] {
+            let stands_still = session(&cluster, member);
+            let (before, own) = (total(), acknowledged[member].load(Ordering::SeqCst));
             cluster.pause(member);
-            // Nobody has to wait for it: the others go on meanwhile.
             let_pass(cluster.node(leader), SHORT * 2, || {});
+            until_true(cluster.node(leader), "the others go on", || total() > before + 1);
             cluster.resume(member);
+            let goes_on = || acknowledged[member].load(Ordering::SeqCst) > own + 1;
+            until_true(cluster.node(leader), "the paused node goes on", goes_on);
+            assert!(stands_still.end().is_some(), "the pause has outlasted the lease");
         }
+        drop(ends);
     });
     let sum = read_number(&cluster.node(0).client(), "sum");
     // One whose answer was lost may have counted, too; none is missing, and none counts that was refused.
-    let (acknowledged, unknown) = (acknowledged.into_inner(), unknown.into_inner());
-    assert!(acknowledged > 0);
+    let (acknowledged, unknown) = (total(), unknown.into_inner());
     let may_be = acknowledged..=acknowledged + unknown;
     assert!(may_be.contains(&sum), "{sum} counted, {acknowledged} acknowledged, {unknown} unknown");
+}
+
+/// Sets a flag also when the test fails, so that its threads end.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// How many updates were acknowledged to each member.
+type Counts = [AtomicU64; 3];
+
+/// Adds one to the sum under the lock: reads it, then writes it in a guarded transaction. `None` if it came to no
+/// transaction.
+fn add_one(node: &Node) -> Option<Result<(), Effect>> {
+    let session = node.session().wait().ok()?;
+    let guard = session.mutex("lock").lock().wait().ok()?;
+    let row = node.client().get("sum").wait().ok()?;
+    let sum: u64 = row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap());
+    let add = guard.txn().then(Op::put("sum", (sum + 1).to_string()));
+    Some(match add.commit().wait() {
+        Ok(_) => Ok(()),
+        Err(GuardError::Store(error)) => Err(error.effect()),
+        Err(_) => Err(Effect::NotApplied),
+    })
 }
 
 /// etcd#11429.

@@ -4,8 +4,8 @@
 use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Standing, Token, Wait};
 
 use crate::stage::{
-    Outside, SHORT, STEADY, another_session, lasting, mortal, roles, session, stand_in_line,
-    until_true,
+    Begun, Outside, SHORT, STEADY, another_session, lasting, let_pass, mortal, roles, session,
+    stand_in_line, until_true,
 };
 
 /// What goes over the wire to the other server: the name, the mode and the generation.
@@ -140,17 +140,23 @@ fn who_stops_in_good_order_is_followed_at_once() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// The health check that ends a process which leads and cannot renew.
+/// The health check that ends a process which leads and cannot renew: it turns before another node may lead.
 #[test]
-fn a_leader_that_cannot_renew_is_not_ready() {
+fn a_leader_that_cannot_renew_is_not_ready_before_it_has_lost() {
     let cluster = lasting(3);
-    let (_, one, _) = roles(&cluster);
+    let (leader, one, two) = roles(&cluster);
     let leads = mortal(&cluster, one).election("kube").campaign("one").wait().unwrap();
-    until_true(cluster.node(one), "it serves", || cluster.node(one).health().is_serving());
-    cluster.partition(&[one]);
-    leads.lost().wait();
-    until_true(cluster.node(one), "it serves no more", || {
-        let health = cluster.node(one).health();
-        health.is_alive() && !health.is_serving()
+    let_pass(cluster.node(leader), STEADY * 2, || {
+        assert!(leads.is_leader(), "it is renewed");
     });
+    until_true(cluster.node(one), "it serves", || cluster.node(one).health().is_serving());
+    let other = session(&cluster, two);
+    let next = Begun::new(other.election("kube").campaign("two"));
+    cluster.partition(&[one]);
+    until_true(cluster.node(one), "not ready", || !cluster.node(one).health().is_serving());
+    assert!(leads.is_leader(), "readiness is lost before leadership is");
+    assert!(next.finish().unwrap().is_leader());
+    assert!(!leads.is_leader());
+    let health = cluster.node(one).health();
+    assert!(health.is_alive() && !health.is_serving(), "{health:?}");
 }
