@@ -102,6 +102,13 @@ impl LogQueue {
         self.bell.wait(state, at_most).take()
     }
 
+    /// Whether groups, or a cut, wait to be taken.
+    #[cfg(any(test, feature = "sim"))]
+    fn is_filled(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        !state.groups.is_empty() || state.cut.is_some()
+    }
+
     /// As [`LogQueue::take`], without waiting.
     #[cfg(any(test, feature = "sim"))]
     fn take_now(&self) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
@@ -116,6 +123,9 @@ pub(crate) struct LogWorker {
     inbox: Arc<Inbox>,
     /// Taken from the queue, and without room on the disk.
     waiting: Vec<wal::Group>,
+    /// Taken by [`LogWorker::begin`], for the next turn.
+    #[cfg(any(test, feature = "sim"))]
+    begun: (Vec<wal::Group>, Option<LogIndex>),
     /// As the driver knows it.
     space: wal::Space,
     clock: Arc<dyn Clock>,
@@ -145,12 +155,42 @@ impl LogWorker {
         meters: Arc<Meters>,
     ) -> Self {
         let (waiting, space) = (Vec::new(), wal::Space::Plenty);
-        Self { writer, queue, inbox, waiting, space, clock, meters }
+        Self {
+            writer,
+            queue,
+            inbox,
+            waiting,
+            #[cfg(any(test, feature = "sim"))]
+            begun: Default::default(),
+            space,
+            clock,
+            meters,
+        }
     }
 
-    /// Writes what is queued, without waiting: for whoever runs a node by hand.
+    /// Takes what is queued for the next turn. What is queued after that waits for the turn after it, as it does while
+    /// the thread of a real log writes.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn begin(&mut self) {
+        if let Some((groups, cut)) = self.queue.take_now() {
+            self.begun.0.extend(groups);
+            self.begun.1 = self.begun.1.max(cut);
+        }
+    }
+
+    /// Whether there is something for another turn.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.queue.is_filled()
+    }
+
+    /// Writes what was taken, or, if that is nothing, what is queued, without waiting: for whoever runs a node by hand.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> LogTurn {
+        let (groups, cut) = std::mem::take(&mut self.begun);
+        if !groups.is_empty() || cut.is_some() {
+            return self.write(groups, cut);
+        }
         match self.queue.take_now() {
             None => LogTurn::Ended,
             Some((groups, cut)) => self.write(groups, cut),

@@ -169,6 +169,12 @@ impl Sessions {
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
+        if mutant::is(Mutant::B69) {
+            let terms = SessionTerms { ttl: lease_ttl - delay, delay, label, own: false };
+            self.keep(lease, terms, now, 0);
+            let kept = self.sessions.get_mut(&lease).expect("it was just put there");
+            return Some((wish.reply, kept.claim(delay)));
+        }
         self.quiet_until = self.quiet_until.min(now);
         let wanted = self.resuming.entry(lease).or_insert_with(|| Wanted {
             lease_ttl,
@@ -308,6 +314,7 @@ impl Sessions {
     /// A renewal of a lease that is to be resumed was confirmed.
     fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
+        let sent = if mutant::is(Mutant::B70) { now } else { sent };
         let Wanted { lease_ttl, label, ask_at, mut wishes } = wanted;
         // What nobody waits for any more is left alone.
         wishes.retain(|wish| !wish.reply.is_gone());

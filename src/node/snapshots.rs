@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
+use crate::mutant::{self, Mutant};
 
 /// How many parts of a snapshot are asked for ahead.
 const WINDOW_PARTS: u64 = 4;
@@ -183,6 +184,9 @@ impl Snapshots {
         // However much they need it, the log does not grow without end for them.
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
+        }
+        if let Some(slowest) = slowest.filter(|_| mutant::is(Mutant::M45)) {
+            return Some(slowest);
         }
         let fetching = self.served(now).into_iter().map(|id| id.index);
         fetching.chain(slowest).chain([newest.index]).min()
@@ -423,7 +427,14 @@ mod tests {
         let slow = Some(LogIndex(123));
         assert_eq!(snapshots.cut(slow, 100, 0, at(0)), Some(LogIndex(123)));
         assert_eq!(snapshots.cut(slow, 4001, 0, at(0)), Some(LogIndex(50_000)));
+        let quick = Some(LogIndex(60_000));
+        assert_eq!(
+            snapshots.cut(quick, 100, 0, at(0)),
+            Some(LogIndex(50_000)),
+            "no snapshot has more"
+        );
         snapshots.serve(node(3), id(30_000), at(0));
+        assert_eq!(snapshots.cut(quick, 100, 0, at(0)), Some(LogIndex(30_000)));
         assert_eq!(snapshots.cut(None, 100, 0, at(1999)), Some(LogIndex(30_000)));
         assert_eq!(
             (snapshots.served(at(1999)), snapshots.served(at(2000))),

@@ -551,7 +551,7 @@ impl Parting {
         // A reader's place is no writer's: other readers hold with it.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };
         let rule = Stance::rule_of(&held.key, &held.value);
-        if !rule.covers(&Stance::rule_of(heir, &row.value)) {
+        if !rule.covers(&Stance::rule_of(heir, &row.value)) && !mutant::is(Mutant::B65) {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
@@ -565,7 +565,9 @@ impl Parting {
             compares.extend(still_mine(heir, row.create_revision, heir_lease));
             compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
         }
-        compares.extend(barred);
+        if !mutant::is(Mutant::B66) {
+            compares.extend(barred);
+        }
         let taken = Put {
             key: key.clone(),
             value: PutValue::Set(row.value),

@@ -1,9 +1,18 @@
 //! How the programs of a simulated world talk to their node: its handles, with every error boiled
 //! down to what it says of the request.
 
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use super::judge::Judge;
 use crate::api::{Client, Effect, Error, Session, TxnCall};
+use crate::machine::Reader;
 use crate::model::{
     Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, Range,
     RangeReply, Refusal, Reply, Revision, SessionInfo, Txn, TxnReply,
@@ -35,15 +44,71 @@ impl From<Error> for Fate {
     }
 }
 
+/// Notes which revision readers see when a task is woken. On a machine with threads the task may run at that
+/// moment, while the driver that has woken it is still in its turn.
+struct Prompt {
+    reader: Reader,
+    /// At the last waking; 0 before the first.
+    seen: AtomicU64,
+    task: Waker,
+}
+
+impl Wake for Prompt {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.seen.store(self.reader.revision().get(), Ordering::Relaxed);
+        self.task.wake_by_ref();
+    }
+}
+
 /// A handle on a node.
 #[derive(Clone)]
 pub(crate) struct Caller {
     client: Client,
+    judge: Rc<RefCell<Judge>>,
 }
 
 impl Caller {
-    pub(crate) fn new(client: Client) -> Self {
-        Self { client }
+    pub(crate) fn new(client: Client, judge: Rc<RefCell<Judge>>) -> Self {
+        Self { client, judge }
+    }
+
+    /// Waits for an answer. `Some`: it was waited for, and readers saw this revision when the task was woken for it.
+    async fn prompt<T>(&self, answer: impl Future<Output = T>) -> (T, Option<Revision>) {
+        let mut answer = pin!(answer);
+        let mut last: Option<Arc<Prompt>> = None;
+        poll_fn(|context| {
+            let known = last.take().filter(|prompt| prompt.task.will_wake(context.waker()));
+            let prompt = known.unwrap_or_else(|| {
+                let (reader, task) = (self.client.shared.reader.clone(), context.waker().clone());
+                Arc::new(Prompt { reader, seen: AtomicU64::new(0), task })
+            });
+            let waker = Waker::from(Arc::clone(&prompt));
+            match answer.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(answer) => {
+                    let seen = prompt.seen.load(Ordering::Relaxed);
+                    Poll::Ready((answer, (seen > 0).then_some(Revision(seen))))
+                }
+                Poll::Pending => {
+                    last = Some(prompt);
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// A caller was woken for an answer: readers of its node see this revision by then.
+    fn woken(&self, seen: Option<Revision>, owed: Revision, what: &str) {
+        let Some(seen) = seen else { return };
+        let mut judge = self.judge.borrow_mut();
+        judge.expect(seen >= owed, "X-WAKE", || {
+            format!("{what} of {owed:?} is answered while readers of that node see {seen:?}")
+        });
+        judge.count("answer that readers saw when its caller was woken");
     }
 
     /// The client itself, for what stands on it.
@@ -66,7 +131,10 @@ impl Caller {
     /// # Errors
     /// What became of it instead.
     pub(crate) async fn write(&self, command: Command) -> Result<Reply, Fate> {
-        Ok(self.client.propose(command, None).await?)
+        let (answer, seen) = self.prompt(self.client.propose(command, None)).await;
+        let reply = answer?;
+        self.woken(seen, reply.revision(), "a write");
+        Ok(reply)
     }
 
     /// Wants the members to change, and waits until they have.
@@ -84,7 +152,12 @@ impl Caller {
     /// What became of it instead.
     pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
         let call = self.client.range(range);
-        Ok(if mutant::is(Mutant::N02) { call.local() } else { call }.await?)
+        let call = if mutant::is(Mutant::N02) { call.local() } else { call };
+        let known = self.judge.borrow().floor();
+        let (answer, seen) = self.prompt(call.into_future()).await;
+        let reply = answer?;
+        self.woken(seen, known, "a read");
+        Ok(reply)
     }
 
     /// Reads a range as it is asked for, linearizably or as this replica has it.

@@ -68,6 +68,8 @@ pub(crate) enum Fault {
     Pause { who: Who, time: Duration },
     /// A process stands still, hears what has come meanwhile, and from then on nothing more for a while.
     Stupor { who: Who, still: Duration, alone: Duration },
+    /// The same, of the node that next asks for the renewal of a session that it resumes, once it has asked.
+    ResumeStupor { still: Duration, alone: Duration },
     /// All processes stand still.
     PauseAll { time: Duration },
     /// Some messages do not pass.
@@ -76,10 +78,14 @@ pub(crate) enum Fault {
     Clog { time: Duration },
     /// Syncs take this much longer.
     SlowDisk { who: Who, extra: Duration, time: Duration },
+    /// Each step of writing a snapshot takes this much longer, while the log is as quick as before.
+    SlowSnapshots { who: Who, extra: Duration, time: Duration },
     /// A sync fails, or all writes do; the node must stop, and is started again.
     DiskError { who: Who, down: Duration },
     /// All clocks run at other rates.
     Drift,
+    /// A follower that is slow to write gets entries, what another leader puts in their place, and the entries again.
+    Seesaw,
     /// The leader is asked to hand over.
     Transfer,
     /// A machine goes down, and what lies on its disk rots meanwhile; or its snapshot does while it works: of so
@@ -111,6 +117,7 @@ impl Fault {
             Fault::PointCrash { .. } => "fault: power loss at a point",
             Fault::Pause { .. } => "fault: pause",
             Fault::Stupor { .. } => "fault: pause, then alone",
+            Fault::ResumeStupor { .. } => "fault: pause in a resume, then alone",
             Fault::PauseAll { .. } => "fault: pause of all",
             Fault::Partition { split: Split::Mute(_) | Split::Deaf(_), .. } => {
                 "fault: one-way partition"
@@ -118,8 +125,10 @@ impl Fault {
             Fault::Partition { .. } => "fault: partition",
             Fault::Clog { .. } => "fault: clogged link",
             Fault::SlowDisk { .. } => "fault: slow disk",
+            Fault::SlowSnapshots { .. } => "fault: slow snapshots",
             Fault::DiskError { .. } => "fault: failing disk",
             Fault::Drift => "fault: clocks' rates",
+            Fault::Seesaw => "fault: leader that comes back",
             Fault::Transfer => "fault: leadership handed over",
             Fault::Rot { .. } => "fault: rot",
             Fault::Full { .. } => "fault: full disk",
@@ -138,20 +147,23 @@ const MEMBERS_MENU: [(Kind, u64); 4] =
     [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
 
 /// Kinds of faults, each with how often it is drawn where it is not switched off.
-const MENU: [(Kind, u64); 18] = [
+const MENU: [(Kind, u64); 21] = [
     (Kind::Kill, 6),
     (Kind::PowerLoss, 6),
     (Kind::Blackout, 2),
     (Kind::PointCrash, 6),
     (Kind::Pause, 5),
     (Kind::Stupor, 3),
+    (Kind::ResumeStupor, 3),
     (Kind::PauseAll, 2),
     (Kind::Partition, 8),
     (Kind::OneWay, 4),
     (Kind::Clog, 4),
     (Kind::SlowDisk, 4),
+    (Kind::SlowSnapshots, 4),
     (Kind::DiskError, 2),
     (Kind::Drift, 3),
+    (Kind::Seesaw, 3),
     (Kind::Transfer, 2),
     (Kind::Stop, 3),
     (Kind::Rolling, 2),
@@ -167,13 +179,16 @@ enum Kind {
     PointCrash,
     Pause,
     Stupor,
+    ResumeStupor,
     PauseAll,
     Partition,
     OneWay,
     Clog,
     SlowDisk,
+    SlowSnapshots,
     DiskError,
     Drift,
+    Seesaw,
     Transfer,
     Stop,
     Rolling,
@@ -362,6 +377,9 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
             time: if one_in(rng, 3) { ms(5_000, 9_000) } else { ms(50, 3_000) },
         },
         Kind::Stupor => Fault::Stupor { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) },
+        Kind::ResumeStupor => {
+            Fault::ResumeStupor { still: ms(300, 2_000), alone: ms(2_000, 8_000) }
+        }
         Kind::PauseAll => Fault::PauseAll { time: ms(100, 4_000) },
         Kind::Partition => {
             let splits = [Split::Halves, Split::Isolate(who), Split::Bridge, Split::Random];
@@ -373,8 +391,14 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
         }
         Kind::Clog => Fault::Clog { time: ms(100, 5_000) },
         Kind::SlowDisk => Fault::SlowDisk { who, extra: ms(20, 2_000), time: ms(500, 8_000) },
+        Kind::SlowSnapshots => {
+            // Mostly the leader: it alone knows how far the others are.
+            let who = if one_in(rng, 4) { who } else { Who::Leader };
+            Fault::SlowSnapshots { who, extra: ms(500, 4_000), time: ms(4_000, 12_000) }
+        }
         Kind::DiskError => Fault::DiskError { who, down },
         Kind::Drift => Fault::Drift,
+        Kind::Seesaw => Fault::Seesaw,
         Kind::Transfer => Fault::Transfer,
         Kind::Stop => Fault::Stop { who, down },
         Kind::Rolling => Fault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },

@@ -1,9 +1,10 @@
 //! One process of a simulated node: the parts that real threads would run, and what the judge wants
 //! to see of them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::caller::Caller;
+use super::judge::Judge;
 use super::net::SimNetwork;
 use crate::api::Client;
 use crate::consensus::member_change;
@@ -69,6 +71,7 @@ pub(crate) struct ProcessParts {
     pub(crate) env: Env,
     pub(crate) network: SimNetwork,
     pub(crate) wakes: Arc<Wakes>,
+    pub(crate) judge: Rc<RefCell<Judge>>,
 }
 
 /// What a process knows of its cluster from elsewhere than its disk.
@@ -103,6 +106,7 @@ pub(crate) struct Process {
     receiver: Arc<dyn Receiver>,
     introducer: Arc<dyn Introducer>,
     log_reader: LogReader,
+    judge: Rc<RefCell<Judge>>,
     /// The newest revision that the judge was shown.
     shown: Cell<Revision>,
     leads: Cell<bool>,
@@ -113,7 +117,7 @@ pub(crate) struct Process {
 impl Process {
     /// Opens the node's directory and puts the node together.
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
-        let ProcessParts { id, beginning, env, network, wakes } = parts;
+        let ProcessParts { id, beginning, env, network, wakes, judge } = parts;
         let (settings, joined) = match beginning {
             Beginning::Founder { nodes } => (settings(id, nodes), None),
             Beginning::Newcomer { contact, members, joined } => {
@@ -135,7 +139,7 @@ impl Process {
         let log_reader = assembly.log_reader();
         let node = assembly.finish(Box::new(network))?;
         let (shown, leads) = (Cell::new(Revision::FIRST), Cell::new(false));
-        Ok(Self { node, receiver, introducer, log_reader, shown, leads, log_turns: 0 })
+        Ok(Self { node, receiver, introducer, log_reader, judge, shown, leads, log_turns: 0 })
     }
 
     pub(crate) fn turn(&mut self) -> TurnEnd {
@@ -145,10 +149,19 @@ impl Process {
         }
     }
 
+    /// The log takes what it writes in its next turn.
+    pub(crate) fn begin_log_turn(&mut self) {
+        self.node.log_worker.begin();
+    }
+
     /// A turn of the log. Whether it should have another one.
     pub(crate) fn log_turn(&mut self) -> bool {
         self.log_turns += 1;
-        matches!(self.node.log_worker.turn(), LogTurn::Wrote)
+        match self.node.log_worker.turn() {
+            LogTurn::Wrote => true,
+            LogTurn::Idle | LogTurn::Full => self.node.log_worker.is_wanted(),
+            LogTurn::Ended => false,
+        }
     }
 
     /// A step of the snapshots. Whether it should have another one.
@@ -173,7 +186,7 @@ impl Process {
     }
 
     pub(crate) fn caller(&self) -> Caller {
-        Caller::new(Client::new(self.node.shared.clone()))
+        Caller::new(Client::new(self.node.shared.clone()), self.judge.clone())
     }
 
     /// Asks for another leader. The answer comes within a call's deadline.
@@ -236,6 +249,16 @@ impl Process {
     }
 
     // ---- the judge -------------------------------------------------------------------------
+
+    /// The last entry that its newest snapshot covers.
+    pub(crate) fn snapshot(&self) -> Option<LogIndex> {
+        self.node.driver.snapshot()
+    }
+
+    /// Whether it has handed out an entry to be applied that is not on its disk for good.
+    pub(crate) fn is_ahead_of_disk(&self) -> bool {
+        self.node.driver.is_ahead_of_disk()
+    }
 
     /// How many bytes its state takes.
     pub(crate) fn state_bytes(&self) -> u64 {

@@ -28,6 +28,7 @@ mod sessions;
 mod snapshots;
 mod stage;
 mod stopped_nodes;
+mod threads;
 mod toolbox;
 mod upgrades;
 mod walkthroughs;

@@ -29,6 +29,12 @@ impl Consensus {
         !self.pending.is_empty()
     }
 
+    /// Whether an entry was handed out to be applied that is on its way to the disk, or is replaced on its way there.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn is_ahead_of_disk(&self) -> bool {
+        self.oldest_pending().is_some_and(|first| first <= self.handed)
+    }
+
     /// The term.
     pub(crate) fn term(&self) -> Term {
         Term(self.raw.raft.term)

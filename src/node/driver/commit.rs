@@ -71,6 +71,13 @@ impl Driver {
         }
         self.committed(last, came);
         self.log_times.forget(last);
+        if mutant::is(Mutant::B67) {
+            self.reads.applied(last);
+        }
+        if mutant::is(Mutant::B68) {
+            let times = BatchTimes { came, visible: came };
+            self.tell_applied(std::mem::take(&mut closed), times, count);
+        }
         self.machine.publish();
         // Before whoever has compacted is told.
         self.shared.meters.compacted_revision.set(self.shared.reader.compacted().get());

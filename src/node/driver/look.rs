@@ -50,6 +50,16 @@ impl Driver {
         }
     }
 
+    /// The last entry that the newest snapshot of this node covers.
+    pub(crate) fn snapshot(&self) -> Option<LogIndex> {
+        self.snapshots.newest().map(|(id, _)| id.index)
+    }
+
+    /// Whether it has handed out an entry to be applied that its log is still to write, or to write again.
+    pub(crate) fn is_ahead_of_disk(&self) -> bool {
+        matches!(&self.stage, Stage::Running(consensus) if consensus.is_ahead_of_disk())
+    }
+
     /// Whether its log owes it an answer.
     pub(crate) fn owes_log(&self) -> bool {
         matches!(&self.stage, Stage::Running(consensus) if consensus.owes_log())

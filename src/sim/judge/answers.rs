@@ -117,6 +117,11 @@ impl Judge {
         id
     }
 
+    /// Whether a caller on a node waits for this.
+    pub(crate) fn is_called(&self, node: NodeId, what: &str) -> bool {
+        self.callers.calls.values().any(|call| call.node == node && call.what == what)
+    }
+
     /// It has returned.
     pub(crate) fn returned(&mut self, id: CallId) {
         self.check_call(id);

@@ -56,6 +56,8 @@ pub(super) struct Lines {
     together: BTreeMap<(Bytes, Revision), Vec<Bytes>>,
     /// Who takes up which place that an earlier session has left.
     pub(super) takers: BTreeSet<(Bytes, Revision, LeaseId)>,
+    /// Holds that have just been handed over, as runs count them.
+    pub(super) handed_over: Vec<&'static str>,
 }
 
 impl Share {
@@ -219,7 +221,7 @@ impl Lines {
 
     /// Whoever has a place that was another's had one of its own in that line until now, or takes up what an
     /// earlier session of its node has left.
-    fn handed(&self, events: &[&Event]) -> Result<(), String> {
+    fn handed(&mut self, events: &[&Event]) -> Result<(), String> {
         for event in events.iter().filter(|event| event.kind == EventKind::Put) {
             let (key, prefix) = (&event.kv.key, prefix_of(&event.kv.key));
             // Below a place stand the orders to it, which are no places.
@@ -237,6 +239,13 @@ impl Lines {
             if let Some(heir) = heir.filter(|heir| !events.iter().any(is_left) && !takes_up(*heir))
             {
                 return Err(format!("{key:?} of {before:?} goes to {heir:?}, who does not wait"));
+            }
+            if heir.is_some_and(|heir| !takes_up(heir)) {
+                self.handed_over.push(match says(&event.kv) {
+                    Says::Reads => "read lock handed over",
+                    Says::Wants { .. } => "permit handed over",
+                    Says::Else => "other hold handed over",
+                });
             }
         }
         Ok(())

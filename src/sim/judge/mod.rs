@@ -288,6 +288,9 @@ impl Judge {
             self.check_leader(id, look.term);
             self.check_leading(id, process);
         }
+        self.expect(!process.is_ahead_of_disk(), "R-PERSIST", || {
+            format!("{id:?} has handed out an entry that its log is still to write")
+        });
         self.check_company(id, process, look);
         self.check_memory(id, process, look);
         self.check_diligence(id, process, look);
@@ -297,6 +300,12 @@ impl Judge {
             self.count("snapshot installed");
         } else if had > LogIndex(0) && first > had {
             self.count("log cut behind a snapshot");
+            let covered = process.snapshot();
+            self.expect(covered.is_none_or(|covered| first <= covered.next()), "S-CUT", || {
+                format!(
+                    "{id:?}: the log begins at {first:?}, the newest snapshot ends at {covered:?}"
+                )
+            });
         }
         // Before the cluster is founded nobody has its members.
         if look.term > Term(0) && look.applied > applied {
@@ -342,6 +351,9 @@ impl Judge {
         }
         if news && let Err((invariant, what)) = self.locks.lines.follow(revision, events) {
             self.broken(invariant, || format!("at {revision:?} {what}"));
+        }
+        for what in std::mem::take(&mut self.locks.lines.handed_over) {
+            self.count(what);
         }
         if news {
             self.follow_queues(revision, events);

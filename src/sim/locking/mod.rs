@@ -5,6 +5,7 @@
 mod contention;
 mod counting;
 mod election;
+mod handing;
 mod late;
 mod leading;
 mod multi;

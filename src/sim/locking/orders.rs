@@ -151,6 +151,6 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
 }
 
 /// What an order comes to, unless that takes too long: giving up does not take it back.
-async fn patiently<T>(player: &Player, order: impl IntoFuture<Output = T>) -> Option<T> {
+pub(super) async fn patiently<T>(player: &Player, order: impl IntoFuture<Output = T>) -> Option<T> {
     player.for_at_most(ORDER_PATIENCE, order.into_future()).await
 }

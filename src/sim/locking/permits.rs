@@ -26,7 +26,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
     }
 }
 
-async fn live(player: Player, lock: &'static str) {
+pub(super) async fn live(player: Player, lock: &'static str) {
     let mut limit = LIMIT;
     while !player.is_closing() {
         player.think().await;

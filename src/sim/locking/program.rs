@@ -1,8 +1,8 @@
 //! Which programs there are: what each is about, how it starts, and what it does in the last round.
 
 use super::{
-    Player, contention, election, late, multi, mutex, orders, owners, permits, queue, reading,
-    toolbox,
+    Player, contention, election, handing, late, multi, mutex, orders, owners, permits, queue,
+    reading, toolbox,
 };
 
 /// The queue that programs put into and take from.
@@ -27,6 +27,8 @@ pub(crate) enum Program {
     Multi,
     /// Holders that are asked, broken and handed over, with lock delays.
     Orders,
+    /// Permits and readers that operators hand over.
+    Handing,
     /// Tasks that look late after what they wish for and what they have lost, with long lock delays.
     Late,
     /// Items are put and taken.
@@ -37,7 +39,7 @@ pub(crate) enum Program {
 
 impl Program {
     /// All of them.
-    pub(crate) const ALL: [Program; 11] = [
+    pub(crate) const ALL: [Program; 12] = [
         Program::Mutex,
         Program::Contention,
         Program::Election,
@@ -46,6 +48,7 @@ impl Program {
         Program::Permits,
         Program::Multi,
         Program::Orders,
+        Program::Handing,
         Program::Late,
         Program::Queue,
         Program::Toolbox,
@@ -62,6 +65,7 @@ impl Program {
             Program::Permits => &["lock/s"],
             Program::Multi => &["lock/x", "lock/y", "lock/z"],
             Program::Orders => &["lock/h"],
+            Program::Handing => &["lock/t", "lock/u"],
             Program::Late => &["lock/l"],
             Program::Queue | Program::Toolbox => &[],
         }
@@ -100,6 +104,7 @@ impl Program {
             (Program::Permits, locks) => permits::start(player, locks[0]),
             (Program::Multi, locks) => multi::start(player, locks),
             (Program::Orders, locks) => orders::start(player, locks[0]),
+            (Program::Handing, locks) => handing::start(player, locks[0], locks[1]),
             (Program::Late, locks) => late::start(player, locks[0]),
             (Program::Queue, _) => queue::start(player, QUEUE),
             (Program::Toolbox, _) => toolbox::start(player),
@@ -122,6 +127,10 @@ impl Program {
             Program::Election => election::once(player, &session, lock).await,
             Program::Reading => reading::once(player, &session, lock).await,
             Program::Permits => permits::once(player, &session, lock).await,
+            Program::Handing if lock == self.locks()[0] => {
+                permits::once(player, &session, lock).await
+            }
+            Program::Handing => reading::once(player, &session, lock).await,
             _ => mutex::once(player, &session, lock).await,
         };
         player.close(&session).await;

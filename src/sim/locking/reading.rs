@@ -30,7 +30,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
     }
 }
 
-async fn live(player: Player, lock: &'static str) {
+pub(super) async fn live(player: Player, lock: &'static str) {
     while !player.is_closing() {
         player.think().await;
         let Some(session) = player.session().await else { continue };

@@ -39,12 +39,11 @@ impl World {
                 }
             }
             Fault::Stupor { who, still, alone } => {
-                let Some(at) = self.find(who) else { return };
-                // At the moment at which it goes on, and before it does.
-                let life = self.nodes[at].life;
-                self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });
-                self.pause(at, still);
+                if let Some(at) = self.find(who) {
+                    self.stupor(at, still, alone);
+                }
             }
+            Fault::ResumeStupor { still, alone } => self.stupor_of_resumer = Some((still, alone)),
             Fault::PauseAll { time } => {
                 for at in 0..self.nodes.len() {
                     let time = between(&self.rng, time / 2, time);
@@ -65,9 +64,12 @@ impl World {
             Fault::SlowDisk { who, extra, time } => {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].slow_disk = extra;
-                self.nodes[at].spell += 1;
-                let spell = self.nodes[at].spell;
-                self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
+                self.disk_recovers_in(at, time);
+            }
+            Fault::SlowSnapshots { who, extra, time } => {
+                let Some(at) = self.find(who) else { return };
+                self.nodes[at].slow_snapshots = extra;
+                self.disk_recovers_in(at, time);
             }
             Fault::DiskError { who, down } => {
                 let Some(at) = self.find(who) else { return };
@@ -84,6 +86,7 @@ impl World {
                     node.clock.set_drift(drift(&self.rng));
                 }
             }
+            Fault::Seesaw => self.begin_seesaw(),
             Fault::Transfer => {
                 if let Some(at) = self.find(Who::Leader) {
                     self.transfer(at);
@@ -98,10 +101,8 @@ impl World {
                 let Some(at) = self.find(who) else { return };
                 let node = &mut self.nodes[at];
                 node.disk.limit(Some(node.disk.used() + room_bytes));
-                node.spell += 1;
                 node.full = true;
-                let spell = node.spell;
-                self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
+                self.disk_recovers_in(at, time);
             }
             Fault::Stop { who, down } => {
                 if let Some(at) = self.find(who) {
@@ -120,6 +121,32 @@ impl World {
             Fault::Promote => self.promote(),
             Fault::Remove => self.remove(),
         }
+    }
+
+    /// A process stands still. At the moment at which it goes on, and before it does, it is cut off.
+    fn stupor(&mut self, at: usize, still: Duration, alone: Duration) {
+        let life = self.nodes[at].life;
+        self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });
+        self.pause(at, still);
+    }
+
+    /// Pauses a node that has just asked for the renewal of a session that it resumes, if that is due.
+    pub(super) fn strike_resumer(&mut self, at: usize) {
+        let Some((still, alone)) = self.stupor_of_resumer else { return };
+        let id = self.nodes[at].id;
+        if !self.judge.borrow().is_called(id, "resume session") {
+            return;
+        }
+        self.stupor_of_resumer = None;
+        self.note(38, &[id.get()], || format!("{id:?} stands still while it resumes a session"));
+        self.judge.borrow_mut().count("pause in a resume");
+        self.stupor(at, still, alone);
+    }
+
+    pub(super) fn disk_recovers_in(&mut self, at: usize, time: Duration) {
+        self.nodes[at].spell += 1;
+        let spell = self.nodes[at].spell;
+        self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
     }
 
     /// A program on a node wants another leader, and waits for it.
@@ -187,6 +214,7 @@ impl World {
     pub(super) fn disk_recovers(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         node.slow_disk = Duration::ZERO;
+        node.slow_snapshots = Duration::ZERO;
         node.full = false;
         if node.disk.has_been_full() {
             self.judge.borrow_mut().count("disk was full");
@@ -260,6 +288,8 @@ impl World {
         self.send_newcomers_away();
         self.partition += 1;
         self.storm += 1;
+        self.stupor_of_resumer = None;
+        self.seesaw = None;
         self.net.heal();
         self.net.set_conditions(NetConditions::default());
         for at in 0..self.nodes.len() {

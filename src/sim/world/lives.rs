@@ -56,6 +56,7 @@ impl World {
             env: self.env_of(&node.disk, &node.entropy, clock, points),
             network: self.net.network_of(id),
             wakes,
+            judge: Rc::clone(&self.judge),
         };
         if let Some(steps) = self.nodes[at].start_breaks_off.take() {
             self.nodes[at].disk.stop_after(steps);

@@ -20,6 +20,7 @@ mod links;
 mod lives;
 mod members;
 mod newcomers;
+mod seesaw;
 mod turns;
 
 use std::cell::RefCell;
@@ -52,6 +53,7 @@ use crate::wal::LogError;
 
 use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};
+use seesaw::Seesaw;
 
 /// How often the nodes look whether they can reach each other, about.
 const DIAL_EVERY: Duration = Duration::from_millis(40);
@@ -105,6 +107,7 @@ enum Happening {
     Start { node: usize, life: u64 },
     Resume { node: usize, life: u64 },
     Heal { partition: u64 },
+    Seesaw { partition: u64 },
     CutOff { node: usize, life: u64, time: Duration },
     DiskRecovers { node: usize, spell: u64 },
     Stop { node: usize, down: Duration, storm: u64 },
@@ -133,6 +136,8 @@ struct SimNode {
     snapshots_due: Option<Duration>,
     /// How much longer a sync takes now, and the number of the spell.
     slow_disk: Duration,
+    /// The same, of a step of writing a snapshot.
+    slow_snapshots: Duration,
     spell: u64,
     /// How long to stay down after a crash at an armed point.
     armed_down: Duration,
@@ -208,6 +213,9 @@ pub(crate) struct World {
     admitted: Admitted,
     /// Those who wait until leadership has moved.
     transfers: Vec<Transfer>,
+    /// How long the next node that resumes a session stands still, and is alone after that.
+    stupor_of_resumer: Option<(Duration, Duration)>,
+    seesaw: Option<Seesaw>,
     judge: Rc<RefCell<Judge>>,
     trace: Trace,
     on_start: Option<OnStart>,
@@ -244,6 +252,8 @@ impl World {
             next_newcomer: NewcomerId(1),
             admitted: Admitted::default(),
             transfers: Vec::new(),
+            stupor_of_resumer: None,
+            seesaw: None,
             judge,
             trace,
             on_start: None,
@@ -498,6 +508,10 @@ impl World {
                 self.net.heal();
                 Ok(())
             }
+            Happening::Seesaw { partition } if self.partition == partition => {
+                self.tilt_seesaw();
+                Ok(())
+            }
             Happening::CutOff { node, life, time } if self.nodes[node].life == life => {
                 if self.nodes[node].paused {
                     self.part(Split::Alone(node), time);
@@ -552,6 +566,7 @@ fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> Sim
         log_due: None,
         snapshots_due: None,
         slow_disk: Duration::ZERO,
+        slow_snapshots: Duration::ZERO,
         spell: 0,
         armed_down: Duration::from_millis(500),
         may_stop: false,

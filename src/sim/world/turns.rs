@@ -18,6 +18,10 @@ impl World {
         if node.process.is_none() || node.log_due.is_some() {
             return;
         }
+        // What comes while this is written is written after it.
+        if let Some(process) = &mut node.process {
+            process.begin_log_turn();
+        }
         let (due, life) = (self.timeline.now() + latency, node.life);
         node.log_due = Some(due);
         self.schedule_at(due, Happening::LogTurn { node: at, life });
@@ -25,7 +29,7 @@ impl World {
 
     pub(super) fn snapshots_soon(&mut self, at: usize) {
         let latency = between(&self.rng, self.options.sync_min, self.options.sync_max)
-            + self.nodes[at].slow_disk;
+            + self.nodes[at].slow_disk.max(self.nodes[at].slow_snapshots);
         let node = &mut self.nodes[at];
         if node.process.is_none() || node.snapshots_due.is_some() {
             return;
@@ -82,6 +86,8 @@ impl World {
                 if !self.transfers.is_empty() {
                     self.hear_of_transfers();
                 }
+                self.strike_resumer(at);
+                self.follow_seesaw(at, &look);
                 Ok(())
             }
             Ok(TurnEnd::Stopped(why)) => self.stopped(at, why.as_ref()),

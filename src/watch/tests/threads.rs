@@ -172,6 +172,67 @@ fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
     });
 }
 
+/// A publication to thousands takes long between the first watcher that it reaches and its end. In each round the first one
+/// looks at another moment of it, and then either has the change or is woken.
+#[test]
+fn no_watcher_sleeps_through_a_change_that_thousands_are_told() {
+    const WATCHERS: usize = 5_000;
+    const ROUNDS: u64 = 600;
+    const MOMENTS: u32 = 97;
+    let world = World::new(WatchLimits::default());
+    let watch = || world.hub.watch(WatchRequest::new("k"));
+    let mut first = watch();
+    let mut others: Vec<Watcher> = (1..WATCHERS).map(|_| watch()).collect();
+    let mut store = world.store();
+    (0..ROUNDS).for_each(|at| store.apply(vec![Op::put("k", at.to_string())]));
+    let [asked, begun, done] = [const { AtomicU64::new(0) }; 3];
+    let reaches = |counter: &AtomicU64, round: u64| {
+        let deadline = Instant::now() + LOST;
+        for spins in 1u64.. {
+            if counter.load(Ordering::Acquire) >= round {
+                return;
+            }
+            std::hint::spin_loop();
+            if spins.is_multiple_of(1_000) {
+                assert!(Instant::now() < deadline, "the other thread has fallen");
+                thread::yield_now();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for (round, change) in (1..).zip(&store.log) {
+                reaches(&asked, round);
+                begun.store(round, Ordering::Release);
+                world.hub.publish(std::slice::from_ref(change), change.revision);
+                done.store(round, Ordering::Release);
+            }
+        });
+        let mut span = Duration::from_millis(1);
+        for round in 1..=ROUNDS {
+            asked.store(round, Ordering::Release);
+            reaches(&begun, round);
+            let began = Instant::now();
+            let moment = span * (round as u32 % MOMENTS) / MOMENTS;
+            while began.elapsed() < moment {
+                std::hint::spin_loop();
+            }
+            let (woken, waker) = counting(false);
+            let look = first.poll_recv(&mut Context::from_waker(&waker));
+            reaches(&done, round);
+            span = began.elapsed().min(Duration::from_millis(5));
+            if look.is_pending() {
+                let woken = woken.woken.load(Ordering::Relaxed);
+                assert_eq!(woken, 1, "change {round} was published, and its watcher sleeps");
+                assert_eq!(recv(&mut first).events.len(), 1);
+            }
+            if round.is_multiple_of(100) {
+                others.iter_mut().for_each(|other| drop(recv(other)));
+            }
+        }
+    });
+}
+
 #[test]
 fn a_revision_is_whole_even_for_who_looks_while_it_is_published() {
     const ROUNDS: u64 = 20;

@@ -1,0 +1,55 @@
+//! Permits of a semaphore, and readers of a read/write lock, that operators hand from holder to waiter, while the
+//! waiter is evicted, the holder's lock is broken or released, the limit changes, and readers become writers. At no
+//! moment do more believe to hold than may.
+
+use super::super::plan::{index, one_in};
+use super::orders::patiently;
+use super::{Player, permits, reading};
+use crate::recipes::{Contender, OrderError};
+
+/// Tasks of a node for each of the two locks.
+const TASKS: usize = 2;
+
+/// Starts the holders and the operators of both locks.
+pub(super) fn start(player: &Player, semaphore: &'static str, rw_lock: &'static str) {
+    for _ in 0..TASKS {
+        player.spawn(permits::live(player.again(), semaphore));
+        player.spawn(reading::live(player.again(), rw_lock));
+    }
+    for lock in [semaphore, rw_lock] {
+        player.spawn(operate(player.again(), lock));
+    }
+}
+
+/// Hands holds of a lock over, to any request that waits, as soon as it sees both.
+async fn operate(player: Player, lock: &'static str) {
+    let locks = player.caller.locks();
+    while !player.is_closing() {
+        player.think().await;
+        let Ok(info) = locks.of(lock) else { continue };
+        let (holders, waiters): (Vec<Contender>, Vec<Contender>) =
+            info.line.into_iter().partition(|entry| entry.holds);
+        if holders.is_empty() || waiters.is_empty() {
+            continue;
+        }
+        let holder = &holders[index(&player.rng, holders.len())];
+        let successor = &waiters[index(&player.rng, waiters.len())];
+        if one_in(&player.rng, 4) {
+            let other = if one_in(&player.rng, 2) { holder } else { successor };
+            player.evict_soon(other.clone());
+        }
+        let order = locks.hand_over(holder, successor, "it is urgent");
+        let answer = patiently(&player, order).await;
+        let mut judge = player.scene.judge.borrow_mut();
+        match answer {
+            Some(Ok(())) => judge.count("hold of several handed over by an order"),
+            Some(Err(OrderError::Gone | OrderError::NoHeir { .. })) => {
+                judge.count("no order given")
+            }
+            Some(Err(OrderError::Store(_))) | None => {}
+            Some(Err(error)) => judge.expect(false, "K-ORDER", || {
+                format!("an order about {lock}, which only sessions want, is refused: {error}")
+            }),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Real threads race: what a task is woken for is visible at that moment, on whatever thread it is woken, and no
+//! wake-up is lost between a look and the wait that follows it.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Instant;
+
+use bowline::{Client, KeyRange, Revision, Wait};
+
+use crate::stage::{self, SOON};
+
+/// Notes which revision readers see at the moment of waking: the driver is still in the middle of its turn then.
+struct AtWaking {
+    kv: Client,
+    seen: AtomicU64,
+    thread: Thread,
+}
+
+impl Wake for AtWaking {
+    fn wake(self: Arc<Self>) {
+        self.seen.store(self.kv.revision().get(), Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+/// An answer, and the revision that readers saw when its caller was woken for it; `None` if it was there at once.
+fn woken<C: IntoFuture>(kv: &Client, call: C) -> (C::Output, Option<Revision>) {
+    let thread = thread::current();
+    let waking = Arc::new(AtWaking { kv: kv.clone(), seen: AtomicU64::new(0), thread });
+    let waker = Waker::from(Arc::clone(&waking));
+    let (mut future, begun) = (pin!(call.into_future()), Instant::now());
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => {
+                let seen = waking.seen.load(Ordering::SeqCst);
+                return (answer, (seen > 0).then_some(Revision(seen)));
+            }
+            Poll::Pending => thread::park_timeout(SOON),
+        }
+        assert!(begun.elapsed() < SOON, "a wake-up was lost");
+    }
+}
+
+/// How often a caller was woken for what was visible then.
+#[derive(Default)]
+struct Visible(AtomicU64);
+
+impl Visible {
+    fn check(&self, what: &str, seen: Option<Revision>, owed: Revision) {
+        let Some(seen) = seen else { return };
+        assert!(seen >= owed, "{what} at {owed} woke its caller while readers saw {seen}");
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn answers_are_visible_when_their_callers_are_woken() {
+    const ROUNDS: usize = 150;
+    let cluster = stage::lasting(3);
+    let [writes, reads, watches, views, locks] = std::array::from_fn(|_| Visible::default());
+    let is_over = AtomicBool::new(false);
+    // What somebody has seen, so that later linearizable reads must show it.
+    let known = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let writers: Vec<_> = cluster
+            .running()
+            .map(|(member, node)| {
+                let (writes, reads, locks, known) = (&writes, &reads, &locks, &known);
+                scope.spawn(move || {
+                    let (kv, session) = (node.client(), node.session().wait().unwrap());
+                    for round in 0..ROUNDS {
+                        let (reply, seen) =
+                            woken(&kv, kv.put(format!("k/{member}"), round.to_string()));
+                        let revision = reply.unwrap().revision;
+                        writes.check("a write", seen, revision);
+                        known.fetch_max(revision.get(), Ordering::SeqCst);
+                        let owed = Revision(known.load(Ordering::SeqCst));
+                        let (reply, seen) = woken(&kv, kv.range(KeyRange::prefix("k/")));
+                        assert!(reply.unwrap().revision >= owed);
+                        reads.check("a read", seen, owed);
+                        if round % 5 == 0 {
+                            let (guard, seen) = woken(&kv, session.mutex("lock").lock());
+                            let guard = guard.unwrap();
+                            locks.check("a lock", seen, guard.token().revision());
+                            guard.release().wait().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for (_, node) in cluster.running() {
+            let (watches, views, is_over) = (&watches, &views, &is_over);
+            scope.spawn(move || {
+                let kv = node.client();
+                let mut watch = kv.watch(KeyRange::prefix("k/")).wait().unwrap();
+                while !is_over.load(Ordering::SeqCst) {
+                    let (batch, seen) = woken(&kv, watch.next());
+                    // By the time of the look more may have come: it was woken for the first of it.
+                    let owed = batch.unwrap().unwrap().events[0].revision();
+                    watches.check("a watch", seen, owed);
+                }
+            });
+            scope.spawn(move || {
+                let kv = node.client();
+                let mut cached = kv.cached("k/").wait().unwrap();
+                while !is_over.load(Ordering::SeqCst) {
+                    let (view, seen) = woken(&kv, cached.changed());
+                    // The look after the waking may show what came after it.
+                    let _ = view.unwrap();
+                    views.check("a view", seen, Revision(1));
+                }
+            });
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        is_over.store(true, Ordering::SeqCst);
+        cluster.node(0).client().put("k/last", "").wait().unwrap();
+    });
+    for (what, visible) in [
+        ("writes", writes),
+        ("reads", reads),
+        ("watches", watches),
+        ("views", views),
+        ("locks", locks),
+    ] {
+        let woken = visible.0.into_inner();
+        assert!(woken > 20, "{woken} {what} were waited for");
+    }
+}
+
+/// One writes when all have seen its last write, so that each change races with those who begin to wait for it.
+#[test]
+fn all_who_follow_a_view_hear_of_each_change() {
+    const ROUNDS: u64 = 400;
+    const FOLLOWERS: usize = 4;
+    let cluster = stage::lasting(1);
+    let kv = cluster.node(0).client();
+    let cached = kv.cached("c/").wait().unwrap();
+    let reached = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..FOLLOWERS {
+            let (kv, mut cached, reached) = (kv.clone(), cached.clone(), &reached);
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    loop {
+                        let (view, _) = woken(&kv, cached.changed());
+                        let view = view.unwrap();
+                        let value = view.get("c/k").map(|row| row.value.clone());
+                        if value.is_some_and(|value| value == round.to_string()) {
+                            break;
+                        }
+                    }
+                    reached.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for round in 1..=ROUNDS {
+            kv.put("c/k", round.to_string()).wait().unwrap();
+            let begun = Instant::now();
+            while reached.load(Ordering::SeqCst) < round * FOLLOWERS as u64 {
+                assert!(begun.elapsed() < SOON, "somebody did not hear of change {round}");
+                thread::yield_now();
+            }
+        }
+    });
+}
