@@ -43,6 +43,8 @@ pub(crate) struct Pulse {
     pub(crate) disk_full: bool,
     /// Whether replicas differ without a majority.
     pub(crate) diverged: bool,
+    /// Peers that it has no connection with because one of the two rejects the other, each with the reason.
+    pub(crate) rejected: Vec<String>,
 }
 
 impl Pulse {
@@ -61,6 +63,7 @@ impl Pulse {
             slowest_sync: Duration::ZERO,
             disk_full: false,
             diverged: false,
+            rejected: Vec::new(),
         }
     }
 }
@@ -140,6 +143,8 @@ pub struct Health {
     pub disk_full: bool,
     /// Whether replicas differ without a majority.
     pub diverged: bool,
+    /// Members that this node has no connection with because one of the two rejects the other, each with the reason.
+    pub rejected: Vec<String>,
 }
 
 /// Who has fewer entries to apply than this is not called behind: under load there are always some.
@@ -167,6 +172,7 @@ impl Health {
             sync: pulse.slowest_sync.max(owed),
             disk_full: pulse.disk_full,
             diverged: pulse.diverged,
+            rejected: pulse.rejected,
         };
         let patience = election_timeout * 2;
         let lost = health.in_touch.is_none_or(|touched| touched > patience);
@@ -201,6 +207,19 @@ impl Health {
 
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state(f)?;
+        match self.verdict {
+            Verdict::Founding | Verdict::NoQuorum => {
+                self.rejected.iter().try_for_each(|why| write!(f, "; rejected: {why}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Health {
+    /// What is the case, in a sentence.
+    fn state(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leader = self.leader.as_deref().unwrap_or("nobody");
         match self.verdict {
             Verdict::Stopped => match &self.stopped {
@@ -311,6 +330,20 @@ mod tests {
         let cases = [
             (well(), "healthy", "all is well: the node follows m2"),
             (Pulse { leads: true, ..well() }, "healthy", "all is well: the node leads"),
+            (
+                Pulse {
+                    founding: Some(vec!["m2".to_owned()]),
+                    rejected: vec!["m2: different lists".to_owned()],
+                    ..well()
+                },
+                "founding",
+                "the cluster is not founded yet: the node has not met m2; rejected: m2: different lists",
+            ),
+            (
+                Pulse { rejected: vec!["m3: different lists".to_owned()], ..well() },
+                "healthy",
+                "all is well: the node follows m2",
+            ),
             (Pulse { behind: 511, ..well() }, "healthy", "all is well: the node follows m2"),
             (
                 Pulse { behind: 512, ..well() },

@@ -3,7 +3,7 @@
 //! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
 //! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
-//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `log_times` and `story` (where the time of a
+//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `rejections` (peers that are not connected because one of the two rejects the other), `log_times` and `story` (where the time of a
 //! request went). `inbox` is the way in; `shared` is
 //! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state; `data_fault`: what keeps one from starting),
 //! and `thread` runs it for real.
@@ -30,6 +30,7 @@ mod proposals;
 mod quota;
 mod reads;
 mod refusals;
+mod rejections;
 mod retain;
 mod roster;
 mod session;

@@ -78,6 +78,13 @@ impl Roster {
         }
     }
 
+    /// The name, for people, of the member that is reached at `address`, whatever its id is.
+    pub(crate) fn name_at(&self, address: &str) -> String {
+        let known = self.members.rows().keys().chain(self.hints.keys());
+        let found = known.copied().find(|id| self.address_of(*id) == Some(address));
+        found.map_or_else(|| format!("the member at {address}"), |id| self.name_of(id))
+    }
+
     /// Where a member is, if that is known.
     pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
         let announced = self.members.get(id).map(|member| member.address.as_str());

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use super::context::{Context, Side};
-use super::exchange::{self, Broken, Met, Preface};
+use super::exchange::{self, Broken, Met};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::handshake::HelloRefusal;
 use super::join;
@@ -77,7 +77,7 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
     let handshake = async {
         tcp.set_nodelay(true)?;
         let mut stream = context.security.accept(tcp).await?;
-        let preface = Preface::read(&mut stream).await?;
+        let preface = exchange::hear(&mut stream).await?;
         waiting.speaks();
         let met = exchange::accept(&mut stream, preface, context).await?;
         Ok((stream, met))

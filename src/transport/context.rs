@@ -95,10 +95,10 @@ impl Context {
                 self.receiver.refused(peer, why.clone().into());
             }
             (Broken::Garbage(why), Some(peer)) if self.may_report(side, Some(peer)) => {
-                tracing::warn!(%me, %peer, ?side, "a connection has ended, for no member says this: {why}");
+                tracing::warn!(%me, %peer, ?side, "connection closed: received data that no member sends: {why}");
             }
             (Broken::Untrusted(why), None) if self.may_report(side, None) => {
-                tracing::warn!(%me, "somebody who dialed was not let in: {why}");
+                tracing::warn!(%me, "rejected an incoming connection: {why}");
             }
             _ => tracing::debug!(%me, ?side, "no connection: {broken}"),
         }

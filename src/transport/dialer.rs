@@ -325,7 +325,7 @@ async fn serve(
                     Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
                     Ok(_) => {
                         silent_ticks = 0;
-                        silent.send_if_modified(|silent| std::mem::take(silent));
+                        silent.send_if_modified(std::mem::take);
                     }
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),

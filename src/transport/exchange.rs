@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The preface, and the frame that says `refused`, are the same in every version of the protocol, so
-//! that members of versions that cannot talk can still say so. Whoever does not begin with the magic
-//! is not answered. Everything here is read to an exact length, so that no byte of a message is read
+//! that members of versions that cannot talk can still say so. A dialer that begins neither with the magic
+//! nor with TLS is not answered. Everything here is read to an exact length, so that no byte of a message is read
 //! before both ends have agreed, and runs under the caller's timeout.
 
 use bytes::{Bytes, BytesMut};
@@ -186,7 +186,8 @@ pub(super) async fn dial(
     let theirs = match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         last if last.kind.refuses() => {
-            return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
+            let why = admission.explained(peer, refusal_of(&last, mine.from));
+            return Err(Broken::Refused { peer, why });
         }
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
@@ -199,6 +200,17 @@ pub(super) async fn dial(
     frame::put_frame(&mut words, FrameKind::Alive, |_| {});
     stream.write_all(&words).await?;
     Ok(theirs)
+}
+
+/// Reads the preface of a dialer. One that begins with TLS is told that this member does not use it: otherwise all that it
+/// saw were a closed connection.
+pub(super) async fn hear(stream: &mut Wire) -> Result<Preface, Broken> {
+    let heard = Preface::read(stream).await;
+    if let Err(Broken::Untrusted(_)) = &heard {
+        let answer = Preface::new(lane_byte(Lane::Control)).bytes();
+        refuse(stream, &answer, FrameKind::Refused, "this member does not use TLS").await;
+    }
+    heard
 }
 
 /// Who has dialed.
@@ -243,7 +255,11 @@ pub(super) async fn accept(
     let peer = theirs.from;
     let mine = admission.hello(peer);
     if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
-        return Err(turn_away(stream, &answer, peer, refusal.into()).await);
+        let sent = turn_away(stream, &answer, peer, refusal.clone().into()).await;
+        return Err(match sent {
+            Broken::Refused { .. } => Broken::Refused { peer, why: admission.refusal(refusal) },
+            other => other,
+        });
     }
     let mut words = answer.to_vec();
     put_hello(&mut words, &mine);
@@ -335,7 +351,7 @@ fn hello_of(body: Bytes) -> Result<Hello, Broken> {
 /// What the other end's last frame says to `me`.
 pub(super) fn refusal_of(last: &Frame, me: NodeId) -> Refused {
     let removed = (last.kind == FrameKind::Removed).then_some(me);
-    Refused { why: reason_of(&last.body), disk_lost: None, removed }
+    Refused { removed, ..reason_of(&last.body).into() }
 }
 
 /// The other end's words, made safe to print: at most the length that this end would write, and no

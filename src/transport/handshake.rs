@@ -4,16 +4,17 @@
 //! more, has lost the disk that it voted with, knows another disk of ours, or is an earlier life of a
 //! member that has already been met in a later one. A member that this one has not heard of yet is
 //! let in if it says that it was added by a log entry that this one has not applied. The words are read on both sides, so they name members and never
-//! say "I" or "you". Of ids that are random they show a few digits: enough to compare, too few to
-//! repeat.
+//! say "I" or "you". Of the ids of disks, which are random, they show a few digits: enough to compare, too few to
+//! repeat. Ids of clusters are shown whole, because those of similar configurations have many digits in common.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-use super::{Introducer, Known};
-use crate::model::{ClusterId, DiskId, Hello, Incarnation, Members, NodeId, Standing};
+use super::clusters::{OtherCluster, OtherClusters};
+use super::{Introducer, Known, Refused};
+use crate::model::{DiskId, Hello, Incarnation, Members, NodeId, Standing};
 
 /// In how many members' lives a member remembers having met them; more than a cluster has members, so
 /// that only made-up ids can make it forget.
@@ -41,27 +42,12 @@ impl From<DiskId> for Digits {
     }
 }
 
-impl From<ClusterId> for Digits {
-    fn from(cluster: ClusterId) -> Self {
-        Digits(cluster.0)
-    }
-}
-
 /// Why two members do not talk.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum HelloRefusal {
-    /// Two clusters are wired together.
-    #[error("member {me} is of cluster {mine}, but {them} says it is of cluster {theirs}")]
-    OtherCluster {
-        /// This member.
-        me: NodeId,
-        /// Its cluster.
-        mine: Digits,
-        /// The other.
-        them: NodeId,
-        /// Its cluster.
-        theirs: Digits,
-    },
+    /// Two clusters are wired together, or two members of one have different configurations.
+    #[error("{0}")]
+    OtherCluster(OtherCluster),
     /// An address leads to the wrong member.
     #[error(
         "member {them} wants to talk to member {meant}, but this is member {me}: an address is wrong"
@@ -162,8 +148,7 @@ pub(crate) enum HelloRefusal {
 pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRefusal> {
     let (me, them) = (mine.from, theirs.from);
     if theirs.cluster != mine.cluster {
-        let (mine, theirs) = (mine.cluster.into(), theirs.cluster.into());
-        return Err(HelloRefusal::OtherCluster { me, mine, them, theirs });
+        return Err(HelloRefusal::OtherCluster(OtherCluster::new(mine, theirs)));
     }
     if them == me {
         return Err(HelloRefusal::Myself { me });
@@ -240,11 +225,12 @@ pub(super) struct Admission {
     me: NodeId,
     introducer: Arc<dyn Introducer>,
     seen: Mutex<BTreeMap<NodeId, (DiskId, Incarnation)>>,
+    other_clusters: OtherClusters,
 }
 
 impl Admission {
     pub(super) fn new(me: NodeId, introducer: Arc<dyn Introducer>) -> Self {
-        Self { me, introducer, seen: Mutex::default() }
+        Self { me, introducer, seen: Mutex::default(), other_clusters: OtherClusters::default() }
     }
 
     pub(super) fn me(&self) -> NodeId {
@@ -254,6 +240,46 @@ impl Admission {
     /// What a member is called, as far as this one knows.
     pub(super) fn name(&self, of: NodeId) -> Option<String> {
         self.introducer.name(of)
+    }
+
+    fn own_name(&self) -> String {
+        self.name(self.me).unwrap_or_else(|| format!("member {}", self.me))
+    }
+
+    /// The names of all members that this one knows, itself among them.
+    fn names(&self, known: &Known) -> Vec<String> {
+        let mut ids: BTreeSet<NodeId> = match known {
+            Known::Founders(founders) => founders.clone(),
+            Known::Members(members) | Known::Unsettled(members) => {
+                members.rows().keys().copied().collect()
+            }
+        };
+        ids.insert(self.me);
+        ids.into_iter().filter_map(|id| self.name(id)).collect()
+    }
+
+    /// What a member that this one has dialed as `peer` says about two clusters, with what exactly differs between the two
+    /// configurations. Anything else is left as it is.
+    pub(super) fn explained(&self, peer: NodeId, mut refused: Refused) -> Refused {
+        let (mine, known) = (self.hello(peer).cluster, self.introducer.known());
+        let (own, names) = (self.own_name(), self.names(&known));
+        if let Some(why) = self.other_clusters.explain(&refused.why, mine, &own, &names) {
+            refused.why = why;
+        }
+        refused
+    }
+
+    /// How to report that this member has refused another one: as [`Self::explained`] has it, if that was seen.
+    pub(super) fn refusal(&self, refusal: HelloRefusal) -> Refused {
+        let explained = match &refusal {
+            HelloRefusal::OtherCluster(other) => self.other_clusters.explained(other.theirs()),
+            _ => None,
+        };
+        let mut refused = Refused::from(refusal);
+        if let Some(why) = explained {
+            refused.why = why;
+        }
+        refused
     }
 
     /// Whether this is a member.
@@ -279,7 +305,12 @@ impl Admission {
         proven: Option<&str>,
     ) -> Result<(), HelloRefusal> {
         let known = self.introducer.known();
-        judge(mine, theirs, &known)?;
+        judge(mine, theirs, &known).map_err(|refusal| match refusal {
+            HelloRefusal::OtherCluster(other) => {
+                HelloRefusal::OtherCluster(other.of(self.own_name(), self.names(&known)))
+            }
+            other => other,
+        })?;
         if let (Some(proven), Some(name)) = (proven, self.introducer.name(theirs.from))
             && name != proven
         {
@@ -308,8 +339,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClusterVersion, LogIndex, MemberChange};
-    use crate::transport::Refused;
+    use crate::model::{ClusterId, ClusterVersion, LogIndex, MemberChange};
 
     fn node(id: u64) -> NodeId {
         NodeId::new(id).expect("not 0")
@@ -455,12 +485,12 @@ mod tests {
             ),
             ..hello
         };
-        let other = Hello { cluster: ClusterId(8 << 96), ..blank(2, 1) };
+        let other = Hello { cluster: ClusterId(8), ..blank(2, 1) };
         let cases = [
             (
                 blank(1, 2),
                 other,
-                "is of cluster 00000000.., but 2 says it is of cluster 00000008..",
+                "belongs to cluster 00000000000000000000000000000007, member 2 to cluster 00000000000000000000000000000008",
             ),
             (blank(1, 2), blank(1, 1), "both ends say that they are member 1"),
             (blank(1, 2), blank(2, 3), "wants to talk to member 3, but this is member 1"),

@@ -54,6 +54,7 @@
 //! alive it seems, is given up when a later one is met.
 
 mod acceptor;
+mod clusters;
 mod context;
 mod dialer;
 mod exchange;
@@ -133,25 +134,31 @@ pub(crate) struct Refused {
     /// Set if a member, possibly this one, was removed from the cluster and must not come back under
     /// its id. If it is this one, the other end has said so.
     pub(crate) removed: Option<NodeId>,
+    /// Where the other member says that it is reached, if its id does not tell which one it is.
+    pub(crate) at: Option<String>,
 }
 
 impl From<String> for Refused {
     fn from(why: String) -> Self {
-        Self { why, disk_lost: None, removed: None }
+        Self { why, disk_lost: None, removed: None, at: None }
     }
 }
 
 impl From<HelloRefusal> for Refused {
     fn from(refusal: HelloRefusal) -> Self {
-        let disk_lost = match refusal {
-            HelloRefusal::ReplacedDisk { member, .. } => Some(member),
+        let disk_lost = match &refusal {
+            HelloRefusal::ReplacedDisk { member, .. } => Some(*member),
             _ => None,
         };
-        let removed = match refusal {
-            HelloRefusal::Removed { member, .. } => Some(member),
+        let removed = match &refusal {
+            HelloRefusal::Removed { member, .. } => Some(*member),
             _ => None,
         };
-        Self { why: refusal.to_string(), disk_lost, removed }
+        let at = match &refusal {
+            HelloRefusal::OtherCluster(other) => Some(other.address().to_owned()),
+            _ => None,
+        };
+        Self { why: refusal.to_string(), disk_lost, removed, at }
     }
 }
 

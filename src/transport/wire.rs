@@ -67,7 +67,10 @@ impl Wire {
                 }
             };
             match read {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(0) => {
+                    let why = "the other end closed the connection during the handshake";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+                }
                 Ok(len) => rest = &mut rest[len..],
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),

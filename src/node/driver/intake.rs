@@ -16,6 +16,7 @@ impl Driver {
             Input::Peer(from, message) => self.take_message(from, message, now)?,
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "connected");
+                self.rejections.resolve(&self.roster.name_of(peer));
                 self.hear(&hello)?;
                 if self.spoken.insert(peer, hello.speaks).is_none() {
                     self.settle_for_peer();
@@ -30,7 +31,7 @@ impl Driver {
                     consensus.unreachable(peer);
                 }
             }
-            Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
+            Input::Refused(peer, refusal) => self.refused(peer, refusal, now)?,
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
@@ -271,8 +272,16 @@ impl Driver {
     }
 
     /// A peer and this node do not talk to each other.
-    pub(super) fn refused(&mut self, peer: NodeId, refusal: Refused) -> Result<(), Fatal> {
-        let name = self.roster.name_of(peer);
+    pub(super) fn refused(
+        &mut self,
+        peer: NodeId,
+        refusal: Refused,
+        now: Moment,
+    ) -> Result<(), Fatal> {
+        let name = match refusal.at.as_deref().unwrap_or_default() {
+            "" => self.roster.name_of(peer),
+            address => self.roster.name_at(address),
+        };
         if refusal.disk_lost == Some(self.shared.settings.node) {
             return Err(format!("{name} does not accept this member: {}", refusal.why));
         }
@@ -280,7 +289,9 @@ impl Driver {
             tracing::warn!(peer = name, "this member was removed from the cluster");
             self.removed = true;
         }
-        tracing::warn!(peer = name, why = refusal.why, "a peer is refused, or refuses");
+        if self.rejections.add(&name, &refusal.why, now) {
+            tracing::warn!(peer = name, why = refusal.why, "connection between members rejected");
+        }
         Ok(())
     }
 

@@ -74,6 +74,7 @@ use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::quota::Proposed;
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
 use crate::node::refusals::Refusals;
+use crate::node::rejections::Rejections;
 use crate::node::retain::Retention;
 use crate::node::roster::Roster;
 use crate::node::session::{Claim, ResumeRefusal};
@@ -155,6 +156,7 @@ pub(crate) struct Driver {
     syncs: RecentSyncs,
     log_times: LogTimes,
     refusals: Refusals,
+    rejections: Rejections,
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
     roster: Roster,
@@ -314,6 +316,7 @@ impl Driver {
             log_times: LogTimes::default(),
             space: SpaceTable::new(node, settings.election_timeout, now),
             refusals: Refusals::new(settings.election_timeout * 2),
+            rejections: Rejections::default(),
             retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),

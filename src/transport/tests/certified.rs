@@ -261,13 +261,59 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), settings());
     // Member 1 has certificates. Both are told, by whatever end notices.
-    one.inbox.wait_for_refusal(node(2), "hung up instead of speaking TLS");
+    one.inbox.wait_for_refusal(node(2), "does not speak TLS, and this member does");
     two.inbox.wait_for_refusal(node(1), "speaks TLS, and this member does not");
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);
         assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
     }
+}
+
+/// A proxy whose member is down accepts and closes: that says nothing of certificates.
+#[test]
+fn a_peer_that_hangs_up_is_not_said_to_lack_certificates() {
+    let office = Office::new("shop");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound").to_string();
+    std::thread::spawn(move || while listener.accept().is_ok() {});
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let (inbox, said): (Arc<Inbox>, Warnings) = Default::default();
+    let (_stop, stopping) = tokio::sync::watch::channel(false);
+    let settings = with(office.right(1));
+    let security = settings.security(&Env::real(), None).expect("good files");
+    let admission = Admission::new(node(1), Spoken::new(hello(1, 2)));
+    let ended = std::sync::mpsc::channel().0;
+    let context = context::Context::new(
+        Env::real(),
+        settings,
+        security,
+        admission,
+        inbox.clone(),
+        stopping,
+        ended,
+    );
+    let (new, _) = context.peers.set(&[(node(2), vec![address.clone()])].into(), &context.settings);
+    tracing::subscriber::with_default(said.clone(), || {
+        let keep = dialer::keep(Arc::new(context), new[0].clone(), Lane::Control);
+        let warned = async {
+            while said.0.lock().expect("no fall").is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        runtime.expect("a runtime").block_on(async {
+            tokio::select! {
+                () = keep => {}
+                warned = tokio::time::timeout(DEADLINE, warned) => warned.expect("a warning"),
+            }
+        });
+    });
+    let lines = said.0.lock().expect("no fall").join("; ");
+    let seen = ["closed", "reset"].map(|how| {
+        format!("at {address}: the other end {how} the connection during the TLS handshake")
+    });
+    assert!(seen.iter().any(|seen| lines.contains(seen)), "{lines}");
+    assert!(!lines.contains("certificate") && !inbox.has(|_| true), "{lines}");
 }
 
 #[test]

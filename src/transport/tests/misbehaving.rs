@@ -120,7 +120,7 @@ fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
     let founded = |hello: Hello| Hello { standing: founding(), ..hello };
     let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
     let cases = [
-        ("of cluster 00000008..", hello(1, 2), other),
+        ("different cluster tokens", hello(1, 2), other),
         ("this is member 1", hello(1, 2), hello(2, 3)),
         ("knows no member 9", hello(1, 2), hello(9, 1)),
         ("both ends say", hello(1, 2), hello(1, 1)),

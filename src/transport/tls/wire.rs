@@ -197,9 +197,9 @@ fn receive(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
     let shaking = session.is_handshaking();
     match session.read_tls(&mut Socket(tcp)) {
         Err(error) if shaking && error.kind() == io::ErrorKind::ConnectionReset => {
-            return Err(hung_up());
+            return Err(hung_up(error.kind(), "reset"));
         }
-        Ok(0) if shaking => return Err(hung_up()),
+        Ok(0) if shaking => return Err(hung_up(io::ErrorKind::UnexpectedEof, "closed")),
         read => read?,
     };
     session.process_new_packets().map(drop).map_err(|error| {
@@ -209,9 +209,9 @@ fn receive(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
     })
 }
 
-fn hung_up() -> io::Error {
-    let why = "the other end hung up instead of speaking TLS: it may have no certificates set";
-    io::Error::new(io::ErrorKind::UnexpectedEof, Untrusted(why.to_owned()))
+/// No matter of trust: a peer that is down behind a proxy looks like this. A member without certificates answers.
+fn hung_up(kind: io::ErrorKind, how: &str) -> io::Error {
+    io::Error::new(kind, format!("the other end {how} the connection during the TLS handshake"))
 }
 
 /// Writes what is encrypted. An error that is passing if the socket does not take all of it.

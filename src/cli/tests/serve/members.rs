@@ -7,7 +7,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::generated::etcdserverpb as pb;
-use crate::process::{Server, flags, free_ports};
+use crate::process::{Server, flags, free_ports, http};
 use crate::tools::etcdctl;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
@@ -174,4 +174,55 @@ async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
         list(&mut cluster).await.iter().any(|member| member.id == said.id && member.is_learner)
     );
     put(&channel).await;
+}
+
+/// Two founders that cannot meet: they log what differs, a few lines at most, and health says it.
+#[test]
+fn founders_with_different_lists_or_tokens_say_what_differs() {
+    let other_list = |flags: &mut Vec<String>| {
+        let list = flags.iter_mut().find(|flag| flag.starts_with("--initial-cluster=")).unwrap();
+        *list = list.replace("m2=", "x2=");
+    };
+    let other_token = |flags: &mut Vec<String>| flags.push("--initial-cluster-token=b".to_owned());
+    let cases: [(&dyn Fn(&mut Vec<String>), &[&str]); 2] = [
+        (&other_list, &["different lists of founding members", "lists m2", "lists x2"]),
+        (&other_token, &["different cluster tokens", "the lists are equal"]),
+    ];
+    for (differs, words) in cases {
+        let dirs = [(); 2].map(|()| tempdir().unwrap());
+        let (peers, clients): ([u16; 3], [u16; 2]) = (free_ports(), free_ports());
+        // Clients are let in once there is a cluster; health is told before.
+        let health: [u16; 2] = free_ports();
+        let begun = Instant::now();
+        let start = |at: usize| {
+            let mut flags = flags(at, &peers, clients[at], dirs[at].path());
+            if at == 1 {
+                differs(&mut flags);
+            }
+            let at_once = format!("--listen-metrics-urls=http://127.0.0.1:{}", health[at]);
+            Server::start(&flags, clients[at], &[&at_once])
+        };
+        let servers = [0, 1].map(start);
+        for (server, port) in servers.iter().zip(health) {
+            words.iter().for_each(|words| server.until_said(words));
+            // Health has it from the same turn of the node on, within a tick.
+            loop {
+                let address = format!("127.0.0.1:{port}");
+                let (code, mut body) = http(&address, "GET", "/readyz/serving?verbose", "");
+                let health = body.text();
+                assert_ne!(code, 200, "{health}");
+                if words.iter().all(|words| health.contains(words)) {
+                    break;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(60), "{health}");
+            }
+        }
+        let minutes = 1 + begun.elapsed().as_secs() / 60;
+        for server in servers {
+            let (_, said) = server.stop();
+            let lines = said.matches("connection between members rejected").count();
+            // The first may come before this end has seen the other's list.
+            assert!(lines as u64 <= 1 + minutes, "{said}");
+        }
+    }
 }

@@ -81,7 +81,7 @@ pub(in crate::server) fn words(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref()) {
         Some(error) => words_of(error),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "it hung up in the middle of the handshake: it may not trust this server".to_owned()
+            "the client closed the connection during the TLS handshake".to_owned()
         }
         None => error.to_string(),
     }

@@ -1,0 +1,113 @@
+//! Peers that this node has no connection with because one of the two rejects the other: when to log it, and what health
+//! says of it. Both dial again and again, so the same reason comes up to twice a second.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::model::Moment;
+
+/// A reason is logged when it is new, and after so much time again.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+/// A reason counts as current until so much time after it was given last.
+const CURRENT_FOR: Duration = Duration::from_secs(10);
+/// How many peers are remembered. More come only from invented hellos.
+const PEERS_MAX: usize = 16;
+/// How many reasons of one peer are remembered. The two ends may word one fact differently.
+const REASONS_MAX: usize = 4;
+
+/// See the module. By peer.
+#[derive(Debug, Default)]
+pub(crate) struct Rejections(BTreeMap<String, Rejected>);
+
+#[derive(Debug)]
+struct Rejected {
+    /// The newest last.
+    reasons: Vec<String>,
+    last: Moment,
+    logged: Moment,
+}
+
+impl Rejections {
+    /// Adds one. Returns whether to log it.
+    pub(crate) fn add(&mut self, peer: &str, why: &str, now: Moment) -> bool {
+        let Some(rejected) = self.0.get_mut(peer) else {
+            if self.0.len() >= PEERS_MAX {
+                let oldest = self.0.iter().min_by_key(|(_, one)| one.last);
+                let oldest = oldest.map(|(peer, _)| peer.clone()).unwrap_or_default();
+                self.0.remove(&oldest);
+            }
+            let reasons = vec![why.to_owned()];
+            self.0.insert(peer.to_owned(), Rejected { reasons, last: now, logged: now });
+            return true;
+        };
+        rejected.last = now;
+        let known = rejected.reasons.iter().position(|reason| reason == why);
+        if let Some(at) = known {
+            rejected.reasons.remove(at);
+        } else if rejected.reasons.len() >= REASONS_MAX {
+            rejected.reasons.remove(0);
+        }
+        rejected.reasons.push(why.to_owned());
+        let logs = known.is_none() || now.since(rejected.logged) >= LOG_EVERY;
+        if logs {
+            rejected.logged = now;
+        }
+        logs
+    }
+
+    /// The peer is connected.
+    pub(crate) fn resolve(&mut self, peer: &str) {
+        self.0.remove(peer);
+    }
+
+    /// The peers that are rejected now, each with the newest reason.
+    pub(crate) fn current(&self, now: Moment) -> Vec<String> {
+        let current = self.0.iter().filter(|(_, one)| now.since(one.last) < CURRENT_FOR);
+        let words = |(peer, one): (&String, &Rejected)| {
+            one.reasons.last().map(|why| format!("{peer}: {why}"))
+        };
+        current.filter_map(words).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn a_rejection_is_logged_once_a_change_and_once_a_minute() {
+        let mut rejections = Rejections::default();
+        // Both ends give their reasons, twice a second each, for two minutes.
+        let mut logged = Vec::new();
+        for half in 0..240 {
+            for why in ["other list", "the same in other words"] {
+                if rejections.add("n2", why, at(half * 500)) {
+                    logged.push(half / 2);
+                }
+            }
+        }
+        assert_eq!(logged, [0, 0, 60]);
+        assert!(rejections.add("n2", "other token", at(119_900)), "a change");
+        assert!(rejections.add("n3", "other list", at(119_900)), "another peer");
+        let current = rejections.current(at(120_000));
+        assert_eq!(current, ["n2: other token", "n3: other list"]);
+        rejections.resolve("n2");
+        assert_eq!(rejections.current(at(120_000)), ["n3: other list"]);
+        assert_eq!(rejections.current(at(130_000)), [""; 0], "no longer given");
+    }
+
+    #[test]
+    fn invented_peers_and_reasons_fill_no_memory() {
+        let mut rejections = Rejections::default();
+        for number in 0..1000 {
+            rejections.add(&format!("n{number}"), "x", at(number));
+            rejections.add("n0", &number.to_string(), at(number));
+        }
+        assert!(rejections.0.len() <= PEERS_MAX);
+        assert!(rejections.0["n0"].reasons.len() <= REASONS_MAX);
+    }
+}

@@ -1,0 +1,206 @@
+//! Why two members belong to different clusters: what their configurations differ in.
+//!
+//! A cluster's id is made from its token and from the names of its founding members, the upper half from the token alone.
+//! So two ids tell which of the two differs. For the names, the member that was dialed appends its own list to its refusal,
+//! and the dialer compares that with its own.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use crate::model::{ClusterId, Hello, NodeId};
+
+/// Comes before the list of names in a refusal, and after the name of the member that has it.
+const LISTS: &str = " lists ";
+/// How many other clusters are remembered; more come only from invented hellos.
+const CLUSTERS_MAX: usize = 16;
+
+/// Two members of different clusters, as one of them sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct OtherCluster {
+    mine: ClusterId,
+    theirs: ClusterId,
+    /// The other member: where it says that it is reached, and its id.
+    address: String,
+    id: NodeId,
+    /// What this member is called, and the names that it knows.
+    own: (String, Vec<String>),
+}
+
+impl OtherCluster {
+    /// What two hellos say. Their ids are numbered by different lists, so they name nobody for certain.
+    pub(super) fn new(mine: &Hello, theirs: &Hello) -> Self {
+        let own = (format!("member {}", mine.from), Vec::new());
+        let (address, id) = (theirs.address.clone(), theirs.from);
+        Self { mine: mine.cluster, theirs: theirs.cluster, address, id, own }
+    }
+
+    /// The same, with what this member is called and the names that it knows.
+    pub(super) fn of(self, own: String, names: Vec<String>) -> Self {
+        Self { own: (own, names), ..self }
+    }
+
+    /// The cluster of the other member.
+    pub(super) fn theirs(&self) -> ClusterId {
+        self.theirs
+    }
+
+    /// Where the other member says that it is reached.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl fmt::Display for OtherCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mine, theirs, address, id, own: (own, names) } = self;
+        let other = match address.is_empty() {
+            true => format!("member {id}"),
+            false => format!("the member at {address}"),
+        };
+        let differs = match mine.0 >> 64 == theirs.0 >> 64 {
+            true => {
+                "they were started with different lists of founding members, or from different backups"
+            }
+            false => "they were started with different cluster tokens",
+        };
+        write!(f, "{own} belongs to cluster {mine}, {other} to cluster {theirs}: {differs}")?;
+        if names.is_empty() { Ok(()) } else { write!(f, "; {own}{LISTS}{}", list(names)) }
+    }
+}
+
+/// What was found out about members of other clusters.
+#[derive(Default)]
+pub(super) struct OtherClusters {
+    explained: Mutex<BTreeMap<ClusterId, String>>,
+}
+
+impl OtherClusters {
+    /// What the refusal `why` of a member of another cluster says, with what differs between its list and the list of
+    /// this member, whose cluster is `mine`. `None` if it says something else.
+    pub(super) fn explain(
+        &self,
+        why: &str,
+        mine: ClusterId,
+        own: &str,
+        names: &[String],
+    ) -> Option<String> {
+        let (before, theirs) = why.rsplit_once(LISTS)?;
+        let theirs = listed(theirs)?;
+        let (_, other) = before.rsplit_once("; ")?;
+        let own_id = mine.to_string();
+        let words = before.split([' ', ',', ':']);
+        let mut ids = words.filter(|word| word.len() == own_id.len() && *word != own_id);
+        let cluster = u128::from_str_radix(ids.next()?, 16).ok()?;
+        let only = |here: &[String], there: &[String]| {
+            let only: Vec<_> = here.iter().filter(|name| !there.contains(name)).collect();
+            only.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let (only_here, only_there) = (only(names, &theirs), only(&theirs, names));
+        let mut explained = format!("{why}, {own}{LISTS}{}", list(names));
+        match (only_here.is_empty(), only_there.is_empty()) {
+            (true, true) => explained += ": the lists are equal",
+            (false, true) => explained += &format!(": only {own} lists {only_here}"),
+            (true, false) => explained += &format!(": only {other} lists {only_there}"),
+            (false, false) => {
+                explained +=
+                    &format!(": only {own} lists {only_here}, only {other} lists {only_there}");
+            }
+        }
+        let mut all = self.explained.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= CLUSTERS_MAX {
+            all.clear();
+        }
+        all.insert(ClusterId(cluster), explained.clone());
+        Some(explained)
+    }
+
+    /// What was found out about members of `cluster`.
+    pub(super) fn explained(&self, cluster: ClusterId) -> Option<String> {
+        self.explained.lock().unwrap_or_else(PoisonError::into_inner).get(&cluster).cloned()
+    }
+}
+
+fn list(names: &[String]) -> String {
+    format!("[{}]", names.join(", "))
+}
+
+/// The names in a list. A name with a comma in it counts as several: this is for people.
+fn listed(list: &str) -> Option<Vec<String>> {
+    let names = list.strip_prefix('[')?.strip_suffix(']')?;
+    Some(names.split(", ").map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ClusterVersion, DiskId, Incarnation, LogIndex, Standing};
+
+    fn hello(cluster: u128, from: u64, to: u64, address: &str) -> Hello {
+        Hello {
+            cluster: ClusterId(cluster),
+            from: NodeId::new(from).unwrap(),
+            to: NodeId::new(to).unwrap(),
+            disk: DiskId(1),
+            incarnation: Incarnation(1),
+            standing: Standing::Blank,
+            since: LogIndex(1),
+            address: address.to_owned(),
+            speaks: ClusterVersion::NEWEST,
+        }
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// What n1, which has dialed n2, finds out.
+    fn explained(clusters: [u128; 2], lists: [&[&str]; 2]) -> String {
+        let [own, other] = clusters;
+        let refusal = OtherCluster::new(&hello(other, 2, 1, "h:2"), &hello(own, 1, 2, "h:1"));
+        let refusal = refusal.of("n2".to_owned(), names(lists[1])).to_string();
+        let all = OtherClusters::default();
+        let found = all.explain(&refusal, ClusterId(own), "n1", &names(lists[0])).unwrap();
+        assert_eq!(all.explained(ClusterId(other)), Some(found.clone()));
+        found
+    }
+
+    #[test]
+    fn members_with_different_founding_lists_say_what_differs() {
+        const TOKEN: u128 = 0x794d_1ba9 << 96;
+        let cases: [(u128, [&[&str]; 2], &str, &str); 4] = [
+            (
+                TOKEN + 2,
+                [&["n1", "n2", "n3"], &["n1", "n2", "n4"]],
+                "different lists of founding members",
+                "; n2 lists [n1, n2, n4], n1 lists [n1, n2, n3]: only n1 lists n3, only n2 lists n4",
+            ),
+            (TOKEN + 2, [&["n1", "n2"], &["n1"]], "founding members", ": only n1 lists n2"),
+            (TOKEN + 2, [&["n2"], &["n2", "n4", "n5"]], "founding", ": only n2 lists n4, n5"),
+            (9 << 64, [&["n1"], &["n1"]], "different cluster tokens", ": the lists are equal"),
+        ];
+        for (other, lists, what, end) in cases {
+            let found = explained([TOKEN + 1, other], lists);
+            assert!(found.contains(what) && found.ends_with(end), "{found}");
+            let ids = [TOKEN + 1, other].map(|id| ClusterId(id).to_string());
+            assert!(ids.iter().all(|id| found.contains(id.as_str())), "{found}");
+            assert!(found.contains("the member at h:1"), "{found}");
+        }
+    }
+
+    #[test]
+    fn other_refusals_stay_as_they_are() {
+        let all = OtherClusters::default();
+        let explain = |why: &str| all.explain(why, ClusterId(1), "n1", &[]);
+        for why in [
+            "member 1 knows no member 4",
+            "x lists [a]",
+            "x; y lists a",
+            "x; y lists [a",
+            "x; y lists [a]",
+            "x 00000000000000000000000000000001; y lists [a]",
+        ] {
+            assert_eq!(explain(why), None, "{why}");
+        }
+    }
+}
