@@ -116,6 +116,7 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         let _ = before.await;
     }
     context.peers.heard_from(peer, life_of(&hello));
+    context.warn_if_bare(&stream, peer, lane);
     let presence = context.presence.enter(peer, hello.clone());
     let end = tokio::select! {
         biased;

@@ -14,8 +14,9 @@ use super::names::Names;
 use super::peers::{Peer, Peers};
 use super::security::Security;
 use super::tcp::TcpSettings;
+use super::wire::Wire;
 use crate::env::Env;
-use crate::model::{Hello, Moment, NodeId};
+use crate::model::{Hello, Lane, Moment, NodeId};
 
 /// Refusals of one peer on one side are reported at most this often: it dials again and again.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
@@ -114,6 +115,14 @@ impl Context {
             tracing::warn!(%me, peer = %id, name, address, "member {name:?} cannot be reached at {address}: {broken}");
         } else {
             tracing::debug!(%me, peer = %id, address, "no connection: {broken}");
+        }
+    }
+
+    /// Warns of a new connection that is not encrypted although this member uses TLS, once for both lasting lanes.
+    pub(super) fn warn_if_bare(&self, wire: &Wire, peer: NodeId, lane: Lane) {
+        if lane == Lane::Control && self.security.is_bare(wire) {
+            let (me, name) = (self.admission.me(), self.admission.name(peer).unwrap_or_default());
+            tracing::warn!(%me, %peer, name, "connection with a member that does not use TLS: not encrypted");
         }
     }
 

@@ -180,7 +180,11 @@ impl Route<'_> {
         let (tcp, at) = open(self.address, &context.names, &context.settings, first).await?;
         // If this is not the peer, the next attempt starts with the next address.
         self.first.store(at + 1, Ordering::Relaxed);
-        let mut stream = context.security.dial(tcp).await?;
+        let again = async {
+            let again = open(self.address, &context.names, &context.settings, at).await?;
+            Ok(again.0)
+        };
+        let mut stream = context.security.dial(tcp, again).await?;
         let hello =
             exchange::dial(&mut stream, self.peer.id, self.lane, &context.admission).await?;
         self.first.store(at, Ordering::Relaxed);
@@ -196,6 +200,7 @@ impl Route<'_> {
         let mut earlier = None;
         loop {
             let (stream, hello) = established;
+            context.warn_if_bare(&stream, peer.id, self.lane);
             tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected");
             let life = life_of(&hello);
             peer.met(life);

@@ -76,7 +76,8 @@ pub(super) enum Broken {
 impl From<io::Error> for Broken {
     fn from(error: io::Error) -> Self {
         #[cfg(feature = "tls")]
-        if let Some(super::tls::Untrusted(why)) = error.get_ref().and_then(|why| why.downcast_ref())
+        if let Some(super::tls::Untrusted { why, .. }) =
+            error.get_ref().and_then(|why| why.downcast_ref())
         {
             return Broken::Untrusted(why.clone());
         }

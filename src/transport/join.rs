@@ -311,8 +311,10 @@ impl Asking {
 
     /// Puts the question.
     async fn put(&self, address: &str) -> Result<Wire, Broken> {
-        let (tcp, _) = dialer::open(address, &self.names, &self.settings, 0).await?;
-        let mut stream = self.security.dial(tcp).await?;
+        let open = async || dialer::open(address, &self.names, &self.settings, 0).await;
+        let (tcp, _) = open().await?;
+        let again = async { Ok(open().await?.0) };
+        let mut stream = self.security.dial(tcp, again).await?;
         stream.write_all(&Preface::new(JOIN_LANE).bytes()).await?;
         match Preface::read_answer(&mut stream).await {
             Ok(()) => {}

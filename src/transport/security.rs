@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 
 #[cfg(feature = "tls")]
 use {
-    super::tls::{Tls, TlsWire, Trust},
+    super::tls::{Tls, TlsWire, Trust, may_lack_tls},
     std::sync::Arc,
     std::time::Duration,
     tokio::sync::watch,
@@ -28,12 +28,24 @@ pub(super) enum Security {
 }
 
 impl Security {
-    /// The dialer's end.
-    pub(super) async fn dial(&self, tcp: TcpStream) -> io::Result<Wire> {
+    /// The dialer's end. During a migration, `again` makes another connection, for a peer that does not use TLS.
+    pub(super) async fn dial(
+        &self,
+        tcp: TcpStream,
+        again: impl Future<Output = io::Result<TcpStream>>,
+    ) -> io::Result<Wire> {
         match self {
-            Security::None => Ok(Wire::Plain(tcp)),
+            Security::None => {
+                drop(again);
+                Ok(Wire::Plain(tcp))
+            }
             #[cfg(feature = "tls")]
-            Security::Tls(tls) => Ok(Wire::Tls(Box::new(TlsWire::dial(tcp, &tls.trust()).await?))),
+            Security::Tls(tls) => match TlsWire::dial(tcp, &tls.trust()).await {
+                Err(error) if tls.is_migrating() && may_lack_tls(&error) => {
+                    Ok(Wire::Plain(again.await?))
+                }
+                dialed => Ok(Wire::Tls(Box::new(dialed?))),
+            },
         }
     }
 
@@ -42,9 +54,22 @@ impl Security {
         match self {
             Security::None => Ok(Wire::Plain(tcp)),
             #[cfg(feature = "tls")]
+            Security::Tls(tls) if tls.is_migrating() && !begins_tls(&tcp).await? => {
+                Ok(Wire::Plain(tcp))
+            }
+            #[cfg(feature = "tls")]
             Security::Tls(tls) => {
                 Ok(Wire::Tls(Box::new(TlsWire::accept(tcp, &tls.trust()).await?)))
             }
+        }
+    }
+
+    /// Whether `wire` is not encrypted although this member uses TLS.
+    pub(super) fn is_bare(&self, wire: &Wire) -> bool {
+        match self {
+            Security::None => false,
+            #[cfg(feature = "tls")]
+            Security::Tls(_) => matches!(wire, Wire::Plain(_)),
         }
     }
 
@@ -61,6 +86,17 @@ impl Security {
                 Doubt { trust: Some((changes, look)) }
             }
         }
+    }
+}
+
+/// Whether the first byte that a dialer sends begins a handshake of TLS. Waits for it, and leaves it to be read.
+#[cfg(feature = "tls")]
+async fn begins_tls(tcp: &TcpStream) -> io::Result<bool> {
+    const HANDSHAKE_RECORD: u8 = 22;
+    let mut first = [0];
+    match tcp.peek(&mut first).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(first[0] == HANDSHAKE_RECORD),
     }
 }
 

@@ -151,7 +151,7 @@ fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broke
         let security = with(files.clone()).security(&Env::real(), None).expect("good files");
         assert!(matches!(security, Security::Tls(_)));
         let tcp = tokio::net::TcpStream::connect(to).await?;
-        let mut wire = security.dial(tcp).await?;
+        let mut wire = security.dial(tcp, std::future::pending()).await?;
         let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
         exchange::dial(&mut wire, node(1), lane, &admission).await
     })
@@ -168,7 +168,7 @@ fn what_comes_in_one_piece_with_the_end_of_the_handshake_is_heard() {
         let settings = with(office.right(2));
         let security = settings.security(&Env::real(), None).expect("good files");
         let tcp = tokio::net::TcpStream::connect(one.handle.address()).await.expect("open");
-        let wire = security.dial(tcp).await.expect("right certificates");
+        let wire = security.dial(tcp, std::future::pending()).await.expect("right certificates");
         let said = [preface(0), hello_frame(&hello(2, 1))].concat();
         wire.write_all(&said).await.expect("written");
         let answer = hello_frame(&hello(1, 2)).len() + 16;
@@ -189,7 +189,10 @@ fn what_the_socket_did_not_take_is_pending_until_it_is_flushed() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let accepted = async { one.accept(listener.accept().await.expect("dialed").0).await };
-        let dialed = async { two.dial(tokio::net::TcpStream::connect(address).await?).await };
+        let dialed = async {
+            let tcp = tokio::net::TcpStream::connect(address).await?;
+            two.dial(tcp, std::future::pending()).await
+        };
         let (far, near) = tokio::join!(accepted, dialed);
         let (far, near) = (far.expect("right"), near.expect("right"));
         let mut taken = 0;
@@ -267,6 +270,41 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);
         assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
+    }
+}
+
+#[test]
+fn a_migrating_member_talks_with_members_with_and_without_tls() {
+    let office = Office::new("shop");
+    // One that has not moved, one that moves too, and one that has moved.
+    let others = [settings(), with(office.right(1).migrating()), with(office.right(1))];
+    for (number, other) in (1..).zip(others) {
+        let [mut one, mut two] = pair(other, with(office.right(2).migrating()));
+        talk(&mut one, &mut two, number);
+    }
+}
+
+/// Turning TLS off is for members that do not use it, and a certificate that is not accepted is no reason for it.
+#[test]
+fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
+    let mut office = Office::new("shop");
+    // What answers without TLS is dialed again, and would be let in.
+    let plain = start(2, settings(), &[]);
+    let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
+    strict.inbox.wait_for_refusal(node(2), "does not speak TLS");
+    drop(strict);
+    // Revoked, and willing to talk without TLS.
+    let bad = with(office.wrong(Wrong::Revoked).migrating());
+    let bad = start(2, bad, &[]);
+    let moving = with(office.right(1).migrating());
+    let moving = start(1, moving, &[(2, bad.handle.address())]);
+    for _ in 0..3 {
+        moving.inbox.wait_for_refusal(node(2), Wrong::Revoked.words());
+        moving.inbox.forget_refusals();
+    }
+    let connected = |heard: &Heard| matches!(heard, Heard::Connected(..));
+    for member in [&plain, &bad, &moving] {
+        assert!(!member.inbox.has(connected));
     }
 }
 
@@ -378,7 +416,7 @@ fn a_certificate_that_is_revoked_during_a_handshake_is_noticed_at_its_end() {
         let security = with(files.clone()).security(&Env::real(), None).expect("good files");
         let dial = async || {
             let tcp = tokio::net::TcpStream::connect(one.handle.address()).await?;
-            security.dial(tcp).await
+            security.dial(tcp, std::future::pending()).await
         };
         let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
         // It has proven who it is, and dawdles.

@@ -122,6 +122,12 @@ impl Inbox {
         before - heard.len()
     }
 
+    /// Waits for new ones from here on.
+    fn forget_refusals(&self) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|one| !matches!(one, Heard::Refused(..)));
+    }
+
     fn messages(&self) -> Vec<PeerMessage> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let message = |one: &Heard| match one {

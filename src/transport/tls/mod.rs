@@ -36,7 +36,7 @@ use crate::env::Env;
 pub(super) use trust::Trust;
 use trust::{Files, TrustError};
 pub use uri::MemberUri;
-pub(super) use wire::{TlsWire, Untrusted};
+pub(super) use wire::{TlsWire, Untrusted, may_lack_tls};
 
 /// The files with which a member proves who it is, and finds out who the others are. All are PEM.
 /// They are read again while the node runs, so that a new certificate or a new revocation list needs
@@ -56,6 +56,8 @@ pub struct PeerTls {
     pub crl: Option<PathBuf>,
     /// Whose certificates are taken for members'.
     pub proof: PeerProof,
+    /// Whether members without TLS are talked with, too: see [`PeerTls::migrating`].
+    pub migrating: bool,
 }
 
 /// Whose certificates are taken for members'.
@@ -80,7 +82,7 @@ impl PeerTls {
     /// These files, and nothing is ever revoked.
     pub fn new(ca: impl Into<PathBuf>, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         let (ca, cert, key) = (ca.into(), cert.into(), key.into());
-        Self { ca, cert, key, crl: None, proof: PeerProof::Named }
+        Self { ca, cert, key, crl: None, proof: PeerProof::Named, migrating: false }
     }
 
     /// A certificate that may be signed by anybody, to encrypt and to prove nothing: [`PeerProof::Nothing`].
@@ -92,6 +94,17 @@ impl PeerTls {
     #[must_use]
     pub fn proof(mut self, proof: PeerProof) -> Self {
         self.proof = proof;
+        self
+    }
+
+    /// While a running cluster moves to TLS, one member after the other: accepts members with and without TLS, and dials
+    /// a member without TLS if it does not speak TLS. A certificate that is not accepted ends a connection as always.
+    ///
+    /// Until this is taken away again, certificates protect from nobody: whoever reaches the port can pose as a member,
+    /// and whoever can change what is sent can turn TLS off, as without certificates.
+    #[must_use]
+    pub fn migrating(mut self) -> Self {
+        self.migrating = true;
         self
     }
 
@@ -151,10 +164,21 @@ impl Tls {
             ),
             _ => {}
         }
+        if paths.migrating {
+            tracing::warn!(
+                "migrating to TLS: connections between members are accepted and made without TLS, too; end the migration \
+                 when all members use TLS"
+            );
+        }
         warn_of_own(&trust);
         let seen = Mutex::new(Seen { files, unreadable: None });
         let trust = watch::Sender::new(Arc::new(trust));
         Ok(Self { env: env.clone(), paths, seen, trust })
+    }
+
+    /// Whether members without TLS are talked with, too.
+    pub(super) fn is_migrating(&self) -> bool {
+        self.paths.migrating
     }
 
     /// What is trusted now.

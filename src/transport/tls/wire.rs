@@ -28,11 +28,39 @@ const LINGER_BYTES_MAX: u64 = 64 << 10;
 
 /// Why the other end is not trusted, or does not trust this one, in words.
 #[derive(Debug, Error)]
-#[error("{0}")]
-pub(in super::super) struct Untrusted(pub(in super::super) String);
+#[error("{why}")]
+pub(in super::super) struct Untrusted {
+    pub(in super::super) why: String,
+    /// Whether it has answered with something else than TLS.
+    lacks_tls: bool,
+}
 
 fn untrusted(error: &rustls::Error) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, Untrusted(words(error, OTHER_END)))
+    let lacks_tls = matches!(error, rustls::Error::InvalidMessage(_));
+    let why = words(error, OTHER_END);
+    io::Error::new(io::ErrorKind::InvalidData, Untrusted { why, lacks_tls })
+}
+
+/// The other end is gone before the handshake is over. That says nothing of trust: a peer that is down behind a proxy looks
+/// like this. A member without certificates answers.
+#[derive(Debug, Error)]
+#[error("the other end {how} the connection during the TLS handshake")]
+struct HungUp {
+    how: &'static str,
+    /// Whether it has said something before.
+    was_heard: bool,
+}
+
+fn hung_up(kind: io::ErrorKind, how: &'static str, was_heard: bool) -> io::Error {
+    io::Error::new(kind, HungUp { how, was_heard })
+}
+
+/// Whether a handshake has failed so that the other end may be a member that does not use TLS: it has answered with
+/// something else, or hung up without a word.
+pub(in super::super) fn may_lack_tls(error: &io::Error) -> bool {
+    let Some(why) = error.get_ref() else { return false };
+    let answered = why.downcast_ref::<Untrusted>().is_some_and(|why| why.lacks_tls);
+    answered || why.downcast_ref::<HungUp>().is_some_and(|why| !why.was_heard)
 }
 
 /// See the module.
@@ -131,7 +159,7 @@ impl TlsWire {
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
-            receive(&self.tcp, &mut session)?;
+            receive(&self.tcp, &mut session, true)?;
         }
     }
 
@@ -176,14 +204,16 @@ impl TlsWire {
 
 /// Goes through the handshake.
 async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
+    let mut was_heard = false;
     loop {
         match flush(tcp, session) {
             Ok(()) if !session.is_handshaking() => return Ok(()),
             Ok(()) => {
                 tcp.readable().await?;
-                match receive(tcp, session) {
-                    Err(error) if !is_passing(&error) => return Err(error),
-                    _ => {}
+                match receive(tcp, session, was_heard) {
+                    Ok(()) => was_heard = true,
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return Err(error),
                 }
             }
             Err(error) if is_passing(&error) => tcp.writable().await?,
@@ -192,14 +222,14 @@ async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> 
     }
 }
 
-/// Reads once from the socket and decrypts.
-fn receive(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
+/// Reads once from the socket and decrypts. `was_heard` says whether the other end has said something before.
+fn receive(tcp: &TcpStream, session: &mut Connection, was_heard: bool) -> io::Result<()> {
     let shaking = session.is_handshaking();
     match session.read_tls(&mut Socket(tcp)) {
         Err(error) if shaking && error.kind() == io::ErrorKind::ConnectionReset => {
-            return Err(hung_up(error.kind(), "reset"));
+            return Err(hung_up(error.kind(), "reset", was_heard));
         }
-        Ok(0) if shaking => return Err(hung_up(io::ErrorKind::UnexpectedEof, "closed")),
+        Ok(0) if shaking => return Err(hung_up(io::ErrorKind::UnexpectedEof, "closed", was_heard)),
         read => read?,
     };
     session.process_new_packets().map(drop).map_err(|error| {
@@ -207,11 +237,6 @@ fn receive(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
         let _ = flush(tcp, session);
         untrusted(&error)
     })
-}
-
-/// No matter of trust: a peer that is down behind a proxy looks like this. A member without certificates answers.
-fn hung_up(kind: io::ErrorKind, how: &str) -> io::Error {
-    io::Error::new(kind, format!("the other end {how} the connection during the TLS handshake"))
 }
 
 /// Writes what is encrypted. An error that is passing if the socket does not take all of it.

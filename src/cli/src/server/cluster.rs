@@ -39,12 +39,35 @@ fn known(id: u64) -> Result<NodeId, Status> {
     NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
 }
 
-/// The address in the URL of a member: there is one. Whether it is encrypted is every member's own affair, and the same
-/// for all, whatever the URL begins with.
-fn address(urls: &[String]) -> Result<&str, Status> {
+/// Where a member is to be reached.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    /// `http://` or `https://`.
+    scheme: &'a str,
+    address: &'a str,
+}
+
+/// The address in the URL of a member: there is one.
+fn place(urls: &[String]) -> Result<Place<'_>, Status> {
     let [url] = urls else { return Err(Reason::BadUrls.into()) };
-    let rest = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
-    rest.map(|rest| rest.trim_end_matches('/')).ok_or_else(|| Reason::BadUrls.into())
+    let place = ["http://", "https://"].iter().find_map(|scheme| {
+        let address = url.strip_prefix(scheme)?.trim_end_matches('/');
+        Some(Place { scheme, address })
+    });
+    place.ok_or_else(|| Reason::BadUrls.into())
+}
+
+/// Whether connections between members are encrypted is said by the members' own flags, the same for all. A URL that asks
+/// for encryption where there is none would be answered with OK and change nothing of that.
+fn check_scheme(place: Place<'_>, cluster: &str) -> Result<(), Status> {
+    if place.scheme != cluster && cluster == "http://" {
+        return Err(Status::failed_precondition(
+            "the members of this cluster use http://: to move to https://, restart one after the other with certificates, \
+             https:// in its URLs and --peer-tls-migration, and then again without that flag \
+             (docs/operating/certificates.md)",
+        ));
+    }
+    Ok(())
 }
 
 #[tonic::async_trait]
@@ -68,7 +91,9 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
         self.0.administered_by(&request).await?;
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
-        let address = address(&urls)?;
+        let place = place(&urls)?;
+        check_scheme(place, self.0.options().peer_scheme())?;
+        let address = place.address;
         let taken =
             |member: &bowline::Member| [&*member.address, member.destination()].contains(&address);
         if self.0.node().members().rows().values().any(taken) {
@@ -104,8 +129,17 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
         self.0.administered_by(&request).await?;
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
-        let (id, address) = (known(id)?, address(&urls)?);
-        self.0.node().move_member(id, address).await.map_err(refused)?;
+        let (id, place) = (known(id)?, place(&urls)?);
+        let scheme = self.0.options().peer_scheme();
+        check_scheme(place, scheme)?;
+        let members = self.0.node().members();
+        let known = members.get(id).map(bowline::Member::destination);
+        if place.scheme != scheme && known == Some(place.address) {
+            return Err(Status::failed_precondition(
+                "the members of this cluster use https://: they cannot be changed to http:// one after the other",
+            ));
+        }
+        self.0.node().move_member(id, place.address).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
         Ok(Response::new(pb::MemberUpdateResponse { header, members }))
     }

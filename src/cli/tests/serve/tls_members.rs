@@ -2,9 +2,13 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustls::version::{TLS12, TLS13};
 use tempfile::{TempDir, tempdir};
+use tonic::transport::Channel;
 
 use crate::generated::etcdserverpb as pb;
 use crate::office::{Card, GOOD, Office, Says};
@@ -190,4 +194,132 @@ async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_lo
     .await;
     let warning = "members encrypt and prove nothing";
     assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
+}
+
+/// Writes keys one after the other, at whichever server answers, until it is told to stop.
+struct Writer {
+    acknowledged: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Writer {
+    fn begin(addresses: Vec<String>) -> Self {
+        let (acknowledged, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let endpoint = |at| Channel::from_shared(format!("http://{at}")).unwrap();
+        let endpoints: Vec<_> = addresses.into_iter().map(endpoint).collect();
+        let (count, stopped) = (Arc::clone(&acknowledged), Arc::clone(&stop));
+        let task = tokio::spawn(async move {
+            let channels = endpoints.iter().map(tonic::transport::Endpoint::connect_lazy);
+            let mut clients: Vec<_> = channels.map(KvClient::new).collect();
+            let servers = clients.len();
+            for turn in 0.. {
+                let next = count.load(Ordering::SeqCst);
+                let put = pb::PutRequest {
+                    key: format!("k{next:08}").into(),
+                    value: "v".into(),
+                    ..Default::default()
+                };
+                let put = tokio::time::timeout(SHORT, clients[turn % servers].put(put)).await;
+                if matches!(put, Ok(Ok(_))) {
+                    count.store(next + 1, Ordering::SeqCst);
+                }
+                if stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        Self { acknowledged, stop, task }
+    }
+
+    /// Waits until some more writes are acknowledged.
+    async fn goes_on(&self) {
+        let (began, enough) = (Instant::now(), self.acknowledged.load(Ordering::SeqCst) + 10);
+        while self.acknowledged.load(Ordering::SeqCst) < enough {
+            assert!(began.elapsed() < LIMIT, "no write is acknowledged");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long one server may take for a write before the next one is asked.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// What a member's port answers to the first words of a member that does not use TLS.
+fn answer_without_tls(port: u16) -> Vec<u8> {
+    let mut stream = std::net::TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // A version that no member speaks is refused in words that begin as all do.
+    std::io::Write::write_all(&mut stream, b"bowline\0\xff\xff\xff\xff\0\0\0\0").unwrap();
+    let mut first = [0; 2];
+    stream.read_exact(&mut first).unwrap();
+    first.to_vec()
+}
+
+/// As docs/operating/certificates.md has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
+    let mut office = Office::new();
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let cards = [0, 1, 2].map(|at| office.member(&format!("m{at}")));
+    let bare = |at: usize| {
+        let flags = crate::process::flags(at, &peers, clients[at], dirs[at].path());
+        Server::start(&flags, clients[at], &[])
+    };
+    let secured = |at: usize, more: &[&str]| {
+        let flags = flags(at, &peers, clients[at], &dirs[at], &office, &cards[at]);
+        Server::start(&flags, clients[at], more)
+    };
+    let mut servers: Vec<_> = [0, 1, 2].map(bare).map(Server::ready).into();
+    let writer = Writer::begin(clients.map(|port| format!("127.0.0.1:{port}")).into());
+    writer.goes_on().await;
+    // The way that changes nothing is refused, and says which one does.
+    let mut cluster = ClusterClient::new(servers[0].channel().await);
+    let list = cluster.member_list(pb::MemberListRequest::default()).await.unwrap().into_inner();
+    for member in &list.members {
+        let url = member.peer_ur_ls[0].replace("http://", "https://");
+        let update = pb::MemberUpdateRequest { id: member.id, peer_ur_ls: vec![url] };
+        let refused = cluster.member_update(update).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert!(refused.message().contains("--peer-tls-migration"), "{refused:?}");
+    }
+    assert_eq!(peers.map(answer_without_tls), [*b"bo"; 3]);
+    for more in [&["--peer-tls-migration"][..], &[]] {
+        for at in 0..3 {
+            let (status, said) = servers.remove(at).stop();
+            assert!(status.success(), "{said}");
+            servers.insert(at, secured(at, more).ready());
+            writer.goes_on().await;
+            // Members without TLS are served as long as there may be some.
+            let answer: &[u8] = if more.is_empty() { &[21, 3] } else { b"bo" };
+            assert_eq!(answer_without_tls(peers[at]), answer);
+        }
+    }
+    writer.stop.store(true, Ordering::SeqCst);
+    writer.task.await.unwrap();
+    let acknowledged = writer.acknowledged.load(Ordering::SeqCst);
+    let range = pb::RangeRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        keys_only: true,
+        ..Default::default()
+    };
+    let mut kv = KvClient::new(servers[0].channel().await).max_decoding_message_size(usize::MAX);
+    let found = kv.range(range).await.unwrap().into_inner();
+    let keys: Vec<_> = found.kvs.into_iter().map(|pair| pair.key).collect();
+    for number in 0..acknowledged {
+        let key = format!("k{number:08}").into_bytes();
+        assert!(
+            keys.binary_search_by(|found| found[..].cmp(&key[..])).is_ok(),
+            "lost {number} of {acknowledged}"
+        );
+    }
+    let bare = "connection with a member that does not use TLS: not encrypted";
+    for server in servers {
+        let (_, said) = server.stop();
+        assert!(!said.contains(bare) && !said.contains("migrating to TLS"), "{said}");
+    }
 }

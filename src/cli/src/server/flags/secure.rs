@@ -230,7 +230,18 @@ pub(super) fn peer_tls(
     let revoked = file(values, "peer-crl-file");
     let asks = switch(values, "peer-client-cert-auth")?;
     let makes_own = switch(values, "peer-auto-tls")?;
-    let odd = urls.iter().find(|(_, url)| url.is_secure != urls[0].1.is_secure);
+    let migrates = switch(values, "peer-tls-migration")?;
+    if migrates && (!urls[0].1.is_secure || makes_own) {
+        return Err(FlagError::Together(format!(
+            "--peer-tls-migration needs this member's certificates and https:// in --{}: it is for members that move \
+             from http:// to https://",
+            urls[0].0
+        )));
+    }
+    // Meanwhile, members that have not moved may still be listed with http://.
+    let is_odd = |url: &Url| url.is_secure != urls[0].1.is_secure;
+    let odd =
+        urls.iter().find(|(name, url)| is_odd(url) && !(migrates && *name == "initial-cluster"));
     if let Some((name, url)) = odd {
         return Err(FlagError::Together(format!(
             "--{name} has {url}, and --{} has {}: the URLs of members are all https://, or none is",
@@ -271,6 +282,7 @@ pub(super) fn peer_tls(
         )));
     };
     let files = PeerTls::new(authorities, cert, key).proof(PeerProof::OwnKind);
+    let files = if migrates { files.migrating() } else { files };
     Ok(Some(match revoked {
         Some(revoked) => files.crl(revoked),
         None => files,
@@ -326,6 +338,11 @@ mod tests {
             (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
             (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
             (&["--peer-auto-tls"], "--peer-auto-tls encrypts, and"),
+            (&["--peer-tls-migration"], "--peer-tls-migration needs this member's certificates"),
+            (
+                &[&peers[0], &peers[1], "--peer-tls-migration", "--peer-auto-tls"],
+                "--peer-tls-migration needs this member's certificates",
+            ),
             (&["--peer-client-cert-file=c"], "is another file than --peer-cert-file"),
             (
                 &["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-key-file=c"],
@@ -373,6 +390,12 @@ mod tests {
         let all: Vec<_> = all.chain(files).chain(twice).collect();
         let all: Vec<_> = all.iter().map(String::as_str).collect();
         assert_eq!(options(&all).unwrap().peer_scheme(), "https://");
+        // While they move, the others may still be listed as they were.
+        let mixed = "--initial-cluster=default=https://h:2,other=http://i:2";
+        let mixed = [&all[1..], &[mixed]].concat();
+        assert!(options(&mixed).unwrap_err().to_string().contains("are all https://, or none is"));
+        let migrating = [&mixed[..], &["--peer-tls-migration"]].concat();
+        assert_eq!(options(&migrating).unwrap().peer_scheme(), "https://");
     }
 
     #[test]

@@ -187,6 +187,10 @@ pub(super) const FLAGS: &[Flag] = &[
     refused("peer-cert-allowed-cn", BY_URI),
     refused("peer-cert-allowed-hostname", BY_URI),
     used_switch(
+        "peer-tls-migration",
+        "while members move from http:// to https://, one after the other: talk with members with and without TLS",
+    ),
+    used_switch(
         "peer-auto-tls",
         "members encrypt with certificates that are made at every start, which prove nothing, to try it out",
     ),
