@@ -7,7 +7,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{ClusterVersion, Introduction, Limits, NodeId, is_address, is_nowhere};
+use crate::model::{
+    ClusterVersion, Introduction, Limits, NodeId, addresses, are_addresses, is_address, is_nowhere,
+};
 use crate::node::{Contact, History};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
@@ -167,7 +169,7 @@ impl Config {
     }
 
     /// The members that found a new cluster, this node too: a name and an address `host:port` for each, at which the
-    /// others reach it.
+    /// others reach it; or several, with commas between them, which they try in turn.
     /// The same on all. Once the cluster exists its members are kept in it, and change with
     /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member): then this list says no
     /// more than where to look for the others first.
@@ -204,7 +206,7 @@ impl Config {
         self
     }
 
-    /// Where the other members reach this one, `host:port`: neither port 0 nor an address of all interfaces, which are
+    /// Where the other members reach this one, `host:port`, or several with commas between them: neither port 0 nor an address of all interfaces, which are
     /// for [`Config::listen`] only. Default: its address in [`Config::members`]. A name is resolved again at each
     /// connect. When it changes, restart the node with the new one: the others hear of it.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
@@ -233,7 +235,8 @@ impl Config {
         self
     }
 
-    /// Where to listen for the other members, if not at the address that they reach it at.
+    /// Where to listen for the other members, if not at the address that they reach it at: `host:port`, or several with
+    /// commas between them.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
@@ -442,7 +445,7 @@ impl Config {
                 "sessions live shorter than four election timeouts: a change of the leader can end them"
             );
         }
-        if is_nowhere(&contact.address) {
+        if addresses(&contact.address).any(is_nowhere) {
             tracing::warn!(address = contact.address, "no other member could dial this one there");
         }
         Ok(Checked::new(self.clone(), contact, beginning))
@@ -488,7 +491,7 @@ impl Config {
         if name.is_empty() {
             return Err(ConfigError::EmptyName);
         }
-        if !address.is_empty() && !is_address(&address) {
+        if !address.is_empty() && !are_addresses(&address) {
             return Err(ConfigError::BadAddress { name, address });
         }
         self.check_found(&name, &address)?;
@@ -498,7 +501,7 @@ impl Config {
     /// Others can find a member there. For one that founds a cluster alone nobody looks yet.
     fn check_found(&self, name: &str, address: &str) -> Result<(), ConfigError> {
         let founds_alone = self.join.is_empty() && self.members.len() <= 1;
-        if founds_alone || !is_nowhere(address) {
+        if founds_alone || !addresses(address).any(is_nowhere) {
             return Ok(());
         }
         Err(ConfigError::Unreachable { name: name.to_owned(), address: address.to_owned() })
@@ -506,7 +509,7 @@ impl Config {
 
     /// Whether it says that a member is at this address.
     pub(super) fn names(&self, address: &str) -> bool {
-        self.members.iter().any(|(_, at)| at == address)
+        self.members.iter().any(|(_, at)| addresses(at).any(|one| one == address))
     }
 
     /// How to talk to the other members.
@@ -587,14 +590,18 @@ impl Config {
             if name.is_empty() {
                 return Err(ConfigError::EmptyName);
             }
-            if !alone && !is_address(address) {
+            if !alone && !are_addresses(address) {
                 let (name, address) = (name.clone(), address.clone());
                 return Err(ConfigError::BadAddress { name, address });
             }
             self.check_found(name, address)?;
-            if let Some(other) = members[..i].iter().find(|other| other.address == *address) {
-                let (one, two) = (other.name.clone(), name.clone());
-                return Err(ConfigError::DuplicateAddress(one, two, address.clone()));
+            for other in &members[..i] {
+                let taken = |one: &&str| addresses(&other.address).any(|other| other == *one);
+                if let Some(address) = addresses(address).find(taken) {
+                    let (one, two, address) =
+                        (other.name.clone(), name.clone(), address.to_owned());
+                    return Err(ConfigError::DuplicateAddress(one, two, address));
+                }
             }
         }
         let ids = (1..).filter_map(NodeId::new);
@@ -663,7 +670,7 @@ mod tests {
 
     #[test]
     fn a_node_may_listen_at_any_port_and_on_all_interfaces() {
-        for listen in ["127.0.0.1:0", "0.0.0.0:7000", "[::]:0"] {
+        for listen in ["127.0.0.1:0", "0.0.0.0:7000", "[::]:0", "127.0.0.1:7000,10.0.0.1:7000"] {
             assert!(three().listen(listen).check().is_ok(), "{listen}");
         }
     }
@@ -691,6 +698,12 @@ mod tests {
             (Config::new("d", "a").members([("a", "h:1"), ("b", "0.0.0.0:2")]), "member \"b\" at"),
             (Config::new("d", "a").members([("a", "[::]:1"), ("b", "h:1")]), "nobody finds member"),
             (three().advertise("0.0.0.0:1"), "where to listen is said with listen()"),
+            (three().advertise("h:9,0.0.0.0:1"), "where to listen is said with listen()"),
+            (three().advertise("h:9,"), "not of the form host:port"),
+            (
+                Config::new("d", "a").members([("a", "h:1,h:2"), ("b", "h:3,h:2")]),
+                "the same address \"h:2\"",
+            ),
             (Config::new("d", "x").join(["h:1"]).advertise("127.0.0.1:0"), "nobody finds member"),
             (three().join(["h:1"]), "founds a cluster or joins one"),
             (three().replacing("a"), "without join()"),

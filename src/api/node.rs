@@ -11,7 +11,7 @@ use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{
     self, ClusterId, Command, JoinAsk, LeaseId, MemberRefusal, MemberRole, MemberWish, Members,
-    Moment, NodeId, Reply, SnapshotId, Term, is_address,
+    Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
 };
 use crate::node::{
     Assembly, Bells, Contact, DataFault, Health, Joined, NodeStatus, Origin, Role, Running,
@@ -375,7 +375,7 @@ impl Node {
         address: impl Into<String>,
     ) -> Result<(), Error> {
         let address = address.into();
-        if !is_address(&address) {
+        if !are_addresses(&address) {
             return Err(Error::Members(MemberRefusal::BadAddress(address)));
         }
         let change = Command::Move { member, address };

@@ -79,6 +79,21 @@ pub(crate) fn is_address(address: &str) -> bool {
         && (address.parse::<SocketAddr>().is_ok() || address.rsplit_once(':').is_some_and(is_name))
 }
 
+/// The most addresses of one member.
+const ADDRESSES_MAX: usize = 8;
+
+/// The addresses in a member's address: one, or several with commas between them, which are tried in turn.
+pub(crate) fn addresses(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',')
+}
+
+/// Whether somebody may be looked for at each of these addresses.
+pub(crate) fn are_addresses(list: &str) -> bool {
+    list.len() <= JoinAsk::TEXT_BYTES_MAX
+        && addresses(list).count() <= ADDRESSES_MAX
+        && addresses(list).all(is_address)
+}
+
 /// Whether it says where to listen only: nobody finds a member at port 0, or at the address of all interfaces.
 pub(crate) fn is_nowhere(address: &str) -> bool {
     match address.parse::<SocketAddr>() {

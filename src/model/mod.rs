@@ -38,7 +38,7 @@ pub use limits::Limits;
 pub use member::{
     Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };
-pub(crate) use member::{is_address, is_nowhere};
+pub(crate) use member::{addresses, are_addresses, is_address, is_nowhere};
 pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;
 pub(crate) use open::OpenKeys;

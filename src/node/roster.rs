@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::{Members, NodeId};
+use crate::model::{Members, NodeId, addresses};
 
 use super::settings::Contact;
 
@@ -93,12 +93,16 @@ impl Roster {
         self.greeted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
-    /// Where a member is, and where it is going to be.
+    /// Where a member is, and where it is going to be: each address once.
     fn places_of(&self, id: NodeId) -> Vec<String> {
         let moves_to = self.members.get(id).and_then(|member| member.moves_to.as_deref());
-        let known = self.address_of(id);
-        let moves_to = moves_to.filter(|address| Some(*address) != known);
-        known.into_iter().chain(moves_to).map(str::to_owned).collect()
+        let mut places: Vec<String> = Vec::new();
+        for place in self.address_of(id).into_iter().chain(moves_to).flat_map(addresses) {
+            if !places.iter().any(|known| known == place) {
+                places.push(place.to_owned());
+            }
+        }
+        places
     }
 
     /// Whom this node keeps connections to, and where they are looked for, in turn. Learners talk to voters only, and to

@@ -39,6 +39,7 @@ use super::tcp::{TcpSettings, check_address};
 use super::wire::Wire;
 use crate::codec;
 use crate::env::Env;
+use crate::model;
 use crate::model::{JoinAnswer, JoinAsk, Joined, Moment};
 
 /// How many questions reach the node in a second.
@@ -280,7 +281,9 @@ impl Asking {
                 Ok(JoinAnswer::Later(why)) => why,
                 Ok(JoinAnswer::NotLeader(leader)) => {
                     // Once: two that name each other must not be asked for ever without a pause.
-                    named = leader.filter(|_| from_list);
+                    let first =
+                        |leader: String| model::addresses(&leader).next().map(str::to_owned);
+                    named = leader.filter(|_| from_list).and_then(first);
                     "it does not lead".to_owned()
                 }
                 Err(Broken::Refused { why, .. }) => return Err(why.why),

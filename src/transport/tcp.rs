@@ -19,7 +19,7 @@ use super::security::Security;
 use super::{Introducer, Receiver, TransportError, acceptor, dialer};
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
-use crate::model::{Lane, NodeId, PeerMessage, is_address};
+use crate::model::{Lane, NodeId, PeerMessage, addresses, is_address};
 
 /// How often the dialer says in one idle timeout that it lives, at the least.
 const ALIVE_PER_IDLE: u32 = 3;
@@ -182,17 +182,31 @@ impl TcpSettings {
 /// A port that is taken and not yet served, so that its number is known before anybody is told.
 pub(crate) struct TcpBound {
     runtime: Arc<NetRuntime>,
-    listener: TcpListener,
+    /// At least one.
+    listeners: Vec<TcpListener>,
+    /// The first's.
     address: SocketAddr,
     settings: TcpSettings,
 }
 
 impl TcpBound {
-    /// Takes the port of `listen`, a `host:port`. Port 0 takes a free one.
+    /// Takes the port of `listen`, a `host:port`, or of several with commas between them. Port 0 takes a free one.
     ///
     /// # Errors
-    /// If the address is off loopback without leave, not an address, or taken.
+    /// If an address is off loopback without leave, not an address, or taken.
     pub(crate) fn bind(listen: &str, settings: TcpSettings) -> Result<Self, TransportError> {
+        let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
+        let entered = runtime.handle().enter();
+        let listeners = addresses(listen).map(|one| Self::listener(one, &settings));
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        drop(entered);
+        let bind = |error| TransportError::Bind { address: listen.to_owned(), error };
+        let address = listeners[0].local_addr().map_err(bind)?;
+        Ok(Self { runtime, listeners, address, settings })
+    }
+
+    /// Takes one port, on the threads of the network.
+    fn listener(listen: &str, settings: &TcpSettings) -> Result<TcpListener, TransportError> {
         let bind = |error| TransportError::Bind { address: listen.to_owned(), error };
         check_address("listen address", listen)?;
         let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
@@ -204,18 +218,19 @@ impl TcpBound {
             let (what, address) = ("listen address".to_owned(), listen.to_owned());
             return Err(TransportError::Insecure { what, address });
         }
-        let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
-        let entered = runtime.handle().enter();
-        let listener = listen_on(&addresses).map_err(bind)?;
-        drop(entered);
-        let address = listener.local_addr().map_err(bind)?;
-        Ok(Self { runtime, listener, address, settings })
+        listen_on(&addresses).map_err(bind)
     }
 
     /// The address that is listened on.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// All addresses that are listened on.
+    #[cfg(test)]
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect()
     }
 
     /// Starts member `me`, which dials `peers` until [`set_peers`](Network::set_peers) names others.
@@ -253,7 +268,9 @@ impl TcpBound {
             scratch: Vec::new(),
             stopping: Arc::clone(&stopping),
         };
-        network.spawn(&context, acceptor::listen(context.clone(), self.listener));
+        for listener in self.listeners {
+            network.spawn(&context, acceptor::listen(context.clone(), listener));
+        }
         #[cfg(feature = "tls")]
         if let Security::Tls(tls) = &context.security {
             let every = context.settings.tls_reload_every;

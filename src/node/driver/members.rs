@@ -137,7 +137,7 @@ impl Driver {
             return Err(MemberAnswer::Done { id, index });
         }
         if let MemberWish::Keep { address, .. } = wish
-            && !is_address(address)
+            && !are_addresses(address)
         {
             let address = address.chars().take(JoinAsk::TEXT_BYTES_MAX / 8).collect();
             return Err(MemberAnswer::Refused(MemberRefusal::BadAddress(address)));

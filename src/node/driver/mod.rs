@@ -52,7 +52,7 @@ use crate::model::{
     ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
     Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
     MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply,
-    RequestId, Revision, SnapshotId, Term, is_address,
+    RequestId, Revision, SnapshotId, Term, are_addresses,
 };
 use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};

@@ -318,3 +318,27 @@ fn leaving_loopback_needs_leave() {
     let error = TcpBound::bind(&taken.address().to_string(), settings()).err().expect("taken");
     assert!(error.to_string().contains("cannot listen on 127.0.0.1"), "{error}");
 }
+
+#[test]
+fn a_member_with_several_addresses_is_reached_at_each_that_answers() {
+    let [nobody] = [TcpListener::bind("127.0.0.1:0").expect("a free port")];
+    let first = nobody.local_addr().expect("bound");
+    drop(nobody);
+    let two = TcpBound::bind("127.0.0.1:0,127.0.0.2:0", settings()).expect("two free ports");
+    let both = two.addresses();
+    assert_eq!(
+        both.iter().map(|at| at.ip().to_string()).collect::<Vec<_>>(),
+        ["127.0.0.1", "127.0.0.2"]
+    );
+    let two = Member::start(two, hello(2, 1), &[], &Arc::default());
+    for address in both {
+        // At the first of its addresses nobody listens.
+        let inbox = Arc::default();
+        let mut one = Member::start(bind(settings()), hello(1, 2), &[], &inbox);
+        let places = [first, address].map(|at| at.to_string());
+        one.network.set_peers(&[(node(2), places.into())].into());
+        let number = u64::from(address.port());
+        one.send(2, Lane::Control, &ping(number));
+        two.inbox.wait_for_message(node(1), &ping(number));
+    }
+}

@@ -227,8 +227,10 @@ impl Client {
         match name.split_once("://") {
             Some(("http", rest)) => Ok((self.settings.tls.required, rest.trim_end_matches('/'))),
             Some(("https", rest)) => Ok((true, rest.trim_end_matches('/'))),
+            Some(("unix", path)) => Ok((false, path)),
             Some((scheme, _)) => {
-                let why = format!("{name}: {scheme} is not known: http or https is meant");
+                let why =
+                    format!("{name}: unknown scheme {scheme}; use http://, https:// or unix://");
                 Err(Failure::Usage(why))
             }
             None => Ok((self.settings.tls.is_wanted(), name)),
@@ -237,8 +239,12 @@ impl Client {
 
     fn endpoint(&self, name: &str) -> Result<Endpoint, Failure> {
         let (is_secure, rest) = self.place(name)?;
-        let scheme = if is_secure { "https" } else { "http" };
-        let endpoint = Channel::from_shared(format!("{scheme}://{rest}"))
+        let scheme = match is_secure {
+            true => "https",
+            false if is_file(name) => "unix",
+            false => "http",
+        };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{rest}"))
             .map_err(|_| Failure::Usage(format!("{name:?} is no HOST:PORT")))?
             .tcp_nodelay(true)
             .http2_keep_alive_interval(self.settings.keepalive_time)
@@ -377,6 +383,11 @@ impl Client {
         }
         Err(last.unwrap_or(Failure::Timeout(limit)))
     }
+}
+
+/// Whether an endpoint is a socket file.
+pub(crate) fn is_file(name: &str) -> bool {
+    name.starts_with("unix://")
 }
 
 fn needs_new_token(status: &Status) -> bool {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use super::connect::Client;
+use super::connect::{Client, is_file};
 use super::failure::{Failure, root_cause};
 use super::tls;
 
@@ -33,6 +33,10 @@ fn value_of(text: &str, name: &str) -> Option<f64> {
 async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
     let (is_secure, place) = client.place(endpoint)?;
     let failed = |why: String| Failure::Unreachable(vec![(endpoint.to_owned(), why)]);
+    if is_file(endpoint) {
+        let stream = UnixStream::connect(place).await.map_err(|error| failed(error.to_string()))?;
+        return get(stream, "localhost").await.map_err(|error| failed(root_cause(&error)));
+    }
     let stream = TcpStream::connect(place).await.map_err(|error| failed(error.to_string()))?;
     let answer = if is_secure {
         let host = place.rsplit_once(':').map_or(place, |(host, _)| host);

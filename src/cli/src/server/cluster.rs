@@ -1,5 +1,6 @@
 //! `etcdserverpb.Cluster`: who the members are, and changes of them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bowline::{KeyRange, MemberRole, NodeId};
@@ -22,7 +23,7 @@ impl ClusterService {
         let members = members.rows().iter().map(|(id, member)| pb::Member {
             id: id.get(),
             client_ur_ls: member.endpoints.clone(),
-            peer_ur_ls: vec![format!("{scheme}{}", member.destination())],
+            peer_ur_ls: urls(scheme, member.destination()),
             is_learner: member.role == MemberRole::Learner,
             name: member.name.clone(),
         });
@@ -40,26 +41,38 @@ fn known(id: u64) -> Result<NodeId, Status> {
 }
 
 /// Where a member is to be reached.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    /// `http://` or `https://`.
-    scheme: &'a str,
-    address: &'a str,
+struct Place {
+    /// `http://` or `https://`: the same for all of its URLs.
+    scheme: &'static str,
+    /// As the library has them: with commas between them.
+    addresses: String,
 }
 
-/// The address in the URL of a member: there is one.
-fn place(urls: &[String]) -> Result<Place<'_>, Status> {
-    let [url] = urls else { return Err(Reason::BadUrls.into()) };
-    let place = ["http://", "https://"].iter().find_map(|scheme| {
-        let address = url.strip_prefix(scheme)?.trim_end_matches('/');
-        Some(Place { scheme, address })
-    });
-    place.ok_or_else(|| Reason::BadUrls.into())
+/// The addresses in the URLs of a member.
+fn place(urls: &[String]) -> Result<Place, Status> {
+    let (mut scheme, mut addresses) = (None, BTreeSet::new());
+    for url in urls {
+        let known = ["http://", "https://"].into_iter();
+        let found = known.filter_map(|scheme| Some((scheme, url.strip_prefix(scheme)?)));
+        let (own, address) = found.last().ok_or(Reason::BadUrls)?;
+        if scheme.is_some_and(|scheme| scheme != own) {
+            return Err(Reason::BadUrls.into());
+        }
+        scheme = Some(own);
+        addresses.insert(address.trim_end_matches('/'));
+    }
+    let addresses = addresses.into_iter().collect::<Vec<_>>().join(",");
+    Ok(Place { scheme: scheme.ok_or(Reason::BadUrls)?, addresses })
+}
+
+/// The URLs of a member whose addresses the library has in this form.
+fn urls(scheme: &str, addresses: &str) -> Vec<String> {
+    addresses.split(',').map(|address| format!("{scheme}{address}")).collect()
 }
 
 /// Whether connections between members are encrypted is said by the members' own flags, the same for all. A URL that asks
 /// for encryption where there is none would be answered with OK and change nothing of that.
-fn check_scheme(place: Place<'_>, cluster: &str) -> Result<(), Status> {
+fn check_scheme(place: &Place, cluster: &str) -> Result<(), Status> {
     if place.scheme != cluster && cluster == "http://" {
         return Err(Status::failed_precondition(
             "the members of this cluster use http://: to move to https://, restart one after the other with certificates, \
@@ -92,15 +105,17 @@ impl Cluster for ClusterService {
         self.0.administered_by(&request).await?;
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
         let place = place(&urls)?;
-        check_scheme(place, self.0.options().peer_scheme())?;
-        let address = place.address;
-        let taken =
-            |member: &bowline::Member| [&*member.address, member.destination()].contains(&address);
+        check_scheme(&place, self.0.options().peer_scheme())?;
+        let wanted = |address: &str| place.addresses.split(',').any(|one| one == address);
+        let taken = |member: &bowline::Member| {
+            let known = [&*member.address, member.destination()].into_iter();
+            known.flat_map(|list| list.split(',')).any(wanted)
+        };
         if self.0.node().members().rows().values().any(taken) {
             return Err(Reason::UrlsTaken.into());
         }
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
-        let id = self.0.node().keep_place(address, role).await.map_err(refused)?;
+        let id = self.0.node().keep_place(&place.addresses, role).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
         // Said of it is what it is to become, which is what `etcdctl member add` prints; the list says what it is.
         let member = members.iter().find(|member| member.id == id.get());
@@ -131,15 +146,15 @@ impl Cluster for ClusterService {
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
         let (id, place) = (known(id)?, place(&urls)?);
         let scheme = self.0.options().peer_scheme();
-        check_scheme(place, scheme)?;
+        check_scheme(&place, scheme)?;
         let members = self.0.node().members();
         let known = members.get(id).map(bowline::Member::destination);
-        if place.scheme != scheme && known == Some(place.address) {
+        if place.scheme != scheme && known == Some(&*place.addresses) {
             return Err(Status::failed_precondition(
                 "the members of this cluster use https://: they cannot be changed to http:// one after the other",
             ));
         }
-        self.0.node().move_member(id, place.address).await.map_err(refused)?;
+        self.0.node().move_member(id, place.addresses).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
         Ok(Response::new(pb::MemberUpdateResponse { header, members }))
     }

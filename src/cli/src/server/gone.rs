@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
+
+use super::socket::Socket;
 
 /// How often a socket is looked at. Who has gone at two looks, one after the other, has gone: until the second there is
 /// time to read all that was sent before.
@@ -27,17 +28,17 @@ const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR);
 
 /// What a client is connected by.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    fn socket(&self) -> &TcpStream;
+    fn socket(&self) -> &Socket;
 }
 
-impl Wire for TcpStream {
-    fn socket(&self) -> &TcpStream {
+impl Wire for Socket {
+    fn socket(&self) -> &Socket {
         self
     }
 }
 
-impl Wire for Box<TlsStream<TcpStream>> {
-    fn socket(&self) -> &TcpStream {
+impl Wire for Box<TlsStream<Socket>> {
+    fn socket(&self) -> &Socket {
         self.get_ref().0
     }
 }
@@ -72,7 +73,7 @@ impl<W: Wire> Looked<W> {
     }
 }
 
-fn is_gone(socket: &TcpStream) -> bool {
+fn is_gone(socket: &Socket) -> bool {
     let mut sockets = [PollFd::new(socket, GONE)];
     // What cannot be asked is left to itself.
     let found = poll(&mut sockets, Some(&Timespec::default()));

@@ -7,12 +7,12 @@ use std::time::Duration;
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Interval;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::socket::Socket;
 use super::tls::{Tls, Trust, common_name, words, words_of};
 
 /// What a handshake of TLS begins with.
@@ -47,10 +47,10 @@ const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Who has come.
 pub(super) enum Greeted {
     /// Whoever reaches the port.
-    Plain(TcpStream),
+    Plain(Socket),
     /// Whoever has been through the handshake.
     Secure {
-        stream: Box<TlsStream<TcpStream>>,
+        stream: Box<TlsStream<Socket>>,
         /// Who it is, if its certificate is to say that.
         user: Option<Arc<str>>,
         doubt: Doubt,
@@ -75,7 +75,7 @@ pub(super) enum Rudeness {
 /// Meets whoever has connected: with TLS if there is any, and without if `is_plain`; the first byte tells the two apart.
 /// May be dropped, which ends the connection.
 pub(super) async fn greet(
-    mut stream: TcpStream,
+    mut stream: Socket,
     tls: Option<&Tls>,
     is_plain: bool,
 ) -> Result<Greeted, Rudeness> {
@@ -105,7 +105,7 @@ pub(super) async fn greet(
     }
 }
 
-async fn shake_hands(stream: TcpStream, tls: &Tls) -> Result<Greeted, Rudeness> {
+async fn shake_hands(stream: Socket, tls: &Tls) -> Result<Greeted, Rudeness> {
     // Before the handshake: what changes during it is a reason to look again.
     let mut changes = tls.changes();
     let trust = Arc::clone(&changes.borrow_and_update());
@@ -128,7 +128,7 @@ async fn shake_hands(stream: TcpStream, tls: &Tls) -> Result<Greeted, Rudeness> 
 
 /// Says the last word, and waits until it has arrived: bytes that nobody has read when a connection is closed would
 /// take it with them.
-async fn turn_away(stream: &mut TcpStream, answer: &[u8]) {
+async fn turn_away(stream: &mut Socket, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;

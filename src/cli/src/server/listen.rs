@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -22,6 +22,7 @@ use super::flags::{Door, Offer, Options};
 use super::gone::{Looked, Wire};
 use super::greet::{Doubt, Greeted, greet};
 use super::newcomers::{Newcomer, Newcomers};
+use super::socket::{Listener, Socket};
 use super::tls::Tls;
 
 /// How long calls that are under way may go on when the server stops.
@@ -54,7 +55,7 @@ const UNSEEN_RESETS_MAX: usize = 4096;
 
 /// The sockets that clients connect to.
 pub(super) struct Doors {
-    listeners: Vec<(TcpListener, Manner)>,
+    listeners: Vec<(Listener, Manner)>,
 }
 
 /// How whoever comes to a port is met.
@@ -81,19 +82,31 @@ impl Doors {
     /// # Errors
     /// The first address that cannot be had.
     pub(super) async fn take(doors: &[Door]) -> Result<Self, (String, io::Error)> {
-        let mut listeners: Vec<(TcpListener, Manner)> = Vec::new();
+        let mut listeners: Vec<(Listener, Manner)> = Vec::new();
         for Door { url, offer } in doors {
             let named = |error| (url.address.clone(), error);
-            let found = tokio::net::lookup_host(&url.address).await.map_err(named)?;
-            let found = in_turn(found);
+            let path = url.path();
+            let found = match path {
+                None => {
+                    let found = tokio::net::lookup_host(&url.address).await.map_err(named)?;
+                    in_turn(found)
+                }
+                Some(_) => Vec::new(),
+            };
             let own = Manner { tls: url.is_secure, plain: !url.is_secure, offer: *offer };
             let other = Manner { tls: own.plain, plain: own.tls, ..own };
-            let shared = listeners.iter_mut().find(|(listener, manner)| {
-                *manner == other && listener.local_addr().is_ok_and(|taken| found.contains(&taken))
-            });
+            let shared = listeners
+                .iter_mut()
+                .find(|(listener, manner)| *manner == other && listener.is_at(&found, path));
             match shared {
                 Some((_, manner)) => *manner = Manner { tls: true, plain: true, ..own },
-                None => listeners.push((bind(&found).await.map_err(named)?, own)),
+                None => {
+                    let listener = match path {
+                        Some(path) => Listener::unix(path),
+                        None => bind(&found).await.map(Listener::Tcp),
+                    };
+                    listeners.push((listener.map_err(named)?, own));
+                }
             }
         }
         Ok(Self { listeners })
@@ -189,7 +202,7 @@ fn builder(options: &Options) -> Builder<TokioExecutor> {
 }
 
 async fn accept(
-    listener: TcpListener,
+    listener: Listener,
     manner: Manner,
     hall: Arc<Hall>,
     mut stop: watch::Receiver<bool>,
@@ -202,7 +215,7 @@ async fn accept(
             () = told(&mut stop) => break,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok(stream) => {
                 let Some(seat) = seat(&hall).await else {
                     hall.newcomers
                         .complain(&"all connections that there may be are taken (ulimit -n)");
@@ -245,7 +258,9 @@ async fn seat(hall: &Hall) -> Option<OwnedSemaphorePermit> {
 
 /// Who has gone without a word, and owes nothing that HTTP would notice, is noticed by TCP. Where the system has no such
 /// thing it is as it was.
-fn keep_alive(stream: &TcpStream) {
+fn keep_alive(stream: &Socket) {
+    let Some(stream) = stream.tcp() else { return };
+    drop(stream.set_nodelay(true));
     let _is_set = sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, PROBE_AFTER))
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, PROBE_EVERY));
@@ -253,13 +268,12 @@ fn keep_alive(stream: &TcpStream) {
 
 /// One connection from its first byte to its last.
 async fn welcome(
-    stream: TcpStream,
+    stream: Socket,
     manner: Manner,
     hall: &Hall,
     newcomer: Newcomer,
     mut stop: watch::Receiver<bool>,
 ) {
-    drop(stream.set_nodelay(true));
     keep_alive(&stream);
     let tls = hall.tls.as_deref().filter(|_| manner.tls);
     let greeted = tokio::select! {

@@ -3,7 +3,7 @@
 //! ```text
 //!   flags        what it is told: arguments, environment, file
 //!     │
-//!   listen       sockets, HTTP/1 and HTTP/2 on one port; gone looks at those that nobody reads
+//!   listen       sockets (socket: TCP, or a file), HTTP/1 and HTTP/2 on one port; gone looks at those that nobody reads
 //!     │
 //!   greet        the first words: TLS or none, whose certificate; tls is what is shown and asked for
 //!     │
@@ -55,6 +55,7 @@ mod probes;
 mod process;
 mod room;
 mod snapshot;
+mod socket;
 mod tls;
 mod token;
 mod traffic;

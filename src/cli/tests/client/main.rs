@@ -18,3 +18,4 @@ mod migrate;
 mod operate;
 mod passwords;
 mod same;
+mod sockets;

@@ -62,11 +62,11 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
     put(&channel).await;
-    // What is announced twice, is nowhere, is several, or is no URL of HTTP.
+    // What is announced twice, is nowhere, has two schemes, or is no URL of HTTP.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
     let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
     assert_eq!((again.code(), again.message()), expected);
-    for urls in [&[][..], &["x"], &["http://a:1", "http://b:1"], &["unix://a:1"], &["http://a"]] {
+    for urls in [&[][..], &["x"], &["http://a:1", "https://b:1"], &["unix://a:1"], &["http://a"]] {
         let peer_ur_ls = urls.iter().map(|&url| url.to_owned()).collect();
         let request = pb::MemberAddRequest { peer_ur_ls, is_learner: false };
         let bad = cluster.member_add(request).await.unwrap_err();
@@ -225,4 +225,49 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
             assert!(lines as u64 <= 1 + minutes, "{said}");
         }
     }
+}
+
+/// Each listens at two addresses and advertises both; at the first, two of them are not reached.
+#[tokio::test]
+async fn members_with_two_urls_each_form_a_cluster() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let urls =
+        |at: usize| ["127.0.0.1", "127.0.0.2"].map(|host| format!("http://{host}:{}", peers[at]));
+    let cluster: Vec<_> =
+        (0..3).flat_map(|at| urls(at).map(|url| format!("m{at}={url}"))).collect();
+    let start = |at: usize| {
+        let flags = flags(at, &peers, clients[at], dirs[at].path()).into_iter().map(|flag| {
+            let listen = if at == 0 { urls(at).join(",") } else { urls(at)[1].clone() };
+            match flag.split_once('=').unwrap().0 {
+                "--listen-peer-urls" => format!("--listen-peer-urls={listen}"),
+                name @ "--initial-advertise-peer-urls" => format!("{name}={}", urls(at).join(",")),
+                name @ "--initial-cluster" => format!("{name}={}", cluster.join(",")),
+                _ => flag,
+            }
+        });
+        Server::start(&flags.collect::<Vec<_>>(), clients[at], &[])
+    };
+    let servers = [0, 1, 2].map(start).map(Server::ready);
+    let channel = servers[2].channel().await;
+    put(&channel).await;
+    let mut cluster = ClusterClient::new(channel);
+    let members = list(&mut cluster).await;
+    let mut known: Vec<_> = members.iter().map(|member| member.peer_ur_ls.clone()).collect();
+    known.sort();
+    let mut expected = [0, 1, 2].map(|at| urls(at).to_vec());
+    expected.sort();
+    assert_eq!(known, expected);
+    // One that is to come may have two as well, and neither may be another's.
+    let add = |urls: &[&str]| pb::MemberAddRequest {
+        peer_ur_ls: urls.iter().map(|url| (*url).to_owned()).collect(),
+        is_learner: true,
+    };
+    let taken = cluster.member_add(add(&["http://127.0.0.9:1", &urls(1)[1]])).await.unwrap_err();
+    assert_eq!(taken.message(), "etcdserver: Peer URLs already exists");
+    let mixed = cluster.member_add(add(&["http://127.0.0.9:1", "https://127.0.0.9:2"])).await;
+    assert_eq!(mixed.unwrap_err().message(), "etcdserver: given member URLs are invalid");
+    let two = ["http://127.0.0.9:1", "http://127.0.0.9:2"];
+    let added = cluster.member_add(add(&two)).await.unwrap().into_inner();
+    assert_eq!(added.member.unwrap().peer_ur_ls, two);
 }

@@ -9,7 +9,7 @@ use tracing::Level;
 use super::gates;
 use super::secure::{ClientTls, peer_tls};
 use super::tokens::TokenKind;
-use super::urls::{Door, Offer, Url, single, urls};
+use super::urls::{Door, Offer, Url, addresses, urls};
 use super::{FlagError, Values};
 
 /// What a server does.
@@ -237,7 +237,7 @@ impl Options {
         };
         if *joins {
             let others = members.iter().filter(|(name, _)| *name != self.name);
-            config.join(others.map(|(_, address)| address.clone()))
+            config.join(others.flat_map(|(_, list)| list.split(',').map(str::to_owned)))
         } else {
             config.members(members.iter().cloned())
         }
@@ -248,29 +248,34 @@ impl Bootstrap {
     fn new(values: &Values, name: &str, data_dir: &Path) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let advertised = text("initial-advertise-peer-urls", "http://localhost:2380");
-        let advertise = single("initial-advertise-peer-urls", &advertised)?;
+        let advertise = urls("initial-advertise-peer-urls", &advertised)?;
         let listen = text("listen-peer-urls", "http://localhost:2380");
-        let listen = single("listen-peer-urls", &listen)?;
-        let cluster = text("initial-cluster", &format!("{name}={advertised}"));
-        let mut members: Vec<(String, String)> = Vec::new();
-        let mut all = vec![
-            ("listen-peer-urls", listen.clone()),
-            ("initial-advertise-peer-urls", advertise.clone()),
-        ];
+        let listen = urls("listen-peer-urls", &listen)?;
+        let own = advertise.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>();
+        let cluster = text("initial-cluster", &own.join(","));
+        // A member with several URLs stands there once for each.
+        let mut members: Vec<(String, Vec<Url>)> = Vec::new();
         for member in split(&cluster) {
             let must = "of the form name=url,name=url";
             let (member, url) =
                 member.split_once('=').ok_or_else(|| wrong("initial-cluster", &cluster, must))?;
-            if members.iter().any(|(known, _)| known == member) {
-                let must = "one URL for each member";
-                return Err(wrong("initial-cluster", &cluster, must));
+            let url = urls("initial-cluster", url)?;
+            match members.iter_mut().find(|(known, _)| known == member) {
+                Some((_, known)) => known.extend(url),
+                None => members.push((member.to_owned(), url)),
             }
-            let url = single("initial-cluster", url)?;
-            members.push((member.to_owned(), url.address.clone()));
-            all.push(("initial-cluster", url));
         }
+        let of_members = members.iter().flat_map(|(_, urls)| urls);
+        let all: Vec<_> = (listen.iter().map(|url| ("listen-peer-urls", url.clone())))
+            .chain(advertise.iter().map(|url| ("initial-advertise-peer-urls", url.clone())))
+            .chain(of_members.map(|url| ("initial-cluster", url.clone())))
+            .collect();
+        let members: Vec<(String, String)> =
+            members.iter().map(|(name, urls)| (name.clone(), addresses(urls))).collect();
         let tls = peer_tls(values, &all, data_dir)?;
-        let (listen, advertise) = (listen.address, advertise.address);
+        let advertise = addresses(&advertise);
+        let listen: Vec<_> = listen.into_iter().map(|url| url.address).collect();
+        let listen = listen.join(",");
         let joins = match text("initial-cluster-state", "new").as_str() {
             "new" => false,
             "existing" => true,
@@ -501,7 +506,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
-        let cases: [(&[&str], &str); 16] = [
+        let cases: [(&[&str], &str); 17] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
             (&["--heartbeat-interval=3"], "must be 4 to 10000 milliseconds"),
@@ -509,10 +514,11 @@ mod tests {
             (&["--election-timeout=50001"], "must be 20 to 50000 milliseconds"),
             (&["--quota-backend-bytes=1"], "must be at least 1024 bytes, 0 for 2 GiB"),
             (&["--quota-backend-bytes=1023"], "must be at least 1024 bytes, 0 for 2 GiB"),
-            (&["--listen-client-urls=unix://h:1"], "of the form http://host:port or https://"),
+            (&["--listen-client-urls=ftp://h:1"], "of the form http://host:port or https://"),
+            (&["--listen-client-urls=unix://"], "of the form http://host:port or https://"),
+            (&["--listen-peer-urls=unix://h:1"], "members connect over TCP"),
             (&["--listen-client-urls=http://h"], "of the form http://host:port"),
             (&["--initial-cluster=a"], "name=url,name=url"),
-            (&["--initial-cluster=a=http://h:1,a=http://h:2"], "one URL for each member"),
             (&["--initial-cluster-state=old"], "new or existing"),
             (&["--initial-cluster-state=existing"], "name the other members too"),
             (&["--auto-compaction-mode=yearly"], "periodic or revision"),
@@ -523,6 +529,40 @@ mod tests {
             let error = options(arguments).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
+    }
+
+    #[test]
+    fn members_may_have_several_urls() {
+        // As k3s and RKE2 write them: listening at loopback and at the node's address.
+        let bootstrap = |arguments: &[&str]| options(arguments).unwrap().bootstrap;
+        let cluster = "--initial-cluster=a=http://10.0.0.1:2380,b=http://10.0.0.2:2380";
+        let k3s = bootstrap(&[
+            "--name=a",
+            "--listen-peer-urls=http://127.0.0.1:2380,http://10.0.0.1:2380",
+            "--initial-advertise-peer-urls=http://10.0.0.1:2380",
+            cluster,
+        ]);
+        assert_eq!(
+            (&*k3s.listen, &*k3s.advertise),
+            ("127.0.0.1:2380,10.0.0.1:2380", "10.0.0.1:2380")
+        );
+        // One name twice, in either order.
+        for both in
+            ["a=http://h:2,b=http://i:1,a=http://h:1", "a=http://h:1,a=http://h:2,b=http://i:1"]
+        {
+            let cluster = format!("--initial-cluster={both}");
+            let several = "--initial-advertise-peer-urls=http://h:2,http://h:1";
+            let several = bootstrap(&["--name=a", several, &cluster]);
+            assert_eq!(several.advertise, "h:1,h:2");
+            let members = [("a", "h:1,h:2"), ("b", "i:1")];
+            assert_eq!(several.members, members.map(|(name, at)| (name.to_owned(), at.to_owned())));
+        }
+        let joins = options(&[
+            "--name=b",
+            "--initial-cluster-state=existing",
+            "--initial-cluster=a=http://h:1,a=http://h:2",
+        ]);
+        assert!(format!("{:?}", joins.unwrap().config()).contains(r#"join: ["h:1", "h:2"]"#));
     }
 
     #[test]

@@ -1,38 +1,56 @@
 //! URLs in flags: where to listen, and what others are told.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use super::FlagError;
 use super::options::{split, wrong};
 
 /// A URL, as far as it matters here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Url {
-    /// Whether it is `https://`.
+    /// Whether it is `https://` or `unixs://`.
     pub(crate) is_secure: bool,
-    /// `host:port`.
+    /// Whether it is `unix://` or `unixs://`: a socket file.
+    is_file: bool,
+    /// `host:port`, or the path of a socket file.
     pub(crate) address: String,
 }
 
 impl Url {
     fn parse(name: &'static str, url: &str) -> Result<Self, FlagError> {
-        let (is_secure, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
-            (Some(rest), _) => (false, rest),
-            (_, Some(rest)) => (true, rest),
-            (None, None) => {
-                return Err(wrong(name, url, "of the form http://host:port or https://host:port"));
-            }
+        const MUST: &str = "of the form http://host:port or https://host:port";
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(name, url, MUST))?;
+        let (is_secure, is_file) = match scheme {
+            "http" => (false, false),
+            "https" => (true, false),
+            "unix" => (false, true),
+            "unixs" => (true, true),
+            _ => return Err(wrong(name, url, MUST)),
         };
+        if is_file && name.contains("peer") || is_file && name == "initial-cluster" {
+            return Err(wrong(name, url, "http:// or https://: members connect over TCP"));
+        }
         let address = rest.trim_end_matches('/');
         let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
             !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
         });
-        if !is_address {
-            return Err(wrong(name, url, "of the form http://host:port or https://host:port"));
+        if !(is_address || is_file && !address.is_empty()) {
+            return Err(wrong(name, url, MUST));
         }
-        Ok(Self { is_secure, address: address.to_owned() })
+        Ok(Self { is_secure, is_file, address: address.to_owned() })
     }
 
-    /// The host alone; an address of IPv6 without its brackets.
+    /// The path of a socket file, if it is one: as in etcd, `unix://host:port` is a file of that name where the server runs.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.is_file.then(|| Path::new(&self.address))
+    }
+
+    /// The host alone; an address of IPv6 without its brackets. Of a socket file this machine.
     pub(crate) fn host(&self) -> &str {
+        if self.is_file {
+            return "localhost";
+        }
         let host = self.address.rsplit_once(':').map_or("", |(host, _)| host);
         host.trim_start_matches('[').trim_end_matches(']')
     }
@@ -60,7 +78,12 @@ pub(crate) struct Door {
 
 impl std::fmt::Display for Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let scheme = if self.is_secure { "https" } else { "http" };
+        let scheme = match (self.is_file, self.is_secure) {
+            (false, false) => "http",
+            (false, true) => "https",
+            (true, false) => "unix",
+            (true, true) => "unixs",
+        };
         write!(f, "{scheme}://{}", self.address)
     }
 }
@@ -75,10 +98,8 @@ pub(super) fn urls(name: &'static str, list: &str) -> Result<Vec<Url>, FlagError
     Ok(urls)
 }
 
-/// The URL of a list that has one.
-pub(super) fn single(name: &'static str, list: &str) -> Result<Url, FlagError> {
-    match <[Url; 1]>::try_from(urls(name, list)?) {
-        Ok([url]) => Ok(url),
-        Err(_) => Err(wrong(name, list, "one URL: members have one address each")),
-    }
+/// The addresses of URLs as the library takes those of a member: each once, in an order that does not depend on the flag's.
+pub(crate) fn addresses<'a>(urls: impl IntoIterator<Item = &'a Url>) -> String {
+    let addresses: BTreeSet<&str> = urls.into_iter().map(|url| url.address.as_str()).collect();
+    addresses.into_iter().collect::<Vec<_>>().join(",")
 }

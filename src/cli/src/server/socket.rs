@@ -1,0 +1,190 @@
+//! A client's connection, and what it is accepted at: TCP, or a socket file.
+
+use std::fs;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rustix::net::RecvFlags;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// See the module.
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// Deletes the file when it is dropped.
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+impl Listener {
+    /// Listens at a socket file. Who may connect is said by the permissions of its folder and by the umask, as with etcd. The
+    /// file of a server that has gone is replaced.
+    ///
+    /// # Errors
+    /// Another server listens there, something else than a socket has that name, or the system's.
+    pub(super) fn unix(path: &Path) -> io::Result<Self> {
+        match fs::symlink_metadata(path) {
+            Ok(found) if found.file_type().is_socket() => {
+                if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                    return Err(io::ErrorKind::AddrInUse.into());
+                }
+                fs::remove_file(path)?;
+            }
+            Ok(_) => {
+                let why = "there is a file of that name that is no socket";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let listener = UnixListener::bind(path)?;
+        Ok(Self::Unix(listener, SocketFile(path.to_owned())))
+    }
+
+    pub(super) async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| Socket::Tcp(stream)),
+            Self::Unix(listener, _) => {
+                listener.accept().await.map(|(stream, _)| Socket::Unix(stream))
+            }
+        }
+    }
+
+    /// Whether it listens at one of these addresses, or at this file.
+    pub(super) fn is_at(&self, addresses: &[SocketAddr], path: Option<&Path>) -> bool {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().is_ok_and(|at| addresses.contains(&at)),
+            Self::Unix(_, file) => path == Some(&file.0),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Reads what comes first, and leaves it to be read.
+    pub(super) async fn peek(&self, first: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.peek(first).await,
+            Self::Unix(stream) => {
+                let peek = || Ok(rustix::net::recv(stream, &mut *first, RecvFlags::PEEK)?.1);
+                stream.async_io(Interest::READABLE, peek).await
+            }
+        }
+    }
+
+    /// The connection, if it is one of TCP.
+    pub(super) fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(stream) => Some(stream),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stale_socket_file_is_replaced_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let first = Listener::unix(&path).unwrap();
+        let taken = Listener::unix(&path).err().expect("somebody listens");
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+        // Its server is killed, and the file stays.
+        let Listener::Unix(listener, file) = first else { panic!("a socket file") };
+        std::mem::forget(file);
+        drop(listener);
+        assert!(path.exists());
+        let second = Listener::unix(&path).unwrap();
+        drop(second);
+        assert!(!path.exists(), "deleted at the end");
+        fs::write(&path, "data").unwrap();
+        let refused = Listener::unix(&path).err().expect("a file");
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+    }
+}

@@ -1,0 +1,41 @@
+//! A server at a socket file, and the command that asks it there.
+
+use std::os::unix::fs::FileTypeExt;
+
+use tempfile::tempdir;
+
+use crate::ask::{command_at, run};
+use crate::process::{Server, flags, free_ports};
+
+#[test]
+fn clients_reach_a_server_at_a_unix_socket() {
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let path = dir.path().join("s");
+    let url = format!("unix://{}", path.display());
+    let flags: Vec<_> = flags(0, &[peer], client, &dir.path().join("data"))
+        .into_iter()
+        .map(|flag| match flag.strip_prefix("--listen-client-urls=") {
+            Some(http) => format!("--listen-client-urls={url},{http}"),
+            None => flag,
+        })
+        .collect();
+    let start = || Server::start(&flags, client, &[]).ready();
+    let server = start();
+    assert!(path.metadata().unwrap().file_type().is_socket());
+    let ask = |arguments: &[&str]| {
+        let mut command = command_at(&url);
+        command.args(arguments);
+        run(command, b"").done()
+    };
+    ask(&["put", "k", "v"]);
+    assert_eq!(ask(&["get", "k", "--print-value-only"]), "v\n");
+    assert!(ask(&["endpoint", "health"]).contains("is healthy"));
+    // Killed, it leaves its file behind, which is replaced.
+    drop(server);
+    assert!(path.exists());
+    let server = start();
+    assert_eq!(ask(&["get", "k", "--print-value-only"]), "v\n");
+    let (status, said) = server.stop();
+    assert!(status.success(), "{said}");
+    assert!(!path.exists(), "the file is deleted at the end");
+}
