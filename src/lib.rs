@@ -31,7 +31,26 @@
 //! as the program (`"jobs/1"`), a `String` (`format!("jobs/{n}")`), a `Vec<u8>`, [`Bytes`]. What is borrowed
 //! for a shorter time is given as a copy: `name.to_owned()`, `name.clone()`, `bytes.to_vec()`. What comes out
 //! is [`Bytes`]: it compares with text (`row.value == "paid"`), and is read as text by
-//! `std::str::from_utf8(&row.value)`. Where a [`KeyRange`] is asked for, a plain key stands for itself alone.
+//! `std::str::from_utf8(&row.value)`.
+//!
+//! # One key, or a prefix
+//!
+//! A string is one key, in every call: `kv.range("jobs/")`, `kv.watch("jobs/")` and `kv.delete("jobs/")` concern
+//! the key `jobs/` and no other. A prefix is always [`KeyRange::prefix`], or the argument of a method with `prefix`
+//! in its name:
+//!
+//! | one key, or a [`KeyRange`] | all keys that begin with a string |
+//! |---|---|
+//! | [`Client::get`], [`Client::range`] | [`Client::get_prefix`] |
+//! | [`Client::watch`] | [`Client::watch_prefix`] |
+//! | [`Client::delete`] | [`Client::delete_prefix`] |
+//! | [`Locks::of`]: the lock of that name | [`Locks::list_prefix`]: all locks whose names begin with it |
+//! | | [`Client::cached_prefix`], [`Client::cached_prefix_with`] |
+//! | | [`Client::sequential_prefix`]: numbered keys |
+//! | | [`Client::with_prefix`]: a client for the keys below a prefix |
+//!
+//! The name of a lock, election, queue, group or another of the recipes is a name: `session.mutex("jobs")` and
+//! `session.mutex("jobs/1")` are two locks.
 //!
 //! # The house
 //!

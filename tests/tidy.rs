@@ -303,6 +303,24 @@ fn only_the_doors_to_the_world_are_not_deterministic() {
 
 /// A limit that was renamed must be renamed in the operators' page.
 #[test]
+fn a_parameter_that_is_a_prefix_is_named_by_its_function() {
+    let mut complaints = Vec::new();
+    let is_public = |module: &str| matches!(module, "api" | "recipes" | "model" | "testing");
+    for source in sources().iter().filter(|source| is_public(&source.module)) {
+        let code: Vec<&str> = source.code().map(|(_, line)| line).collect();
+        for function in code.join("\n").split("pub fn ").skip(1) {
+            let (name, rest) = function.split_once('(').unwrap();
+            let parameters = rest.split(['{', ';']).next().unwrap();
+            if parameters.contains("prefix:") && !name.contains("prefix") {
+                let path = source.path.display();
+                complaints.push(format!("{path}: {name} takes a prefix, and its name has none"));
+            }
+        }
+    }
+    settle(complaints);
+}
+
+#[test]
 fn the_page_of_limits_names_limits_that_exist() {
     let page = fs::read_to_string(root().join("docs/operating/limits.md")).unwrap();
     let sources = all_sources();

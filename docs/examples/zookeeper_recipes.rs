@@ -9,7 +9,7 @@ use bowline::{EventKind, KeyRange, Revision, Session};
 /// The lock by hand: an ephemeral key with the next number, and a watch on the nearest smaller one.
 async fn by_hand(session: Session) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
     let kv = session.client();
-    let mine = kv.sequential("by-hand/").put_bound("", &session).await?;
+    let mine = kv.sequential_prefix("by-hand/").put_bound("", &session).await?;
     loop {
         let smaller = kv.range(KeyRange::between("by-hand/", mine.key.clone())).await?;
         let Some(nearest) = smaller.kvs.last() else { break };
@@ -58,7 +58,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     println!("  {} workers", workers.members().await?.len());
 
     println!("a local view:");
-    let mut view = cluster.node(2).client().cached("config/").await?;
+    let mut view = cluster.node(2).client().cached_prefix("config/").await?;
     let put = cluster.node(0).client().put("config/rate", "100").await?;
     while view.changed().await?.revision() < put.revision {}
     let rate = view.get("config/rate")?.expect("it was put");

@@ -142,9 +142,19 @@ impl ActingClient {
         self.0.range(keys)
     }
 
+    /// As [`Client::get_prefix`], with the rights that [`ActingClient::range`] needs.
+    pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
+        self.0.get_prefix(prefix)
+    }
+
     /// As [`Client::delete`]. All of the range must be the caller's to write; with the deleted rows, to read as well.
     pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
         self.0.delete(keys)
+    }
+
+    /// As [`Client::delete_prefix`], with the rights that [`ActingClient::delete`] needs.
+    pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
+        self.0.delete_prefix(prefix)
     }
 
     /// As [`Client::txn`]. What is compared must be the caller's to read, and everything in both branches, at any depth,
@@ -157,6 +167,11 @@ impl ActingClient {
     /// with [`WatchError::Denied`].
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         self.0.watch(keys)
+    }
+
+    /// As [`Client::watch_prefix`], with the rights that [`ActingClient::watch`] needs.
+    pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
+        self.0.watch_prefix(prefix)
     }
 
     /// As [`Client::compact`]; only for callers with the role `root`.

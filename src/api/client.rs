@@ -35,7 +35,7 @@ impl Client {
         Self { shared, scope: Scope::default(), caller: None }
     }
 
-    /// A client for the keys below `prefix`: it is put before every key that goes in and taken off
+    /// A client for the keys that begin with `prefix`: it is put before every key that goes in and taken off
     /// every key that comes out. Nothing outside can be reached through it.
     ///
     /// Sessions have no scope: what is made by one (locks, elections, groups, the taking end of a queue), and
@@ -46,15 +46,16 @@ impl Client {
     /// # use bowline::{Config, KeyRange, Node, Wait};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    /// let app = node.client().scoped("app/");
+    /// let app = node.client().with_prefix("app/");
     /// app.put("rate", "100").wait()?;
     /// assert_eq!(app.get("rate").wait()?.unwrap().key, "rate");
     /// assert_eq!(node.client().get("app/rate").wait()?.unwrap().key, "app/rate");
     /// # node.shutdown().wait();
     /// # Ok::<(), bowline::Error>(())
     /// ```
+    #[doc(alias = "scoped", alias = "namespace")]
     #[must_use]
-    pub fn scoped(&self, prefix: impl Into<Bytes>) -> Client {
+    pub fn with_prefix(&self, prefix: impl Into<Bytes>) -> Client {
         Client { scope: self.scope.inner(prefix.into()), ..self.clone() }
     }
 
@@ -68,8 +69,8 @@ impl Client {
         GetCall::new(self.clone(), key.into())
     }
 
-    /// Reads the rows of a range of keys. A plain key is that key only: for all that begin with it,
-    /// [`KeyRange::prefix`].
+    /// Reads the rows of a range of keys. A string is one key: for all keys that begin with it, call
+    /// [`Client::get_prefix`] or pass [`KeyRange::prefix`].
     ///
     /// ```
     /// # use bowline::{Config, KeyRange, Node, Wait};
@@ -86,6 +87,25 @@ impl Client {
     #[doc(alias = "list", alias = "scan")]
     pub fn range(&self, keys: impl Into<KeyRange>) -> RangeCall {
         RangeCall::new(self.clone(), keys.into())
+    }
+
+    /// Reads the rows of all keys that begin with `prefix`. The empty prefix reads every key. Short for
+    /// [`Client::range`] with [`KeyRange::prefix`].
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// kv.put("jobs/1", "a").wait()?;
+    /// kv.put("jobs/2", "b").wait()?;
+    /// assert_eq!(kv.get_prefix("jobs/").wait()?.kvs.len(), 2);
+    /// assert_eq!(kv.delete_prefix("jobs/").wait()?.deleted, 2);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
+        self.range(KeyRange::prefix(prefix))
     }
 
     /// Over how many keys a look at all of a range passes here, counted up to `max`: what it costs, before it is done. Keys
@@ -109,11 +129,16 @@ impl Client {
         self.shared.reader.passed_over_by(&self.scope.range(keys.into()), max)
     }
 
-    /// Deletes the keys of a range: `kv.delete("k")` deletes one, `kv.delete(KeyRange::prefix("k/"))` all
-    /// that begin so.
-    #[doc(alias = "delete_prefix")]
+    /// Deletes the keys of a range. A string is one key: `kv.delete("k")` deletes one key,
+    /// [`kv.delete_prefix("k/")`](Client::delete_prefix) all keys that begin with `k/`.
     pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
         DeleteCall::new(self.clone(), keys.into())
+    }
+
+    /// Deletes all keys that begin with `prefix`. The empty prefix deletes every key. Short for
+    /// [`Client::delete`] with [`KeyRange::prefix`].
+    pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
+        self.delete(KeyRange::prefix(prefix))
     }
 
     /// Begins a transaction.
@@ -121,9 +146,28 @@ impl Client {
         TxnCall::new(self.clone())
     }
 
-    /// Watches a range of keys; a plain key is that key only.
+    /// Watches a range of keys. A string is one key: for all keys that begin with it, call
+    /// [`Client::watch_prefix`] or pass [`KeyRange::prefix`].
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         WatchCall::new(self.clone(), keys.into())
+    }
+
+    /// Watches all keys that begin with `prefix`. The empty prefix watches every key. Short for
+    /// [`Client::watch`] with [`KeyRange::prefix`].
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// let mut jobs = kv.watch_prefix("jobs/").wait()?;
+    /// kv.put("jobs/1", "a").wait()?;
+    /// assert_eq!(jobs.next().wait().unwrap()?.events[0].kv.key, "jobs/1");
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
+        self.watch(KeyRange::prefix(prefix))
     }
 
     /// Forgets what was before `revision`: reads at `revision` and later stay possible, reads and

@@ -24,7 +24,7 @@ impl Scope {
     }
 
     pub(crate) fn range(&self, range: KeyRange) -> KeyRange {
-        if range.start().is_empty() { range } else { range.below(&self.0) }
+        if range.start().is_empty() { range } else { range.below_prefix(&self.0) }
     }
 
     pub(crate) fn compare(&self, mut compare: Compare) -> Compare {

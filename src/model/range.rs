@@ -94,10 +94,10 @@ impl KeyRange {
         }
     }
 
-    /// The same range below `prefix`: what [`Client::scoped`](crate::Client::scoped) asks the store
+    /// The same range below `prefix`: what [`Client::with_prefix`](crate::Client::with_prefix) asks the store
     /// for. An unbounded range ends where the prefix ends.
     #[must_use]
-    pub fn below(&self, prefix: &Bytes) -> Self {
+    pub fn below_prefix(&self, prefix: &Bytes) -> Self {
         if prefix.is_empty() {
             return self.clone();
         }
@@ -154,10 +154,10 @@ mod tests {
         for range in
             [KeyRange::all(), KeyRange::starting_at("x"), KeyRange::prefix("k"), "k".into()]
         {
-            let below = range.below(&prefix);
+            let below = range.below_prefix(&prefix);
             assert!(!below.contains(b"app") && !below.contains(b"app0"), "{range:?} {below:?}");
         }
-        assert!(KeyRange::all().below(&prefix).contains(b"app/x"));
-        assert_eq!(KeyRange::key("k").below(&prefix), KeyRange::key("app/k"));
+        assert!(KeyRange::all().below_prefix(&prefix).contains(b"app/x"));
+        assert_eq!(KeyRange::key("k").below_prefix(&prefix), KeyRange::key("app/k"));
     }
 }

@@ -36,7 +36,7 @@ use crate::watch::WatchError;
 type Parse<T> = Box<dyn Fn(&KeyValue) -> T + Send + Sync>;
 
 impl Client {
-    /// A view of the keys with this prefix that is kept by a watch, from now on: [`Client::cached_with`]
+    /// A view of the keys with this prefix that is kept by a watch, from now on: [`Client::cached_prefix_with`]
     /// with the rows as they are.
     ///
     /// ```
@@ -44,7 +44,7 @@ impl Client {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
     /// # let kv = node.client();
-    /// let config = kv.cached("config/").wait()?;
+    /// let config = kv.cached_prefix("config/").wait()?;
     /// kv.put("config/rate", "100").wait()?;
     /// assert_eq!(config.get("config/rate")?.unwrap().value, "100");
     ///
@@ -54,8 +54,8 @@ impl Client {
     /// # node.shutdown().wait();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn cached(&self, prefix: impl Into<Bytes>) -> CachedCall<KeyValue> {
-        self.cached_with(prefix, KeyValue::clone)
+    pub fn cached_prefix(&self, prefix: impl Into<Bytes>) -> CachedCall<KeyValue> {
+        self.cached_prefix_with(prefix, KeyValue::clone)
     }
 
     /// A view of the keys with this prefix, with each row parsed by `parse` when it changes. `parse` runs
@@ -66,7 +66,7 @@ impl Client {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
     /// # let kv = node.client();
-    /// let rates = kv.cached_with("rate/", |row| {
+    /// let rates = kv.cached_prefix_with("rate/", |row| {
     ///     std::str::from_utf8(&row.value).ok().and_then(|text| text.parse::<u32>().ok())
     /// });
     /// let mut rates = rates.wait()?;
@@ -76,7 +76,7 @@ impl Client {
     /// # node.shutdown().wait();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn cached_with<T>(
+    pub fn cached_prefix_with<T>(
         &self,
         prefix: impl Into<Bytes>,
         parse: impl Fn(&KeyValue) -> T + Send + Sync + 'static,
@@ -86,7 +86,7 @@ impl Client {
     }
 }
 
-/// Makes a view; see [`Client::cached`].
+/// Makes a view; see [`Client::cached_prefix`].
 #[must_use = "a call does nothing until it is awaited"]
 pub struct CachedCall<T> {
     client: Client,
@@ -138,7 +138,7 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
     client.watch(range.clone()).from(seen.next()).begin()
 }
 
-/// A view of a prefix, kept by a watch. Made by [`Client::cached`]. Cheap to clone; clones share one
+/// A view of a prefix, kept by a watch. Made by [`Client::cached_prefix`]. Cheap to clone; clones share one
 /// watch, and each counts for itself what it has seen.
 ///
 /// What it shows is what this node's replica has: it may lag behind others, as a local read may, and

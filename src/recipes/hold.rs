@@ -216,7 +216,7 @@ impl Hold {
 
     /// A transaction that is carried out only if this still is the holder, judged where the data is:
     /// even a holder that believes too long in its lock changes nothing. Its keys are whole ones: no
-    /// [scope](Client::scoped) is added.
+    /// [scope](Client::with_prefix) is added.
     ///
     /// The conditions that it still holds count among [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two for
     /// each key that makes it the holder, and a third for a writer's. Of 128 operations 126 are left to a mutex, a

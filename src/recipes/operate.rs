@@ -97,7 +97,7 @@ impl Node {
     /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
     /// let guard = node.session().wait()?.mutex("jobs/nightly").lock().why("cleaning").wait()?;
     /// let locks = node.locks();
-    /// let nightly = &locks.list("jobs/")?[0];
+    /// let nightly = &locks.list_prefix("jobs/")?[0];
     /// assert_eq!(nightly.line[0].why, "cleaning");
     /// locks.break_lock(&nightly.line[0], "it hangs").wait()?;
     /// assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
@@ -116,13 +116,14 @@ impl Locks {
         Self { client, label }
     }
 
-    /// The locks whose names begin so, that somebody holds or waits for, by name. An empty prefix is all.
+    /// Returns the locks whose names begin with `prefix` and that have a holder or a waiter, sorted by name. The
+    /// empty prefix returns all locks.
     ///
     /// # Errors
     /// [`Error::Refused`] if the prefix is longer than a key.
-    pub fn list(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
-        let prefix = prefix.into();
-        let keys = if prefix.is_empty() { KeyRange::all() } else { KeyRange::prefix(prefix) };
+    pub fn list_prefix(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
+        let prefix: Bytes = prefix.into();
+        let keys = KeyRange::prefix(prefix.clone());
         let mut range = Range::new(keys);
         range.keys_only = true;
         let shared = &self.client.shared;
@@ -130,8 +131,10 @@ impl Locks {
         let rows = shared.reader.range(&range)?.kvs;
         let mut names = BTreeMap::new();
         for row in rows.iter().filter(|row| has_places_name(row)) {
-            if let Some(prefix) = parent(&row.key) {
-                names.insert(Bytes::copy_from_slice(&prefix[..prefix.len() - 1]), ());
+            // Of the lock `jobs` the keys begin with `jobs/`, the name does not.
+            let name = parent(&row.key).map(|below| &below[..below.len() - 1]);
+            if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
+                names.insert(Bytes::copy_from_slice(name), ());
             }
         }
         names.into_keys().map(|name| self.of(name)).collect()

@@ -28,7 +28,7 @@ const DIGITS: usize = 10;
 /// Values above this are not sent several times over, once for each guess of the number.
 const GUESSED_VALUE_BYTES_MAX: usize = 256;
 
-/// Makes keys `<prefix><number>`; made by [`Client::sequential`].
+/// Makes keys `<prefix><number>`; made by [`Client::sequential_prefix`].
 ///
 /// Numbers begin at 0, have ten digits, and are dense: each key that was made took exactly the next one,
 /// and a call that changes nothing takes none (only numbers whose keys somebody has made by hand are passed
@@ -100,7 +100,7 @@ impl Client {
     /// # use bowline::{Config, Node, Wait};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let jobs = node.client().sequential("jobs/job-");
+    /// let jobs = node.client().sequential_prefix("jobs/job-");
     /// assert_eq!(jobs.put("build").wait()?.key, "jobs/job-0000000000");
     /// let session = node.session().wait()?;
     /// let bound = jobs.put_bound("test", &session).wait()?;
@@ -108,7 +108,7 @@ impl Client {
     /// # node.shutdown().wait();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn sequential(&self, prefix: impl Into<Bytes>) -> Sequence {
+    pub fn sequential_prefix(&self, prefix: impl Into<Bytes>) -> Sequence {
         let turns = Arc::new(Semaphore::new(TRIES_MAX));
         Sequence { client: self.clone(), prefix: prefix.into(), turns }
     }

@@ -38,7 +38,7 @@ fn a_view_shows_what_was_there_before_and_everything_since() {
     let kv = cluster.node(0).client();
     kv.put("c/a", "1").wait().unwrap();
     kv.put("other", "1").wait().unwrap();
-    let cached = kv.cached("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").wait().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1")]);
     kv.put("c/b", "2").wait().unwrap();
     kv.put("other", "2").wait().unwrap();
@@ -53,7 +53,7 @@ fn a_view_has_what_this_node_has_answered_and_says_how_far_it_is() {
     let cluster = quick(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
-        let cached = kv.cached("c/").wait().unwrap();
+        let cached = kv.cached_prefix("c/").wait().unwrap();
         for i in 0..50 {
             let put = kv.put("c/k", i.to_string()).wait().unwrap();
             let view = cached.view().unwrap();
@@ -68,8 +68,10 @@ fn a_view_has_what_this_node_has_answered_and_says_how_far_it_is() {
 #[test]
 fn a_view_of_another_node_can_be_asked_to_have_come_to_a_revision() {
     let cluster = quick(3);
-    let views: Vec<Cached> =
-        cluster.running().map(|(_, node)| node.client().cached("c/").wait().unwrap()).collect();
+    let views: Vec<Cached> = cluster
+        .running()
+        .map(|(_, node)| node.client().cached_prefix("c/").wait().unwrap())
+        .collect();
     for i in 0..50 {
         let kv = cluster.node(i % 3).client();
         let put = kv.put("c/k", i.to_string()).wait().unwrap();
@@ -94,7 +96,7 @@ fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
         kv.txn().then(a).then(b).commit().wait().unwrap().revision
     };
     both(0);
-    let cached = kv.cached("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").wait().unwrap();
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (cached, done) = (cached.clone(), Arc::clone(&done));
@@ -124,7 +126,7 @@ fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
 fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
     let cluster = Arc::new(quick(1));
     let kv = cluster.node(0).client();
-    let cached = kv.cached("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").wait().unwrap();
     let seen = Arc::new(AtomicU64::new(0));
     let waiting: Vec<_> = (0..4)
         .map(|_| {
@@ -155,7 +157,7 @@ fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
 fn a_change_elsewhere_is_no_news() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let mut cached = kv.cached("c/").wait().unwrap();
+    let mut cached = kv.cached_prefix("c/").wait().unwrap();
     kv.put("elsewhere", "").wait().unwrap();
     let mut context = Context::from_waker(Waker::noop());
     assert!(pin!(cached.changed()).poll(&mut context).is_pending());
@@ -168,7 +170,7 @@ fn a_change_elsewhere_is_no_news() {
 fn a_change_that_was_seen_by_another_handle_is_news_to_this_one() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let mut one = kv.cached("c/").wait().unwrap();
+    let mut one = kv.cached_prefix("c/").wait().unwrap();
     let mut two = one.clone();
     kv.put("c/k", "v").wait().unwrap();
     assert_eq!(one.changed().wait().unwrap().len(), 1);
@@ -181,7 +183,7 @@ fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() 
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     kv.put("c/gone", "").wait().unwrap();
-    let mut cached = kv.cached("c/").wait().unwrap();
+    let mut cached = kv.cached_prefix("c/").wait().unwrap();
     let before = cached.view().unwrap();
     kv.delete("c/gone").wait().unwrap();
     // More than a watch keeps for who does not look.
@@ -207,7 +209,7 @@ fn a_member_that_was_cut_off_shows_the_past_and_then_the_present() {
     let kv = cluster.node(leader).client();
     let put = kv.put("c/k", "old").wait().unwrap();
     cluster.all_at(put.revision).wait().unwrap();
-    let mut cached = cluster.node(away).client().cached("c/").wait().unwrap();
+    let mut cached = cluster.node(away).client().cached_prefix("c/").wait().unwrap();
     cluster.partition(&[away]);
     let put = kv.put("c/k", "new").wait().unwrap();
     assert_eq!(cached.get("c/k").unwrap().unwrap().value, "old");
@@ -219,7 +221,7 @@ fn a_member_that_was_cut_off_shows_the_past_and_then_the_present() {
 #[test]
 fn a_view_of_a_node_that_has_stopped_says_so() {
     let mut cluster = quick(1);
-    let mut cached = cluster.node(0).client().cached("c/").wait().unwrap();
+    let mut cached = cluster.node(0).client().cached_prefix("c/").wait().unwrap();
     let mut waits = cached.clone();
     let waiting = std::thread::spawn(move || waits.changed().wait().unwrap_err());
     cluster.shutdown(0).wait();
@@ -235,10 +237,10 @@ fn a_view_of_a_node_that_has_stopped_says_so() {
 fn a_view_through_a_scoped_client_knows_nothing_of_the_scope() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let app = kv.scoped("app/");
+    let app = kv.with_prefix("app/");
     kv.put("app/c/a", "1").wait().unwrap();
     kv.put("c/b", "2").wait().unwrap();
-    let cached = app.cached("c/").wait().unwrap();
+    let cached = app.cached_prefix("c/").wait().unwrap();
     app.put("c/x", "3").wait().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1"), pair("c/x", "3")]);
     for _ in 0..600 {
@@ -263,7 +265,7 @@ fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
             row.value.len()
         }
     };
-    let cached = kv.cached_with("c/", parser).wait().unwrap();
+    let cached = kv.cached_prefix_with("c/", parser).wait().unwrap();
     kv.txn().then(Op::put("c/a", "1")).then(Op::put("c/b", "22")).commit().wait().unwrap();
     for _ in 0..10 {
         assert_eq!(cached.view().unwrap().len(), 2);

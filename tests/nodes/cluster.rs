@@ -359,7 +359,7 @@ fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
 fn a_scoped_client_sees_and_changes_nothing_outside() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
-    let app = kv.scoped("app/");
+    let app = kv.with_prefix("app/");
     kv.put("other", "v").wait().unwrap();
     app.put("k", "v").wait().unwrap();
     let rows = app.range(KeyRange::all()).wait().unwrap();

@@ -21,6 +21,7 @@ mod guarded_acks;
 mod locks;
 mod loopback;
 mod members;
+mod one_key;
 mod operators;
 mod queues;
 mod rotten_memory;

@@ -30,7 +30,7 @@ fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
     kv.put("jobs/other", "no lock").wait().unwrap();
     until_places(cluster.node(2), "jobs/nightly", 3);
 
-    let all = cluster.node(2).locks().list("jobs/").unwrap();
+    let all = cluster.node(2).locks().list_prefix("jobs/").unwrap();
     assert_eq!(all.len(), 1, "{all:?}");
     let [first, second] = &all[0].line[..] else { panic!("{all:?}") };
     assert!(first.holds && !second.holds);
@@ -606,7 +606,7 @@ fn members_of_groups_and_barriers_and_takers_of_queues_are_no_locks() {
     }
     let holds = mine.mutex("lock").lock().why("alone").wait().unwrap();
     let waits = stand_in_line(&mine, node, "lock");
-    let locks = node.locks().list("").unwrap();
+    let locks = node.locks().list_prefix("").unwrap();
     let names: Vec<_> = locks.iter().map(|lock| &lock.name[..]).collect();
     assert_eq!((names, locks[0].line.len()), (vec![&b"lock"[..]], 2));
     drop((holds, waits));

@@ -714,7 +714,7 @@ fn a_queue_needs_a_name_and_one_inside_another_is_another() {
 fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let app = kv.scoped("app/");
+    let app = kv.with_prefix("app/");
     let scoped = app.queue("jobs");
     assert_eq!(scoped.name(), "app/jobs");
     let session = cluster.node(0).session().wait().unwrap();

@@ -106,7 +106,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
             });
             scope.spawn(move || {
                 let kv = node.client();
-                let mut cached = kv.cached("k/").wait().unwrap();
+                let mut cached = kv.cached_prefix("k/").wait().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (view, seen) = woken(&kv, cached.changed());
                     // The look after the waking may show what came after it.
@@ -140,7 +140,7 @@ fn all_who_follow_a_view_hear_of_each_change() {
     const FOLLOWERS: usize = 4;
     let cluster = stage::lasting(1);
     let kv = cluster.node(0).client();
-    let cached = kv.cached("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").wait().unwrap();
     let reached = AtomicU64::new(0);
     thread::scope(|scope| {
         for _ in 0..FOLLOWERS {

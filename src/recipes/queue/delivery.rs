@@ -229,7 +229,7 @@ impl Delivery {
     /// transaction, if the item still is this taker's. So each item has its effects once, however often
     /// it is taken. It does not look at locks that this taker holds besides: what must be done under a lock
     /// goes with [`GuardTxn::ack`](crate::GuardTxn::ack). Answers with what became of the operations. Their keys are
-    /// whole ones: no [scope](Client::scoped) is added. To put into another queue, see
+    /// whole ones: no [scope](Client::with_prefix) is added. To put into another queue, see
     /// [`Queue::op`](super::Queue::op). What is begun is carried out, also if this future is dropped.
     ///
     /// # Errors

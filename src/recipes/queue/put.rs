@@ -68,7 +68,7 @@ impl Queue {
         Self { limit: Some(items), ..self.clone() }
     }
 
-    /// Its whole name, with the [scope](Client::scoped) of its client: the one by which
+    /// Its whole name, with the [scope](Client::with_prefix) of its client: the one by which
     /// [`Session::queue`](crate::Session::queue) takes from it.
     pub fn name(&self) -> &Bytes {
         &self.name
@@ -94,7 +94,7 @@ impl Queue {
     ///
     /// Its key is in the scope of this queue's client, and so it is for transactions of that client, which add the
     /// scope. `ack_with`, and transactions under a lock ([`Hold::txn`](crate::Hold::txn)), know no
-    /// [scope](Client::scoped): for them, ask the queue of the whole name for it,
+    /// [scope](Client::with_prefix): for them, ask the queue of the whole name for it,
     /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```

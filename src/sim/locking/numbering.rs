@@ -12,7 +12,7 @@ use crate::recipes::{SequenceError, SequentialKey};
 
 /// Makes a key, bound to the session or not; now and then deletes all that are there.
 pub(super) async fn turn(player: &Player, session: &Session) {
-    let sequence = player.caller.client().sequential(NUMBERED);
+    let sequence = player.caller.client().sequential_prefix(NUMBERED);
     let value = player.scene.value("numbered");
     let (floor, call) = begin(player, "number a key");
     let making = match player.rng.below(3) {

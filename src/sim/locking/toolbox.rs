@@ -349,7 +349,7 @@ async fn follow(player: Player) {
 async fn look(player: Player) {
     let range = KeyRange::prefix("tool/");
     loop {
-        let Ok(mut cached) = player.caller.client().cached("tool/").await else {
+        let Ok(mut cached) = player.caller.client().cached_prefix("tool/").await else {
             player.think().await;
             continue;
         };

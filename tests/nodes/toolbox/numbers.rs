@@ -108,7 +108,7 @@ fn what_a_counter_says_was_added_was_added_over_crashes_of_leaders_too() {
 fn numbers_of_a_sequence_are_dense_and_never_given_twice() {
     let cluster = quick(3);
     let made = on_all(&cluster, 3, |node, task| {
-        let jobs = node.client().sequential("jobs/j");
+        let jobs = node.client().sequential_prefix("jobs/j");
         let put = |_| jobs.put(format!("{task}")).deadline(LONG).wait().unwrap();
         (0..8).map(put).collect()
     });
@@ -121,7 +121,7 @@ fn numbers_of_a_sequence_are_dense_and_never_given_twice() {
     assert!(rows.is_sorted_by_key(|row| row.create_revision), "keys are in the order of making");
 
     kv.delete(KeyRange::prefix("jobs/")).wait().unwrap();
-    let jobs = kv.sequential("jobs/j");
+    let jobs = kv.sequential_prefix("jobs/j");
     assert_eq!(jobs.put("").wait().unwrap().number, 72);
     kv.put("jobs/j0000000073", "by hand").wait().unwrap();
     assert_eq!(jobs.put("").wait().unwrap().number, 74);
@@ -137,7 +137,7 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
     let mut cluster = quick(3);
     let node = cluster.node(0);
     let session = node.session().wait().unwrap();
-    let line = node.client().scoped("app/").sequential("line/");
+    let line = node.client().with_prefix("app/").sequential_prefix("line/");
     let bound = line.put_bound("me", &session).wait().unwrap();
     assert_eq!((&bound.key[..], bound.number), (&b"line/0000000000"[..], 0));
     give_up(line.put_bound("dropped", &session));
@@ -148,7 +148,7 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
     wait_for_keys(cluster.node(1), "app/line/", 0);
     let session = cluster.node(1).open_session().wait().unwrap();
     session.close().wait().unwrap();
-    let late = cluster.node(1).client().sequential("line/").put_bound("", &session).wait();
+    let late = cluster.node(1).client().sequential_prefix("line/").put_bound("", &session).wait();
     assert!(matches!(late, Err(SequenceError::Store(Error::SessionEnded { .. }))), "{late:?}");
 }
 
@@ -157,7 +157,7 @@ fn a_bound_key_that_is_taken_back_may_have_taken_a_number() {
     let cluster = quick(3);
     let node = cluster.node(0);
     let session = node.session().wait().unwrap();
-    let line = node.client().sequential("line/");
+    let line = node.client().sequential_prefix("line/");
     line.put_bound("first", &session).wait().unwrap();
     cluster.partition(&[0]);
     let late = line.put_bound("late", &session).deadline(Duration::from_millis(100)).wait();

@@ -120,7 +120,7 @@ fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
 #[test]
 fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
     let cluster = quick(1);
-    let (kv, node) = (cluster.node(0).client().scoped("app/"), cluster.node(0));
+    let (kv, node) = (cluster.node(0).client().with_prefix("app/"), cluster.node(0));
     let lease = node.session().wait().unwrap().lease();
     let put = kv.put("k", "v").lease(lease).wait().unwrap().revision;
     for expected in

@@ -138,10 +138,10 @@ fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let dying = mortal(&cluster, one);
-    let bound = dying.client().sequential("lock/").put_bound("", &dying).wait().unwrap();
+    let bound = dying.client().sequential_prefix("lock/").put_bound("", &dying).wait().unwrap();
     assert_eq!((&bound.key[..], bound.number), (&b"lock/0000000000"[..], 0));
     let alive = session(&cluster, two);
-    let mine = alive.client().sequential("lock/").put_bound("", &alive).wait().unwrap();
+    let mine = alive.client().sequential_prefix("lock/").put_bound("", &alive).wait().unwrap();
     assert_eq!(mine.number, 1);
     cluster.kill(one).wait();
     // Its turn has come when the smaller one is gone.
@@ -173,7 +173,7 @@ fn a_shared_counter_counts_each_call_once() {
 #[test]
 fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
     let cluster = lasting(3);
-    let mut view = cluster.node(1).client().cached("config/").wait().unwrap();
+    let mut view = cluster.node(1).client().cached_prefix("config/").wait().unwrap();
     let rate = cluster.node(0).client().put("config/rate", "100").wait().unwrap();
     let seen = loop {
         let now = view.changed().wait().unwrap();

@@ -24,9 +24,12 @@ use crate::generated::mvccpb::KeyValue;
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct LocksOptions {
-    /// Only those whose names begin so
-    #[arg(default_value = "")]
-    prefix: OsString,
+    /// Name of the lock [default: all locks]
+    name: Option<OsString>,
+
+    /// List all locks whose names begin with NAME
+    #[arg(long, requires = "name")]
+    prefix: bool,
 }
 
 struct Line {
@@ -45,7 +48,14 @@ pub(crate) async fn run(
     output: Output,
     options: LocksOptions,
 ) -> Result<(), Failure> {
-    let prefix = options.prefix.into_vec();
+    // Without --prefix, a name is that of one lock, whose keys begin with the name and a slash.
+    let name = options.name.map(OsStringExt::into_vec);
+    let wanted = name.clone().filter(|_| !options.prefix);
+    let begins = name.unwrap_or_default();
+    let prefix = match &wanted {
+        Some(name) => [&name[..], b"/"].concat(),
+        None => begins.clone(),
+    };
     let range_end = prefix_end(&prefix);
     let key = if prefix.is_empty() { Bytes::from_static(b"\0") } else { prefix.into() };
     let request = pb::RangeRequest { key, range_end, ..Default::default() };
@@ -53,7 +63,10 @@ pub(crate) async fn run(
     let answer = client.ask(Effect::Repeatable, call).await?;
     let mut lines: BTreeMap<Bytes, Vec<KeyValue>> = BTreeMap::new();
     for row in answer.kvs {
-        if let Some(name) = name_of(&row) {
+        if let Some(name) = name_of(&row)
+            && name.starts_with(&begins)
+            && wanted.as_ref().is_none_or(|wanted| name == wanted[..])
+        {
             lines.entry(name).or_default().push(row);
         }
     }

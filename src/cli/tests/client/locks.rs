@@ -420,11 +420,13 @@ fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
     assert_eq!(late.code, 124, "a writer waits: {late:?}");
     let misfit = run(lock(&server, &["s", "true"]), b"");
     assert_eq!(misfit.code, 0);
-    let listed = ask(&server, &["locks", "r"]).done();
+    let listed = ask(&server, &["locks", "--prefix", "r"]).done();
     let lines: Vec<_> = listed.lines().collect();
     assert_eq!((lines.len(), lines[0]), (4, "rw"));
     assert!(lines[1].starts_with("  holds read since ") && lines[2].starts_with("  holds read"));
     assert!(lines[3].starts_with("  waits write since ") && lines[3].ends_with(": to write"));
+    assert_eq!(ask(&server, &["locks", "r"]).done(), "", "a name without --prefix is one lock's");
+    assert_eq!(ask(&server, &["locks", "rw"]).done().lines().count(), 4);
     let table = ask(&server, &["-w", "table", "locks"]).done();
     assert!(table.contains("| STATE |") && table.contains("| to write |"), "{table}");
     for reader in &readers {

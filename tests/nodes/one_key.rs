@@ -1,0 +1,90 @@
+//! A string is one key in every call; a prefix is asked for by name.
+
+use bowline::{Compare, KeyRange, Op, TxnResult, Wait};
+
+use crate::stage::{lasting, session};
+
+/// The key that the calls name, and another that begins with it.
+const KEYS: [&str; 2] = ["k/", "k/1"];
+
+fn keys(rows: &[bowline::KeyValue]) -> Vec<&[u8]> {
+    rows.iter().map(|row| &row.key[..]).collect()
+}
+
+#[test]
+fn a_string_names_one_key() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let mut watch = kv.watch("k/").wait().unwrap();
+    for key in [KEYS[1], KEYS[0]] {
+        kv.put(key, "v").wait().unwrap();
+    }
+    assert_eq!(watch.next().wait().unwrap().unwrap().events[0].kv.key, "k/");
+    assert_eq!(kv.get("k/").wait().unwrap().unwrap().key, "k/");
+    assert_eq!(keys(&kv.range("k/").wait().unwrap().kvs), [b"k/"]);
+    assert_eq!(kv.width("k/", 10), 0, "a single key counts for none");
+    let caller = bowline::Caller { user: None, revision: kv.access().revision() };
+    assert_eq!(keys(&kv.acting_as(caller).range("k/").wait().unwrap().kvs), [b"k/"]);
+    // Of the two keys only `k/1` is changed once more.
+    kv.put(KEYS[1], "w").wait().unwrap();
+    for holds in [
+        Compare::exists("k/"),
+        Compare::version("k/").eq(1u64),
+        Compare::value("k/").eq("v"),
+        Compare::lease("k/").eq(0u64),
+        Compare::missing("k"),
+    ] {
+        let reply = kv.txn().when(holds).then(Op::range("k/")).then(Op::get("k/")).commit();
+        let reply = reply.wait().unwrap();
+        assert!(reply.succeeded);
+        for result in reply.results {
+            let TxnResult::Range(range) = result else { panic!("{result:?}") };
+            assert_eq!(keys(&range.kvs), [b"k/"]);
+        }
+    }
+    assert_eq!(KeyRange::from("k/"), KeyRange::key("k/"));
+    kv.txn().then(Op::delete("k/")).commit().wait().unwrap();
+    assert_eq!(keys(&kv.range(KeyRange::all()).wait().unwrap().kvs), [b"k/1"]);
+    kv.put("k/", "v").wait().unwrap();
+    assert_eq!(kv.delete("k/").wait().unwrap().deleted, 1);
+    assert_eq!(keys(&kv.range(KeyRange::all()).wait().unwrap().kvs), [b"k/1"]);
+}
+
+#[test]
+fn a_method_with_prefix_in_its_name_takes_a_prefix() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let mut watch = kv.watch_prefix("k/").wait().unwrap();
+    for key in KEYS {
+        kv.put(key, "v").wait().unwrap();
+    }
+    let first = watch.next().wait().unwrap().unwrap();
+    assert_eq!(first.events[0].kv.key, "k/");
+    if first.events.len() == 1 {
+        assert_eq!(watch.next().wait().unwrap().unwrap().events[0].kv.key, "k/1");
+    }
+    assert_eq!(keys(&kv.get_prefix("k/").wait().unwrap().kvs), [&b"k/"[..], b"k/1"]);
+    let view = kv.cached_prefix("k/").wait().unwrap().view().unwrap();
+    assert_eq!((view.len(), view.prefix(b"k/1").count()), (2, 1));
+    assert_eq!(kv.with_prefix("k").get("/1").wait().unwrap().unwrap().key, "/1");
+    assert_eq!(kv.sequential_prefix("s/").put("").wait().unwrap().key, "s/0000000000");
+    assert_eq!(kv.delete_prefix("k/").wait().unwrap().deleted, 2);
+}
+
+#[test]
+fn a_name_is_one_lock_and_a_prefix_lists_many() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let locks = cluster.node(0).locks();
+    let held = ["jobs", "jobs/1"].map(|name| session.mutex(name).lock().wait().unwrap());
+    let names = |prefix: &'static str| {
+        let listed = locks.list_prefix(prefix).unwrap();
+        listed.into_iter().map(|lock| lock.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names("jobs"), ["jobs", "jobs/1"]);
+    assert_eq!(names("jobs/"), ["jobs/1"]);
+    assert_eq!(names(""), ["jobs", "jobs/1"]);
+    assert_eq!(locks.of("jobs").unwrap().line.len(), 1);
+    assert_eq!(locks.of("jobs/").unwrap().line.len(), 0);
+    drop(held);
+}
