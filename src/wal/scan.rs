@@ -6,10 +6,10 @@ use super::format::{Position, RECORD_BYTES, Record};
 use crate::env::File;
 
 /// How much is read at once, at most.
-const CHUNK_BYTES: u64 = 128 << 10;
+pub(super) const CHUNK_BYTES: u64 = 128 << 10;
 
 /// How much is read first; then twice as much each time. Who wants a few entries does not pay for many.
-const FIRST_CHUNK_BYTES: u64 = 8 << 10;
+pub(super) const FIRST_CHUNK_BYTES: u64 = 8 << 10;
 
 /// Walks along the records of one segment.
 pub(super) struct Cursor {

@@ -38,7 +38,7 @@ pub(crate) use turn::{Grant, Share, Stage, Turn};
 
 use super::book::no_more;
 use super::error::{LockError, Loss};
-use super::head_count::HeadCounts;
+use super::head_count::HeadCount;
 use super::order::{Order, What};
 use super::rule::{LockKind, Rank};
 use super::stance::Stance;
@@ -195,7 +195,7 @@ impl Place {
         session: Arc<SessionState>,
         value: Bytes,
         is_shared: bool,
-        counts: HeadCounts,
+        count: Arc<HeadCount>,
     ) -> Self {
         let asked = Stance::rule_of(&keys[0], &value).kind();
         let inner = Inner {
@@ -216,7 +216,7 @@ impl Place {
             heir: None,
             is_told: false,
             orders: Vec::new(),
-            counts,
+            count,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
         Self { id, prefixes, session, is_shared, asked, is_contended, inner }
@@ -557,6 +557,8 @@ pub(crate) fn unbinding(lease: LeaseId, bound: &[Bound]) -> Vec<Op> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
     use std::time::Duration;
 
     use super::*;
@@ -569,8 +571,8 @@ mod tests {
         let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
         let session = Arc::new(SessionState::believed_until(lease, until));
         let prefixes: Box<[Bytes]> = [Bytes::from_static(b"lock/")].into();
-        let counts = HeadCounts::from_iter([]);
-        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, counts);
+        let count = Arc::new(HeadCount::default());
+        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, count);
         let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
         place.lock().phase = Phase::Waiting { since: Revision(2) };
         (Arc::new(place), turns)
@@ -596,6 +598,60 @@ mod tests {
         place.wait_no_more(&third, LockError::TimedOut { before: 1 }, &mut acts);
         assert!(matches!(third.stage(None), Stage::Failed(LockError::TimedOut { .. })));
         assert!(is_granted(&place, &second));
+    }
+
+    /// Two threads, one of which looks while the other one settles, each time a little earlier or later.
+    #[test]
+    fn a_waiter_is_woken_however_its_look_races_with_its_grant() {
+        const ROUNDS: usize = 20_000;
+        let turns: Vec<Arc<Turn>> = (0..ROUNDS).map(|_| shared_by::<1>().1[0].clone()).collect();
+        let [asked, done] = [const { AtomicUsize::new(0) }; 2];
+        let reaches = |counter: &AtomicUsize, round: usize| {
+            for spins in 0u64.. {
+                if counter.load(Ordering::Acquire) > round {
+                    return;
+                }
+                std::hint::spin_loop();
+                if spins % 1_000 == 999 {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (round, turn) in turns.iter().enumerate() {
+                    reaches(&asked, round);
+                    (0..round % 53).for_each(|_| std::hint::spin_loop());
+                    let mut acts = Acts::default();
+                    turn.advance(Stage::Failed(LockError::Unavailable), &mut acts);
+                    for act in acts.0 {
+                        if let Act::Wake(waker) = act {
+                            waker.wake();
+                        }
+                    }
+                    done.store(round + 1, Ordering::Release);
+                }
+            });
+            for (round, turn) in turns.iter().enumerate() {
+                let woken = Arc::new(Woken::default());
+                let waker = Waker::from(Arc::clone(&woken));
+                asked.store(round + 1, Ordering::Release);
+                (0..round % 47).for_each(|_| std::hint::spin_loop());
+                let waits = matches!(turn.stage(Some(&waker)), Stage::Asked | Stage::Stands(_));
+                reaches(&done, round);
+                let is_woken = woken.0.load(Ordering::Acquire);
+                assert_eq!(is_woken, waits, "round {round}: it waits, or was answered");
+            }
+        });
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
     }
 
     #[test]

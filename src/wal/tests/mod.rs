@@ -1,5 +1,6 @@
 //! The log against a disk that does everything that it may, and some things that it may not.
 
+mod boundaries;
 mod crashes;
 mod cuts;
 mod damage;
