@@ -38,7 +38,7 @@ pub(crate) use turn::{Grant, Share, Stage, Turn};
 
 use super::book::no_more;
 use super::error::{LockError, Loss};
-use super::head_count::HeadCount;
+use super::head_count::HeadCounts;
 use super::order::{Order, What};
 use super::rule::{LockKind, Rank};
 use super::stance::Stance;
@@ -195,7 +195,7 @@ impl Place {
         session: Arc<SessionState>,
         value: Bytes,
         is_shared: bool,
-        count: Arc<HeadCount>,
+        counts: HeadCounts,
     ) -> Self {
         let asked = Stance::rule_of(&keys[0], &value).kind();
         let inner = Inner {
@@ -216,7 +216,7 @@ impl Place {
             heir: None,
             is_told: false,
             orders: Vec::new(),
-            count,
+            counts,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
         Self { id, prefixes, session, is_shared, asked, is_contended, inner }
@@ -571,8 +571,8 @@ mod tests {
         let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
         let session = Arc::new(SessionState::believed_until(lease, until));
         let prefixes: Box<[Bytes]> = [Bytes::from_static(b"lock/")].into();
-        let count = Arc::new(HeadCount::default());
-        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, count);
+        let counts = HeadCounts::from_iter([]);
+        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, counts);
         let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
         place.lock().phase = Phase::Waiting { since: Revision(2) };
         (Arc::new(place), turns)
