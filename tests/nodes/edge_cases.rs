@@ -388,7 +388,7 @@ fn a_full_queue_rejects_requests_and_goes_on_serving() {
     let waiting = [&one, &two].map(|session| Begun::new(session.mutex("lock").lock()));
     until_places(cluster.node(0), "lock", 2);
     for session in [&one, &two] {
-        let error = session.mutex("lock").lock().wait().unwrap_err();
+        let error = session.mutex("lock").lock().deadline(SOON).wait().unwrap_err();
         assert_eq!(error, LockError::QueueFull { max: 2 });
     }
     // Neither another node nor another lock is affected.

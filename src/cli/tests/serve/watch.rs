@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tempfile::tempdir;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
@@ -489,14 +490,15 @@ async fn a_cancellation_names_no_revision_that_was_not_delivered() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    let writes = tokio::spawn({
+    let mut writes = JoinSet::new();
+    for _ in 0..8 {
         let mut kv = KvClient::new(server.channel().await);
-        async move {
+        writes.spawn(async move {
             loop {
                 put(&mut kv, "k", "v").await;
             }
-        }
-    });
+        });
+    }
     let mut stream = Stream::open(channel, false).await;
     for _ in 0..50 {
         let id = stream.create(on("k", "")).await.watch_id;
@@ -512,5 +514,5 @@ async fn a_cancellation_names_no_revision_that_was_not_delivered() {
         // Every revision is a put of this key.
         assert_eq!(named, delivered);
     }
-    writes.abort();
+    writes.abort_all();
 }
