@@ -99,29 +99,43 @@ impl Checked {
         self.config.join_deadline
     }
 
-    /// The settings of a node that is this member of this cluster: its disk says so.
+    /// The settings of a node whose directory is that of this member of this cluster. Once the cluster is founded the
+    /// directory decides, and what the configuration says otherwise is kept to be reported: configuration management
+    /// goes on passing the flags of the first start, with whatever list of members it knows by then.
     ///
     /// # Errors
-    /// The disk is not this node's.
+    /// The directory is not this node's.
     pub(crate) fn belongs(
         &self,
         node: NodeId,
         cluster: ClusterId,
+        is_founded: impl Fn() -> bool,
     ) -> Result<Settings, SomebodyElse> {
-        if token_half(cluster) != token_half(cluster_id(&self.config.token, [].into_iter())) {
+        let token = cluster_id(&self.config.token, [].into_iter());
+        let has_other_token = token_half(cluster) != token_half(token);
+        if has_other_token && !is_founded() {
             return Err(SomebodyElse::OtherToken);
         }
-        let hints = match &self.beginning {
-            // Of the cluster that this list founds, the list says who is who, before any member does.
-            Beginning::Found { node: own, cluster: founded, .. }
-                if *founded == cluster && *own != node =>
-            {
-                return Err(SomebodyElse::OtherMember { found: node, own: *own });
+        let founders = match &self.beginning {
+            Beginning::Found { node: own, cluster: founded, members } if *founded == cluster => {
+                // A member that joined later under the name of a founder is in no list of founders.
+                let is_other = *own != node && (members.contains_key(&node) || !is_founded());
+                if is_other {
+                    return Err(SomebodyElse::OtherMember { found: node, own: *own });
+                }
+                Some(members).filter(|_| *own == node)
             }
-            Beginning::Found { members, .. } => members.clone(),
-            Beginning::Join { .. } => BTreeMap::new(),
+            _ => None,
         };
-        Ok(self.settings(node, cluster, hints))
+        let mut settings = self.settings(node, cluster, founders.cloned().unwrap_or_default());
+        settings.has_other_token = has_other_token;
+        settings.founds = founders.is_some();
+        if let (None, Beginning::Found { members, .. }) = (founders, &self.beginning)
+            && !self.config.members.is_empty()
+        {
+            settings.listed = members.values().cloned().collect();
+        }
+        Ok(settings)
     }
 
     /// The settings of a node, once it is known which member of which cluster it is.
@@ -141,6 +155,8 @@ impl Checked {
             cluster,
             members,
             founds,
+            listed: Vec::new(),
+            has_other_token: false,
             speaks: config.speaks,
             dir: config.dir.clone(),
             heartbeat: config.heartbeat,

@@ -10,11 +10,12 @@ use crate::env::Env;
 use crate::model::{
     ClusterVersion, Introduction, Limits, NodeId, addresses, are_addresses, is_address, is_nowhere,
 };
-use crate::node::{Contact, History};
+use crate::node::{Contact, History, is_joining, whose};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
 use crate::transport::TcpSettings;
 
+use super::StartError;
 use super::checked::{Beginning, Checked, cluster_id};
 
 /// The configuration of a node. Start with [`Config::new`]; everything has a default.
@@ -171,8 +172,8 @@ impl Config {
     /// The members that found a new cluster, this node too: a name and an address `host:port` for each, at which the
     /// others reach it; or several, with commas between them, which they try in turn.
     /// The same on all. Once the cluster exists its members are kept in it, and change with
-    /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member): then this list says no
-    /// more than where to look for the others first.
+    /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member). With data in the directory, this list
+    /// only says where to look for the others first. Differences from the directory are logged as one warning.
     pub fn members<N: Into<String>, A: Into<String>>(
         mut self,
         members: impl IntoIterator<Item = (N, A)>,
@@ -395,6 +396,25 @@ impl Config {
     pub fn speaks(mut self, version: ClusterVersion) -> Self {
         self.speaks = version;
         self
+    }
+
+    /// Reports whether the data directory is that of a member already: then the node goes on as that member, and how it
+    /// would found or join a cluster no longer matters. Reads the disk.
+    ///
+    /// # Errors
+    /// [`StartError::Data`]: the directory cannot be read, or its log is damaged.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// let config = Config::new(dir.path(), "solo");
+    /// assert!(!config.has_data()?);
+    /// Node::start(config.clone()).wait()?.shutdown().wait();
+    /// assert!(config.has_data()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn has_data(&self) -> Result<bool, StartError> {
+        Ok(whose(&self.env, &self.dir)?.is_some() && !is_joining(&self.env, &self.dir))
     }
 
     /// The clock, disk and crash points that the node lives with: for tests that break them.
@@ -652,14 +672,21 @@ mod tests {
         assert_ne!(fewer.cluster, one.cluster);
         let join = Config::new("d", "x").join(["h:1"]).advertise("h:9");
         let four = NodeId::new(4).unwrap();
-        assert!(join.check().unwrap().belongs(four, one.cluster).is_ok(), "the same token");
-        let refused = |config: Config, node, cluster| {
-            config.check().unwrap().belongs(node, cluster).unwrap_err().to_string()
+        let belongs = |config: &Config, node, cluster, is_founded: bool| {
+            let settings = config.check().unwrap().belongs(node, cluster, || is_founded);
+            settings.map_err(|why| why.to_string())
         };
-        assert!(refused(join, four, token.cluster).contains("another token"));
-        // Who is not in the list, of the cluster that the list has founded.
-        assert!(refused(three(), four, one.cluster).contains("is that of member 4"));
-        assert!(three().check().unwrap().belongs(four, fewer.cluster).is_ok(), "of another list");
+        assert!(belongs(&join, four, one.cluster, false).is_ok(), "the same token");
+        let other_token = belongs(&join, four, token.cluster, false).unwrap_err();
+        assert!(other_token.contains("another token"));
+        assert!(belongs(&join, four, token.cluster, true).unwrap().has_other_token);
+        // A founder's directory is that of its name; a member that joined later may have a founder's name.
+        let swapped = belongs(&three(), NodeId::new(3).unwrap(), one.cluster, true).unwrap_err();
+        assert!(swapped.contains("is that of member 3"));
+        assert!(belongs(&three(), four, one.cluster, false).is_err());
+        assert!(!belongs(&three(), four, one.cluster, true).unwrap().founds);
+        let listed = belongs(&three(), four, fewer.cluster, true).unwrap();
+        assert_eq!((listed.listed.len(), listed.members.len()), (3, 0), "of another list");
     }
 
     fn limited(change: impl FnOnce(&mut Limits)) -> Config {

@@ -15,7 +15,8 @@ use crate::model::{
 };
 use crate::node::{
     Assembly, Bells, Contact, DataFault, Health, Joined, NodeStatus, Origin, Role, Running,
-    Settings, Shared, StopReason, contacts, disk_to_join, is_joining, told_of, was_told, whose,
+    Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining, told_of,
+    was_told, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -505,7 +506,8 @@ fn begin(
             kind: DataFault::Foreign,
             why: format!("{} {why}", checked.dir().display()),
         };
-        let mut settings = checked.belongs(node, cluster).map_err(why)?;
+        let mut settings =
+            checked.belongs(node, cluster, || is_founded(env, checked.dir())).map_err(why)?;
         for (id, contact) in told_of(env, checked.dir(), (node, cluster)) {
             settings.members.entry(id).or_insert(contact);
         }

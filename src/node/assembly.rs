@@ -68,23 +68,13 @@ pub(crate) enum StartError {
     /// The directory is of a member that has not met its founders yet, and they are others.
     #[error(
         "{dir} is of a member that has not founded its cluster yet, and this is not the list of those \
-         it founds it with: start it with the members (and the token) that it was made with",
+         it founds it with: start it with the members (and the token) that it was made with, or remove the \
+         directory, which holds no data yet",
         dir = .dir.display()
     )]
     OtherFounders {
         /// Where.
         dir: PathBuf,
-    },
-    /// The directory is another cluster's.
-    #[error(
-        "{} is of a cluster that was founded by {founders} member(s), not by those that this \
-         configuration names: give each cluster a directory of its own", .dir.display()
-    )]
-    OtherCluster {
-        /// Which directory.
-        dir: PathBuf,
-        /// How many founded it.
-        founders: usize,
     },
     /// The directory is another member's.
     #[error(
@@ -150,6 +140,41 @@ pub(crate) struct Joined {
     pub(crate) founders: wal::Founding,
 }
 
+/// Takes addresses from the list of members that the configuration names, by their names, and reports once where the
+/// configuration differs from the directory.
+fn reconcile(settings: &mut Settings, members: &Members) {
+    let listed = std::mem::take(&mut settings.listed);
+    let rows = || members.rows().iter().filter(|(_, row)| row.is_taken());
+    let is_listed = |name: &str| listed.iter().any(|contact| contact.name == name);
+    let (mut not_listed, mut not_members) = (Vec::new(), Vec::new());
+    if !listed.is_empty() {
+        not_listed.extend(rows().map(|(_, row)| &*row.name).filter(|name| !is_listed(name)));
+    }
+    for contact in &listed {
+        match rows().find(|(_, row)| row.name == contact.name) {
+            Some((id, _)) => {
+                settings.members.entry(*id).or_insert_with(|| contact.clone());
+            }
+            None => not_members.push(&*contact.name),
+        }
+    }
+    if settings.has_other_token || !not_listed.is_empty() || !not_members.is_empty() {
+        tracing::warn!(
+            not_members = not_members.join(","),
+            not_listed = not_listed.join(","),
+            other_token = settings.has_other_token,
+            "the configured members or token differ from the data directory, which decides"
+        );
+    }
+}
+
+/// Reports whether the log in `dir` is of a member whose cluster is founded. A log that cannot be read counts as one: its
+/// error is reported when it is opened.
+pub(crate) fn is_founded(env: &Env, dir: &Path) -> bool {
+    let examined = wal::examine(env, dir).ok().flatten();
+    examined.is_none_or(|log| log.recovered.founding.is_some())
+}
+
 /// Whose data is in `dir`, if there is any: which member of which cluster.
 ///
 /// # Errors
@@ -200,16 +225,10 @@ impl Assembly {
             warm::open(&env, copy, &settings.dir, warm::Origin { cluster, node, disk })
         });
         let mut loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
-        // The list that founded a cluster may be out of date once its members have changed, not before.
         let members = loaded.machine.members();
-        let founders = members.rows().values().filter(|member| member.since == LogIndex(1)).count();
-        let unchanged = founders as u64 + 1 == members.next();
         let is_member = members.get(settings.node).is_some();
         if is_member {
             joining::has_state(&env, &settings.dir);
-        }
-        if unchanged && is_member && !settings.founds && !settings.members.is_empty() {
-            return Err(StartError::OtherCluster { dir: settings.dir.clone(), founders });
         }
         if let Some(own) = loaded.machine.members().get(settings.node)
             && !own.name.is_empty()
@@ -218,6 +237,7 @@ impl Assembly {
             let (found, own) = (own.name.clone(), settings.contact.name.clone());
             return Err(StartError::OtherMember { found, own });
         }
+        reconcile(&mut settings, loaded.machine.members());
         for (member, contact) in std::mem::take(&mut loaded.named) {
             settings.members.entry(member).or_insert(contact);
         }

@@ -69,9 +69,7 @@ impl DataFault {
             StartError::Snapshot(error) => Self::of_snapshot(error),
             StartError::Full => Self::NoSpace,
             StartError::StateLost { .. } => Self::StateLost,
-            StartError::OtherFounders { .. }
-            | StartError::OtherCluster { .. }
-            | StartError::OtherMember { .. } => Self::Foreign,
+            StartError::OtherFounders { .. } | StartError::OtherMember { .. } => Self::Foreign,
             StartError::Replay(_) => Self::Other,
         }
     }

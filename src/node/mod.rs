@@ -49,7 +49,7 @@ mod writing;
 
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};
-pub(crate) use assembly::{Assembly, Bells, Joined, StartError, whose};
+pub(crate) use assembly::{Assembly, Bells, Joined, StartError, is_founded, whose};
 pub use data_fault::DataFault;
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};

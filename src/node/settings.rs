@@ -27,6 +27,10 @@ pub(crate) struct Settings {
     pub(crate) members: BTreeMap<NodeId, Contact>,
     /// Whether it is their cluster, so that they may found it.
     pub(crate) founds: bool,
+    /// The members that the configuration names, if the directory is of a cluster that others founded: by name only.
+    pub(crate) listed: Vec<Contact>,
+    /// Whether the configuration's token is not the one that the cluster was founded with.
+    pub(crate) has_other_token: bool,
     /// The newest cluster version that it says it understands: this build's, but in tests of upgrades.
     pub(crate) speaks: ClusterVersion,
     /// Where its data is.

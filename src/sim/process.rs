@@ -395,6 +395,8 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         cluster: CLUSTER,
         members,
         founds: true,
+        listed: Vec::new(),
+        has_other_token: false,
         speaks: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from(super::world::DIR),
         heartbeat: Duration::from_millis(100),

@@ -74,19 +74,25 @@ fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn the_directory_of_another_cluster_is_refused_and_keeps_its_data() {
+fn a_node_with_data_ignores_how_it_would_found_or_join() {
     let dir = tempfile::tempdir().unwrap();
     let config = || Config::new(dir.path(), "solo");
     let node = Node::start(config()).wait().unwrap();
     node.client().put("k", "v").wait().unwrap();
     assert!(testing::shutdown(node).wait().hanging.is_empty());
-    refused(config().cluster_token("other"), "is of a cluster with another token");
-    // The same name, in a cluster of three.
-    let members = [("solo", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
-    refused(config().members(members).listen("127.0.0.1:0"), "was founded by 1 member(s)");
-    let node = Node::start(config()).wait().unwrap();
-    assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
-    works(&node.client());
+    let three = [("solo", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
+    for changed in [
+        config().cluster_token("other"),
+        config().members(three).listen("127.0.0.1:0").insecure_peers(true),
+        config().join(["127.0.0.1:2"]).advertise("127.0.0.1:1").listen("127.0.0.1:0"),
+        config(),
+    ] {
+        let node = Node::start(changed).wait().unwrap();
+        assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
+        works(&node.client());
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
+    }
+    refused(Config::new(dir.path(), "other"), "the directory is that of member \"solo\"");
 }
 
 #[test]

@@ -120,10 +120,7 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
     let node = start(config());
     assert_eq!(fault(config(), "another node is running on"), DataFault::InUse);
     stop(node);
-    let token = config().cluster_token("another");
-    assert_eq!(fault(token, "of a cluster with another token"), DataFault::Foreign);
-    let name = config().members([("other", "127.0.0.1:1"), ("solo", "127.0.0.1:2")]);
-    let name = name.listen("127.0.0.1:0");
+    let name = Config::new(dir.path(), "other");
     assert_eq!(fault(name, "a directory of its own"), DataFault::Foreign);
 
     files.with(1, |bytes| bytes[HEADER_BYTES + 48] ^= 1).put(dir.path());

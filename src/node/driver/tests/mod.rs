@@ -64,6 +64,8 @@ fn settings(node: usize) -> Settings {
         cluster: ClusterId(7),
         members: (0..3).map(|node| (id(node), contact(node))).collect::<BTreeMap<_, _>>(),
         founds: true,
+        listed: Vec::new(),
+        has_other_token: false,
         speaks: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from("/data"),
         heartbeat: Duration::from_millis(100),
