@@ -27,6 +27,7 @@ mod auth;
 mod calls;
 mod cluster;
 mod deadline;
+mod directory;
 mod dispatch;
 mod driven;
 mod election;
@@ -72,6 +73,7 @@ use clap::Args;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
+use directory::DirectoryError;
 use dispatch::Dispatch;
 use flags::{Options, Values};
 use listen::Doors;
@@ -102,6 +104,8 @@ enum ServeError {
     Tls(#[from] TlsError),
     #[error("the keys of --auth-token: {0}")]
     Tokens(#[from] TokenError),
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     #[error("the member does not start: {0}")]
     Start(#[from] bowline::StartError),
     #[error("the member has stopped: {0}")]
@@ -187,8 +191,10 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     if let Some((cert, key)) = options.makes_peer_files() {
         tls::make_files(&options.name, cert, key)?;
     }
+    let config = options.config();
+    directory::check(&options, &config)?;
     let node = tokio::select! {
-        started = Node::start(options.config()) => started?,
+        started = Node::start(config) => started?,
         // Whoever joins may ask around for a minute before it has started. What it has on its disk by then is what a
         // process that is killed would leave.
         _ = terminate.recv() => return Ok(()),

@@ -25,6 +25,7 @@ mod operate;
 mod ports;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
+mod restarts;
 mod rights;
 mod rust_client;
 mod snapshot;

@@ -12,9 +12,9 @@ use crate::tools::etcdctl;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 
-type Cluster = ClusterClient<Channel>;
+pub(crate) type Cluster = ClusterClient<Channel>;
 
-async fn add(
+pub(crate) async fn add(
     cluster: &mut Cluster,
     port: u16,
     is_learner: bool,
@@ -30,7 +30,11 @@ async fn list(cluster: &mut Cluster) -> Vec<pb::Member> {
 }
 
 /// Waits until a member is as it should be.
-async fn until(cluster: &mut Cluster, id: u64, wanted: impl Fn(&pb::Member) -> bool) -> pb::Member {
+pub(crate) async fn until(
+    cluster: &mut Cluster,
+    id: u64,
+    wanted: impl Fn(&pb::Member) -> bool,
+) -> pb::Member {
     let began = Instant::now();
     loop {
         let member = list(cluster).await.into_iter().find(|member| member.id == id).unwrap();

@@ -7,7 +7,7 @@ use bowline::{Config, History, Limits, PeerProof, PeerTls};
 use tracing::Level;
 
 use super::gates;
-use super::secure::{ClientTls, peer_tls};
+use super::secure::{ClientTls, peer_tls, switch};
 use super::tokens::TokenKind;
 use super::urls::{Door, Offer, Url, addresses, urls};
 use super::{FlagError, Values};
@@ -57,6 +57,8 @@ pub(crate) struct Options {
     /// For whom.
     pub(crate) log_format: LogFormat,
     bootstrap: Bootstrap,
+    /// Whether to begin empty beside the data of etcd.
+    pub(crate) ignore_etcd_data: bool,
     history: History,
     slow_request: Duration,
     slow_apply: Duration,
@@ -146,6 +148,7 @@ impl Options {
         warnings.extend(more);
         Ok(Self {
             bootstrap: Bootstrap::new(values, &name, &data_dir)?,
+            ignore_etcd_data: switch(values, "ignore-etcd-data")?,
             data_dir,
             listen_clients,
             doors,
@@ -235,12 +238,19 @@ impl Options {
             Some(files) => config.peer_tls(files.clone()),
             None => config,
         };
-        if *joins {
+        if *joins && !self.joins_no_other() {
             let others = members.iter().filter(|(name, _)| *name != self.name);
             config.join(others.flat_map(|(_, list)| list.split(',').map(str::to_owned)))
         } else {
             config.members(members.iter().cloned())
         }
+    }
+
+    /// Reports whether the member is to join a cluster of which no other member is named. That is an error only on a new
+    /// data directory.
+    pub(crate) fn joins_no_other(&self) -> bool {
+        let Bootstrap { members, joins, .. } = &self.bootstrap;
+        *joins && members.iter().all(|(name, _)| *name == self.name)
     }
 }
 
@@ -281,11 +291,6 @@ impl Bootstrap {
             "existing" => true,
             other => return Err(wrong("initial-cluster-state", other, "new or existing")),
         };
-        if joins && members.iter().all(|(member, _)| member == name) {
-            return Err(FlagError::Together(
-                "--initial-cluster-state existing: name the other members too, with --initial-cluster".into(),
-            ));
-        }
         let token = text("initial-cluster-token", "etcd-cluster");
         Ok(Self { members, listen, advertise, joins, token, tls })
     }
@@ -506,7 +511,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
-        let cases: [(&[&str], &str); 17] = [
+        let cases: [(&[&str], &str); 16] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
             (&["--heartbeat-interval=3"], "must be 4 to 10000 milliseconds"),
@@ -520,7 +525,6 @@ mod tests {
             (&["--listen-client-urls=http://h"], "of the form http://host:port"),
             (&["--initial-cluster=a"], "name=url,name=url"),
             (&["--initial-cluster-state=old"], "new or existing"),
-            (&["--initial-cluster-state=existing"], "name the other members too"),
             (&["--auto-compaction-mode=yearly"], "periodic or revision"),
             (&["--max-request-bytes=99999999"], "1 byte to 3 MiB"),
             (&["--log-format=xml"], "console or json"),

@@ -49,7 +49,7 @@ pub(crate) enum Shown {
 }
 
 /// The values of a switch, as Go reads them.
-fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
+pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
     match values.get(name) {
         None => Ok(false),
         Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),

@@ -57,6 +57,10 @@ pub(super) const FLAGS: &[Flag] = &[
     used("config-file", "a YAML file with these flags as keys; all other flags are then ignored"),
     used("name", "this member's name ['default']"),
     used("data-dir", "where its data is ['${name}.etcd']"),
+    used_switch(
+        "ignore-etcd-data",
+        "start empty although --data-dir holds the data of etcd, which this server does not read",
+    ),
     refused("wal-dir", "log and snapshots stand in one directory: use --data-dir"),
     ignored("snapshot-count", "a snapshot is taken when the log has grown by half of the state"),
     used("heartbeat-interval", "how often a leader says that it is there, in milliseconds ['100']"),

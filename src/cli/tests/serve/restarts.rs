@@ -1,0 +1,146 @@
+//! What a member with data makes of the flags of its first start, and a member without data of a directory in use.
+
+use std::path::Path;
+
+use tempfile::tempdir;
+
+use crate::generated::etcdserverpb as pb;
+use crate::members::{Cluster, add, until};
+use crate::process::{Server, bowline, flags, free_ports};
+
+/// What is logged where the flags of the first start have changed.
+const DIFFERS: &str = "the configured members or token differ from the data directory";
+
+/// The flags of a member, with some of them changed or added.
+fn changed(mut flags: Vec<String>, changes: &[String]) -> Vec<String> {
+    for change in changes {
+        let (name, _) = change.split_once('=').unwrap();
+        flags.retain(|flag| flag.split_once('=').is_none_or(|(known, _)| known != name));
+        flags.push(change.clone());
+    }
+    flags
+}
+
+/// Writes a key over JSON.
+fn put(server: &Server) {
+    let (code, body) = server.http("POST", "/v3/kv/put", r#"{"key":"aw==","value":"dg=="}"#);
+    assert_eq!(code, 200, "{body}");
+}
+
+fn has_key(server: &Server) {
+    let (code, body) = server.http("POST", "/v3/kv/range", r#"{"key":"aw=="}"#);
+    assert!(code == 200 && body.contains(r#""count":"1""#), "{code} {body}");
+}
+
+/// Starts a server that does not run, and returns what it says.
+fn refused(flags: &[String]) -> String {
+    let output = bowline().arg("serve").args(flags).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_member_with_data_starts_with_changed_first_start_flags() {
+    let dir = tempdir().unwrap();
+    let [peer, client, other] = free_ports::<3>();
+    let usual = flags(0, &[peer], client, dir.path());
+    let start = |flags: &[String]| Server::start(flags, client, &[]).ready();
+    let first = start(&usual);
+    put(&first);
+    first.stop();
+    let list = |names: &str| format!("--initial-cluster={names}");
+    let own = format!("m0=http://127.0.0.1:{peer}");
+    for (change, warnings) in [
+        ("--initial-cluster-state=existing".to_owned(), 0),
+        ("--initial-cluster-token=another".to_owned(), 1),
+        (list(&format!("{own},m1=http://127.0.0.1:{other}")), 1),
+    ] {
+        let server = start(&changed(usual.clone(), &[change.clone()]));
+        has_key(&server);
+        let (status, said) = server.stop();
+        assert!(status.success(), "{change}: {said}");
+        assert_eq!(said.matches(DIFFERS).count(), warnings, "{change}: {said}");
+    }
+    let renamed = ["--name=other".to_owned(), list(&format!("other=http://127.0.0.1:{peer}"))];
+    let said = refused(&changed(usual.clone(), &renamed));
+    assert!(
+        said.contains(r#"the directory is that of member "m0", and this node is called "other""#),
+        "{said}"
+    );
+    has_key(&start(&usual));
+}
+
+#[test]
+fn members_restart_one_by_one_with_a_list_that_is_ahead_of_the_cluster() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 4], [u16; 3]) = (free_ports(), free_ports());
+    let start = |at: usize, peers: &[u16], state: &str| {
+        let flags = flags(at, peers, clients[at], dirs[at].path());
+        let state = format!("--initial-cluster-state={state}");
+        Server::start(&changed(flags, &[state]), clients[at], &[])
+    };
+    let servers = [0, 1, 2].map(|at| start(at, &peers[..3], "new")).map(Server::ready);
+    put(&servers[0]);
+    let mut servers = servers.map(Some);
+    for state in ["new", "existing"] {
+        for at in 0..3 {
+            servers[at].take().unwrap().stop();
+            put(servers[(at + 1) % 3].as_ref().unwrap());
+            let server = start(at, &peers, state).ready();
+            has_key(&server);
+            servers[at] = Some(server);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_came_again_under_its_name_restarts_with_the_founders_list() {
+    let dirs = [(); 4].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let start = |at: usize, dir: &Path, state: &str| {
+        let state = format!("--initial-cluster-state={state}");
+        let flags = changed(flags(at, &peers, clients[at], dir), &[state]);
+        Server::start(&flags, clients[at], &[])
+    };
+    let servers = [0, 1, 2].map(|at| start(at, dirs[at].path(), "new")).map(Server::ready);
+    let [first, _second, third] = servers;
+    put(&first);
+    let mut cluster = Cluster::new(first.channel().await);
+    let list = pb::MemberListRequest { linearizable: true };
+    let members = cluster.member_list(list).await.unwrap().into_inner().members;
+    let id = members.iter().find(|member| member.name == "m2").unwrap().id;
+    cluster.member_remove(pb::MemberRemoveRequest { id }).await.unwrap();
+    drop(third);
+    let id = add(&mut cluster, peers[2], false).await.unwrap().member.unwrap().id;
+    let again = start(2, dirs[3].path(), "existing").ready();
+    until(&mut cluster, id, |member| member.name == "m2" && !member.is_learner).await;
+    again.stop();
+    let again = start(2, dirs[3].path(), "new").ready();
+    has_key(&again);
+}
+
+#[test]
+fn a_new_member_does_not_pass_over_the_data_of_etcd() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    for part in ["wal", "snap"] {
+        std::fs::create_dir_all(dir.path().join("member").join(part)).unwrap();
+    }
+    let usual = flags(0, &[peer], client, dir.path());
+    let said = refused(&usual);
+    assert!(said.contains("holds the data of etcd") && said.contains("`bowline import`"), "{said}");
+    let insists = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
+    put(&insists);
+    insists.stop();
+    has_key(&Server::start(&usual, client, &[]).ready());
+}
+
+#[test]
+fn a_new_member_that_joins_needs_another_member_to_ask() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let joins = ["--initial-cluster-state=existing".to_owned()];
+    let said = refused(&changed(flags(0, &[peer], client, dir.path()), &joins));
+    assert!(said.contains("so name the other members too, with --initial-cluster"), "{said}");
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing was written");
+}
