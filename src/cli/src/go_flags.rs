@@ -1,6 +1,6 @@
 //! Flags as etcdctl takes them, whose Go library is more lenient: each switch may have a value (`--prefix=true`,
-//! `--prefix=false`), of a flag that is given twice the last one counts, and of a command's name its beginning will do
-//! where nothing else begins so.
+//! `--prefix=false`), of a flag that is given twice the last one counts, of a command's name its beginning will do
+//! where nothing else begins so, and a command's flags may stand before its name.
 
 use std::ffi::OsString;
 
@@ -33,7 +33,7 @@ pub(crate) fn truth(text: &str) -> Result<bool, String> {
 /// The words, with switches that have no values: what is switched off is not there. `command` has been built.
 pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.into_iter();
-    let mut plain = Plain { command, places: 0, words: Vec::new() };
+    let mut plain = Plain { command, places: 0, words: Vec::new(), ahead: Vec::new() };
     if !command.is_no_binary_name_set() {
         plain.words.extend(words.next().map(|program| (program, None)));
     }
@@ -41,9 +41,15 @@ pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>
         match plain.take(word) {
             Next::Flag => {}
             Next::Value => plain.words.extend(words.next().map(|value| (value, None))),
+            Next::ValueAhead => {
+                if let Some((_, value)) = plain.ahead.last_mut() {
+                    *value = words.next();
+                }
+            }
             Next::Words => break,
         }
     }
+    plain.release_unnamed();
     plain.words.into_iter().map(|(word, _)| word).chain(words).collect()
 }
 
@@ -53,6 +59,8 @@ enum Next {
     Flag,
     /// The value of the flag that it is.
     Value,
+    /// The value of a flag that stands before its command's name.
+    ValueAhead,
     /// Nothing that is this program's.
     Words,
 }
@@ -64,21 +72,29 @@ struct Plain<'a> {
     places: usize,
     /// What is left, and which switches these are.
     words: Vec<(OsString, Option<Id>)>,
+    /// Long flags that stand before the name of the command that has them, each with the word that is its value.
+    ahead: Vec<(OsString, Option<OsString>)>,
 }
 
 impl Plain<'_> {
     fn take(&mut self, word: OsString) -> Next {
         let text = word.to_string_lossy().into_owned();
         if text == "--" {
+            self.release_unnamed();
             self.words.push((word, None));
             return Next::Words;
         }
         if let Some(long) = text.strip_prefix("--") {
             let (name, value) =
                 long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
-            let arg = self.find(|arg| {
-                arg.get_long_and_visible_aliases().is_some_and(|all| all.contains(&name))
-            });
+            let arg = self.find(|arg| is_named(arg, name));
+            if arg.is_none()
+                && let Some(takes_value) = flag_below(self.command, name)
+            {
+                self.ahead.push((word, None));
+                let is_next = takes_value && value.is_none();
+                return if is_next { Next::ValueAhead } else { Next::Flag };
+            }
             return self.flag(word, arg, value);
         }
         if let Some(short) = text.strip_prefix('-').filter(|short| !short.is_empty()) {
@@ -92,6 +108,9 @@ impl Plain<'_> {
         self.words.push((word, None));
         if let Some(below) = below(self.command, &text) {
             (self.command, self.places) = (below, 0);
+            if !below.has_subcommands() {
+                self.release();
+            }
         } else {
             self.places += 1;
         }
@@ -104,6 +123,21 @@ impl Plain<'_> {
         }) {
             true => Next::Words,
             false => Next::Flag,
+        }
+    }
+
+    /// Moves the flags that came before the command's name to the place after it.
+    fn release(&mut self) {
+        for (flag, value) in std::mem::take(&mut self.ahead) {
+            self.take(flag);
+            self.words.extend(value.map(|value| (value, None)));
+        }
+    }
+
+    /// The same where no command was named: the parser reports it.
+    fn release_unnamed(&mut self) {
+        for (flag, value) in std::mem::take(&mut self.ahead) {
+            self.words.extend([Some(flag), value].into_iter().flatten().map(|word| (word, None)));
         }
     }
 
@@ -140,6 +174,25 @@ impl Plain<'_> {
         }
         Next::Flag
     }
+}
+
+fn is_named(arg: &Arg, long: &str) -> bool {
+    arg.get_long() == Some(long)
+        || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+}
+
+/// Returns whether a long flag of a command below this one takes a value, or `None` if no command below has the flag. A
+/// flag that takes a value in one command and none in another counts as one without.
+fn flag_below(command: &Command, long: &str) -> Option<bool> {
+    let mut found = None;
+    for below in command.get_subcommands() {
+        let own = below.get_arguments().find(|arg| is_named(arg, long));
+        let own = own.map(|arg| arg.get_action().takes_values() && !arg.is_require_equals_set());
+        for takes_value in [own, flag_below(below, long)].into_iter().flatten() {
+            found = Some(found.unwrap_or(true) && takes_value);
+        }
+    }
+    found
 }
 
 /// The command that a word names, by its beginning if need be.
@@ -186,6 +239,19 @@ mod tests {
             ("--endpoints put get k --prefix=1", "--endpoints put get k --prefix"),
             ("lock m -- ./job --shared=true", "lock m -- ./job --shared=true"),
             ("serve --cors=true --pre-vote=true", "serve --cors=true --pre-vote=true"),
+            // Flags before the name of their command.
+            ("--data-dir d snapshot restore f", "snapshot restore --data-dir d f"),
+            (
+                "snapshot --data-dir=d --name n restore f",
+                "snapshot restore --data-dir=d --name n f",
+            ),
+            ("--skip-hash-check snapshot restore f", "snapshot restore --skip-hash-check f"),
+            ("--mark-compacted=false snapshot restore f", "snapshot restore f"),
+            ("--prefix --limit 3 get k", "get --prefix --limit 3 k"),
+            ("--ttl 5 lock m ./job --ttl 7", "lock --ttl 5 m ./job --ttl 7"),
+            ("--no-such get k", "--no-such get k"),
+            ("--data-dir d", "--data-dir d"),
+            ("--data-dir d snapshot status f", "snapshot status --data-dir d f"),
         ] {
             assert_eq!(plain(&command, words(line)), words(expected), "{line}");
         }

@@ -62,8 +62,10 @@ mod watch;
 
 pub(crate) use datascale::DatascaleOptions;
 pub(crate) use keeper::{HeldChild, bound};
-pub(crate) use options::Globals;
+pub(crate) use options::{Format, Globals};
 pub(crate) use perf::PerfOptions;
+pub(crate) use print::Table;
+pub(crate) use print::cluster::size;
 
 use connect::Client;
 use failure::Failure;

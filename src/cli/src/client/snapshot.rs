@@ -66,11 +66,12 @@ enum SnapshotCommand {
 impl SnapshotOptions {
     /// Does what needs no server, if it is that.
     pub(crate) fn local(&self, format: Format) -> Option<ExitCode> {
-        let as_json = format == Format::Json;
         match &self.command {
             SnapshotCommand::Save { .. } => None,
-            SnapshotCommand::Status(options) => Some(data::verify_main(options, as_json)),
-            SnapshotCommand::Restore(options) => Some(data::restore_main(options, as_json)),
+            SnapshotCommand::Status(options) => Some(data::verify_main(options, format)),
+            SnapshotCommand::Restore(options) => {
+                Some(data::restore_main(options, format == Format::Json))
+            }
         }
     }
 }

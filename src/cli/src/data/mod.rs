@@ -6,14 +6,17 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bowline::Config;
-use bowline::backup::{self, BackupError, RestoreOptions};
+use bowline::backup::{self, BackupError};
 use clap::Args;
 
+use crate::client::Format;
+
 mod report;
+mod restore;
 
 pub(crate) use report::Bar;
 use report::Report;
+pub(crate) use restore::{RestoreArguments, restore_main};
 
 /// It could not be done, or not all is well.
 const EXIT_FAILED: u8 = 1;
@@ -27,48 +30,6 @@ const EXIT_FAILED: u8 = 1;
 pub(crate) struct VerifyOptions {
     /// The snapshot, or backup
     file: PathBuf,
-
-    #[command(flatten)]
-    output: Output,
-}
-
-/// Make the data directory of one member of a new cluster from a snapshot
-///
-/// Run it once for each member that founds the new cluster, with the same file, the same --member list, the
-/// same token and the same jump; then start the members. What the new cluster has is what the snapshot has,
-/// but for leases, which have all ended, and their keys, which are deleted. Revisions go on far above the
-/// snapshot's, so that fencing tokens never repeat.
-///
-/// Exit codes: 0 done; 1 failed; 2 wrong arguments.
-#[derive(Args, Debug)]
-pub(crate) struct RestoreArguments {
-    /// The snapshot, or backup
-    file: PathBuf,
-
-    /// The data directory that is made: empty, or not there yet
-    #[arg(long, alias = "data-dir")]
-    dir: PathBuf,
-
-    /// Which of the members it is for
-    #[arg(long)]
-    name: String,
-
-    /// A member of the new cluster, this one too; once for each, or separated by commas. None for a cluster of one
-    #[arg(long = "member", alias = "initial-cluster", value_name = "NAME=HOST:PORT", value_delimiter = ',',
-          value_parser = member)]
-    members: Vec<(String, String)>,
-
-    /// The new cluster's token. That of `bowline serve` is the same, if nothing is said; a program that embeds Bowline has
-    /// an empty one, unless it names one
-    #[arg(long, alias = "initial-cluster-token", default_value = "etcd-cluster")]
-    token: String,
-
-    /// By how much revisions rise
-    ///
-    /// More than the old cluster has written since the backup was taken. If a cluster was made from this
-    /// backup before, more than that one jumped and wrote.
-    #[arg(long, value_name = "REVISIONS", default_value_t = 1_000_000_000)]
-    revision_jump: u64,
 
     #[command(flatten)]
     output: Output,
@@ -120,34 +81,17 @@ struct Output {
     json: bool,
 }
 
-fn member(text: &str) -> Result<(String, String), String> {
-    let (name, address) = text.split_once('=').ok_or("it is not NAME=HOST:PORT")?;
-    let schemes = ["http://", "https://"];
-    let bare = schemes.iter().find_map(|scheme| address.strip_prefix(scheme));
-    Ok((name.to_owned(), bare.unwrap_or(address).to_owned()))
-}
-
 /// `bowline snapshot status`.
-pub(crate) fn verify_main(options: &VerifyOptions, as_json: bool) -> ExitCode {
-    let as_json = options.output.json || as_json;
-    let bar = Bar::begin("reads", as_json);
+pub(crate) fn verify_main(options: &VerifyOptions, format: Format) -> ExitCode {
+    let format = if options.output.json { Format::Json } else { format };
+    if format == Format::Protobuf {
+        crate::complain(&"protobuf is not supported here: use -w simple, json, fields or table");
+        return ExitCode::from(crate::EXIT_USAGE);
+    }
+    let bar = Bar::begin("reads", format != Format::Simple);
     let verified = backup::verify_with(&options.file, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(verified, |info| report::of_backup(&info, as_json))
-}
-
-/// `bowline snapshot restore`.
-pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCode {
-    let as_json = options.output.json || as_json;
-    let config = Config::new(&options.dir, &options.name)
-        .members(options.members.clone())
-        .cluster_token(&options.token);
-    let how = RestoreOptions::default().revision_jump(options.revision_jump);
-    let bar = Bar::begin("restores", as_json);
-    let restored =
-        backup::restore_with(&options.file, &config, &how, &mut |done, total| bar.at(done, total));
-    bar.end();
-    told(restored, |restored| report::of_restored(&restored, &options.name, as_json))
+    told(verified, |info| report::of_backup(&info, format))
 }
 
 /// `bowline recover`.

@@ -8,6 +8,9 @@ use bowline::{MemberRole, Members, SnapshotId};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
+use crate::client::{Format, Table, size};
+use crate::server::CLUSTER_VERSION;
+
 /// A bar that shows how far a piece of work is, where somebody looks.
 pub(crate) struct Bar(ProgressBar);
 
@@ -36,15 +39,23 @@ impl Bar {
 
 /// What is to be said in the end.
 pub(super) struct Report {
-    text: Option<Vec<(&'static str, String)>>,
-    json: Value,
+    body: Body,
     /// What is not well.
     troubles: Vec<String>,
 }
 
+/// The result, ready to be printed.
+enum Body {
+    Lines(Vec<(&'static str, String)>),
+    Json(Value),
+    /// Text in a form of etcdutl's, with its line ends.
+    Text(String),
+}
+
 impl Report {
     fn new(as_json: bool, json: Value, lines: Vec<(&'static str, String)>) -> Self {
-        Self { text: (!as_json).then_some(lines), json, troubles: Vec::new() }
+        let body = if as_json { Body::Json(json) } else { Body::Lines(lines) };
+        Self { body, troubles: Vec::new() }
     }
 
     /// Whether nothing is wrong.
@@ -55,7 +66,11 @@ impl Report {
     /// Prints it.
     pub(super) fn print(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        let Some(lines) = &self.text else { return writeln!(out, "{}", self.json) };
+        let lines = match &self.body {
+            Body::Lines(lines) => lines,
+            Body::Json(json) => return writeln!(out, "{json}"),
+            Body::Text(text) => return out.write_all(text.as_bytes()),
+        };
         let (bold, plain) =
             if io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
         let (mark, red) =
@@ -110,14 +125,25 @@ fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// What is in a backup.
-pub(super) fn of_backup(info: &BackupInfo, as_json: bool) -> Report {
+/// What is in a backup: for people in Bowline's own form, and in etcdutl's other forms. The JSON object has etcdutl's
+/// fields and Bowline's own.
+pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
+    let status = EtcdStatus::of(info);
+    match format {
+        Format::Table => return status.table(),
+        Format::Fields => return status.fields(),
+        _ => {}
+    }
     let json = json!({
+        "hash": status.hash,
+        "revision": status.revision,
+        "totalKey": status.keys,
+        "totalSize": status.bytes,
+        "version": CLUSTER_VERSION,
         "sound": true,
         "cluster": info.cluster.to_string(),
-        "version": info.version.get(),
+        "cluster_version": info.version.get(),
         "id": id_json(info.id),
-        "revision": info.revision.get(),
         "compacted": info.compacted.get(),
         "keys": info.keys,
         "leases": info.leases,
@@ -133,7 +159,49 @@ pub(super) fn of_backup(info: &BackupInfo, as_json: bool) -> Report {
         ("leases", info.leases.to_string()),
         ("members", members_words(&info.members)),
     ];
-    Report::new(as_json, json, lines)
+    Report::new(format == Format::Json, json, lines)
+}
+
+/// The figures of `etcdutl snapshot status`.
+struct EtcdStatus {
+    /// Half of the checksum that names the file.
+    hash: u32,
+    revision: u64,
+    keys: u64,
+    bytes: u64,
+}
+
+impl EtcdStatus {
+    fn of(info: &BackupInfo) -> Self {
+        Self {
+            hash: info.id.checksum as u32,
+            revision: info.revision.get(),
+            keys: info.keys,
+            bytes: info.id.bytes,
+        }
+    }
+
+    fn table(&self) -> Report {
+        let titles = ["hash", "revision", "total keys", "total size", "version"];
+        let row = [
+            format!("{:x}", self.hash),
+            self.revision.to_string(),
+            self.keys.to_string(),
+            size(self.bytes.try_into().unwrap_or(i64::MAX)),
+            CLUSTER_VERSION.to_owned(),
+        ];
+        let text = Table::new(&titles, vec![row.into()]).to_string();
+        Report { body: Body::Text(text), troubles: Vec::new() }
+    }
+
+    fn fields(&self) -> Report {
+        let Self { hash, revision, keys, bytes } = self;
+        let text = format!(
+            "\"Hash\" : {hash}\n\"Revision\" : {revision}\n\"Keys\" : {keys}\n\"Size\" : {bytes}\n\
+             \"Version\" : {CLUSTER_VERSION}\n"
+        );
+        Report { body: Body::Text(text), troubles: Vec::new() }
+    }
 }
 
 /// A directory that was made.

@@ -28,7 +28,7 @@ use crate::generated::etcdserverpb::ResponseHeader;
 pub(super) const VERSION: &str = "3.6.9";
 
 /// The same, for what asks for the cluster's.
-pub(super) const CLUSTER_VERSION: &str = "3.6.0";
+pub(crate) const CLUSTER_VERSION: &str = "3.6.0";
 
 /// The same without the last of its three numbers, as etcd says it in some places.
 pub(super) const CLUSTER_VERSION_SHORT: &str = "3.6";

@@ -77,6 +77,7 @@ use directory::DirectoryError;
 use dispatch::Dispatch;
 use flags::{Options, Values};
 use listen::Doors;
+pub(crate) use member::CLUSTER_VERSION;
 use member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};

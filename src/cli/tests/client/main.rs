@@ -17,5 +17,6 @@ mod locks;
 mod migrate;
 mod operate;
 mod passwords;
+mod restores;
 mod same;
 mod sockets;

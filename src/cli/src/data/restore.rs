@@ -1,0 +1,192 @@
+//! `bowline snapshot restore`, with the flags of `etcdutl snapshot restore`.
+
+use std::ffi::OsString;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bowline::Config;
+use bowline::backup::{self, RestoreOptions};
+use clap::Args;
+
+use super::report::{self, Bar};
+use super::{Output, told};
+
+/// Increase of the revision if the command names none.
+const REVISION_JUMP_DEFAULT: u64 = 1_000_000_000;
+
+/// Make the data directory of one member of a new cluster from a snapshot
+///
+/// Run it once for each member that founds the new cluster, with the same file, the same --member list, the
+/// same token and the same jump; then start the members. What the new cluster has is what the snapshot has,
+/// but for leases, which have all ended, and their keys, which are deleted. Revisions go on far above the
+/// snapshot's, so that fencing tokens never repeat.
+///
+/// The flags of `etcdutl snapshot restore` are accepted.
+///
+/// Exit codes: 0 done; 1 failed; 2 wrong arguments.
+#[derive(Args, Debug)]
+pub(crate) struct RestoreArguments {
+    /// The snapshot, or backup
+    file: PathBuf,
+
+    /// Data directory to create: empty, or not there yet [default: NAME.etcd]
+    #[arg(long, alias = "data-dir")]
+    dir: Option<OsString>,
+
+    /// Name of the member that the directory is for
+    #[arg(long, default_value = "default")]
+    name: String,
+
+    /// A member of the new cluster, this one too; once for each, or separated by commas. None for a cluster of one
+    #[arg(long = "member", alias = "initial-cluster", value_name = "NAME=HOST:PORT", value_delimiter = ',',
+          value_parser = member)]
+    members: Vec<(String, String)>,
+
+    /// The new cluster's token. That of `bowline serve` is the same, if nothing is said; a program that embeds Bowline has
+    /// an empty one, unless it names one
+    #[arg(long, alias = "initial-cluster-token", default_value = "etcd-cluster")]
+    token: String,
+
+    /// Peer URLs of this member; they must be those of the list of members
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    initial_advertise_peer_urls: Vec<String>,
+
+    /// By how much revisions rise [default: 1000000000]
+    ///
+    /// More than the old cluster has written since the backup was taken. If a cluster was made from this
+    /// backup before, more than that one jumped and wrote.
+    #[arg(long, value_name = "REVISIONS")]
+    revision_jump: Option<u64>,
+
+    /// etcdutl's name for --revision-jump; requires --mark-compacted
+    #[arg(long, value_name = "REVISIONS", conflicts_with = "revision_jump")]
+    bump_revision: Option<u64>,
+
+    /// Compact all history before the new revision. Every restore does so; etcdutl requires it with --bump-revision
+    #[arg(long)]
+    mark_compacted: bool,
+
+    /// Accept a snapshot without etcd's hash at its end. Such files are always accepted: the snapshot's own checksums
+    /// are compared in any case
+    #[arg(long)]
+    skip_hash_check: bool,
+
+    /// Directory of the log. The log is kept in the data directory: no other directory is accepted
+    #[arg(long, value_name = "DIR")]
+    wal_dir: Option<OsString>,
+
+    /// No effect; accepted because etcdutl has it
+    #[arg(long, value_name = "BYTES")]
+    initial_memory_map_size: Option<u64>,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+fn bare(url: &str) -> &str {
+    let schemes = ["http://", "https://"];
+    schemes.iter().find_map(|scheme| url.strip_prefix(scheme)).unwrap_or(url)
+}
+
+fn member(text: &str) -> Result<(String, String), String> {
+    let (name, address) = text.split_once('=').ok_or("it is not NAME=HOST:PORT")?;
+    Ok((name.to_owned(), bare(address).to_owned()))
+}
+
+/// Reports whether two addresses are equal, as text or after name resolution.
+fn is_same_address(one: &str, other: &str) -> bool {
+    if one == other {
+        return true;
+    }
+    let (Ok(mut one), Ok(other)) = (one.to_socket_addrs(), other.to_socket_addrs()) else {
+        return false;
+    };
+    let other: Vec<_> = other.collect();
+    one.any(|address| other.contains(&address))
+}
+
+impl RestoreArguments {
+    fn dir(&self) -> PathBuf {
+        match self.dir.as_ref().filter(|dir| !dir.is_empty()) {
+            Some(dir) => dir.into(),
+            None => format!("{}.etcd", self.name).into(),
+        }
+    }
+
+    /// Returns the increase of the revision. The rule about `--mark-compacted` is etcdutl's.
+    fn jump(&self) -> Result<u64, String> {
+        match (self.bump_revision, self.mark_compacted) {
+            (Some(0), _) => Err("--bump-revision=0 is not supported: the revisions of a restored \
+                 cluster always rise, so that fencing tokens never repeat; omit the flag for an \
+                 increase of 1000000000, or give 1 or more"
+                .to_owned()),
+            (Some(_), false) => Err("--bump-revision requires --mark-compacted".to_owned()),
+            (Some(bump), true) => Ok(bump),
+            (None, true) if self.revision_jump.is_none() => {
+                Err("--mark-compacted requires --bump-revision".to_owned())
+            }
+            (None, _) => Ok(self.revision_jump.unwrap_or(REVISION_JUMP_DEFAULT)),
+        }
+    }
+
+    /// Rejects a directory of the log that is not the place where etcd puts it by default.
+    fn check_wal_dir(&self) -> Result<(), String> {
+        let Some(wal) = self.wal_dir.as_ref().map(Path::new) else { return Ok(()) };
+        let dir = self.dir();
+        let defaults = [Path::new(""), &dir, &dir.join("member/wal")];
+        if defaults.contains(&wal) {
+            return Ok(());
+        }
+        let (wal, dir) = (wal.display(), dir.display());
+        Err(format!(
+            "--wal-dir={wal} is not supported: the log is kept in the data directory {dir}; omit --wal-dir"
+        ))
+    }
+
+    /// Rejects peer URLs that the list of members does not have for this member.
+    fn check_advertised(&self) -> Result<(), String> {
+        let own: Vec<_> = self.members.iter().filter(|(name, _)| *name == self.name).collect();
+        if own.is_empty() {
+            // A cluster of one has no list. A list without this member is rejected as a configuration.
+            return Ok(());
+        }
+        let is_listed = |url: &str| own.iter().any(|(_, at)| is_same_address(bare(url), at));
+        let urls = self.initial_advertise_peer_urls.iter().filter(|url| !url.is_empty());
+        match urls.into_iter().find(|url| !is_listed(url)) {
+            None => Ok(()),
+            Some(url) => Err(format!(
+                "--initial-advertise-peer-urls has {url}, but --initial-cluster has {} for member {:?}",
+                own[0].1, self.name
+            )),
+        }
+    }
+
+    /// Returns the increase of the revision, once the flags agree with each other.
+    fn checked(&self) -> Result<u64, String> {
+        self.check_wal_dir()?;
+        self.check_advertised()?;
+        self.jump()
+    }
+}
+
+/// `bowline snapshot restore`.
+pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCode {
+    let as_json = options.output.json || as_json;
+    let jump = match options.checked() {
+        Ok(jump) => jump,
+        Err(why) => {
+            crate::complain(&why);
+            return ExitCode::from(crate::EXIT_USAGE);
+        }
+    };
+    let config = Config::new(options.dir(), &options.name)
+        .members(options.members.clone())
+        .cluster_token(&options.token);
+    let how = RestoreOptions::default().revision_jump(jump);
+    let bar = Bar::begin("restores", as_json);
+    let restored =
+        backup::restore_with(&options.file, &config, &how, &mut |done, total| bar.at(done, total));
+    bar.end();
+    told(restored, |restored| report::of_restored(&restored, &options.name, as_json))
+}
