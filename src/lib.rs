@@ -100,8 +100,8 @@ pub use bytes::Bytes;
 
 pub use api::{
     ActingClient, AlarmReply, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall,
-    GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession,
-    Session, SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
+    GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ReadyCall,
+    ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,

@@ -72,6 +72,16 @@ pub enum Error {
         /// Whether anything was changed.
         effect: Effect,
     },
+    /// The deadline has passed, and the cluster is not founded: this node waits for founding members, which must all
+    /// be started once. Nothing was changed.
+    #[error(
+        "not applied: deadline exceeded; the cluster is not founded yet: waiting for {}",
+        waiting_for.join(", ")
+    )]
+    NotFounded {
+        /// The members that it waits for, each as `NAME (ADDRESS)`.
+        waiting_for: Vec<String>,
+    },
     /// The node has stopped.
     #[error("{}: the node has stopped: {reason}", words(*effect))]
     Stopped {
@@ -147,6 +157,7 @@ impl Error {
             Error::Refused(_)
             | Error::Busy
             | Error::Diverged
+            | Error::NotFounded { .. }
             | Error::QuotaExceeded { .. }
             | Error::NoSpace
             | Error::LockDelay { .. }
@@ -185,7 +196,7 @@ impl Error {
     /// unknown may then be applied twice, unless it is a transaction that guards against that.
     pub fn is_transient(&self) -> bool {
         match self {
-            Error::Busy | Error::Deadline { .. } => true,
+            Error::Busy | Error::Deadline { .. } | Error::NotFounded { .. } => true,
             Error::Halfway(why) => why.is_transient(),
             _ => false,
         }
@@ -229,6 +240,7 @@ impl From<CallError> for Error {
             CallError::Stopped { reason, maybe_applied } => {
                 Error::Stopped { reason, effect: effect(maybe_applied) }
             }
+            CallError::NotFounded { waiting_for } => Error::NotFounded { waiting_for },
             CallError::NoTransferee => Error::NoTransferee,
             CallError::AnswerLost { revision } => Error::AnswerLost { revision },
             CallError::Members(refusal) => Error::Members(refusal),

@@ -22,7 +22,7 @@ use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
 use super::checked::{Beginning, Checked};
 use super::own_session::OwnSession;
-use super::{Client, Config, Error, OpenSession, ResumeSession, Session, StartError};
+use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
 /// async runtime, and stops when it is shut down or dropped.
@@ -35,9 +35,10 @@ use super::{Client, Config, Error, OpenSession, ResumeSession, Session, StartErr
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let data = dir.path();
 /// let node = Node::start(Config::new(data, "solo")).wait()?;
-/// node.client().put("greeting", "hello").wait().unwrap();
+/// node.ready().wait()?; // a leader serves, and this node has caught up with it
+/// node.client().put("greeting", "hello").wait()?;
 /// node.shutdown().wait();
-/// # Ok::<(), bowline::StartError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Node {
     shared: Arc<Shared>,
@@ -62,8 +63,9 @@ pub struct Shutdown {
 }
 
 impl Node {
-    /// Starts a member: opens its data, replays it, listens, and lets it look for the others. Answers
-    /// when it runs, which is before it has found them: calls wait for that, up to their deadlines.
+    /// Starts a member: opens its data, replays it, listens, and lets it look for the others. Returns as soon as it
+    /// runs, which is before it has found the others and before there is a leader. [`Node::ready`] waits for that;
+    /// other calls wait for it, too, up to their deadlines.
     ///
     /// A start whose future is dropped is given up: one that asks to [join](Config::join) ends within about a second,
     /// and any other as soon as it has come to its end; until then it holds the directory and the port. It may have
@@ -141,6 +143,30 @@ impl Node {
         let running = Running::start(assembled).map_err(StartError::Thread)?;
         let session = OwnSession::of(Client::new(Arc::clone(&shared)));
         Ok(Node { shared, running, link, session })
+    }
+
+    /// Waits until this node serves linearizable calls: there is a leader that a quorum follows, and this node has
+    /// applied everything that was committed before. That is no promise for later: a leader may fail at any time, and
+    /// calls then wait for the next one. Waits up to [`Config::call_deadline`], or as long as
+    /// [`ReadyCall::deadline`] says.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] if no leader served in time. [`Error::NotFounded`] if the cluster was not founded in time; it
+    /// names the members that this node waits for. [`Error::Stopped`] if the node stops. [`Error::Busy`] if too many
+    /// reads wait already.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// node.ready().deadline(Duration::from_secs(30)).wait()?;
+    /// assert!(node.status().leader.is_some());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ready(&self) -> ReadyCall {
+        ReadyCall::new(&self.shared)
     }
 
     /// A client that works through this node.

@@ -42,6 +42,12 @@ pub(crate) enum CallError {
         /// Whether the change may have been applied, or may still be.
         maybe_applied: bool,
     },
+    /// The time is up, and the cluster is not founded. Nothing was applied.
+    #[error("the deadline has passed, and the cluster is not founded")]
+    NotFounded {
+        /// The founding members that the node waits for, by name and address.
+        waiting_for: Vec<String>,
+    },
     /// The node has stopped.
     #[error("the node has stopped: {reason}")]
     Stopped {

@@ -14,8 +14,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{DiskId, Hello, NodeId, Standing};
+use std::time::Duration;
+
+use crate::model::{DiskId, Hello, Moment, NodeId, Standing};
 use crate::wal;
+
+/// A member that founds a cluster alone, or with members that start at the same time, logs no line about it.
+const FIRST_REPORT: Duration = Duration::from_millis(500);
+
+/// Minimum time between two reports, when the members that are waited for have changed.
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
+
+/// Time after which a report is repeated.
+const REPORT_UNCHANGED: Duration = Duration::from_secs(60);
 
 /// What a member on a new disk knows of the others.
 #[derive(Debug)]
@@ -26,12 +37,17 @@ pub(crate) struct Founding {
     met: BTreeMap<NodeId, DiskId>,
     /// Whether `met` is the list itself, taken from somebody who has it.
     told: bool,
+    /// Time of the first call of [`Founding::report`].
+    began: Option<Moment>,
+    /// The last report.
+    reported: Option<(Moment, Vec<NodeId>)>,
 }
 
 impl Founding {
     /// Nothing is known yet.
     pub(crate) fn new(me: NodeId, disk: DiskId, members: Vec<NodeId>) -> Self {
-        Self { me, disk, members, met: BTreeMap::from([(me, disk)]), told: false }
+        let met = BTreeMap::from([(me, disk)]);
+        Self { me, disk, members, met, told: false, began: None, reported: None }
     }
 
     /// Hears a member say who it is.
@@ -69,6 +85,32 @@ impl Founding {
     /// Who has not been met.
     pub(crate) fn missing(&self) -> Vec<NodeId> {
         self.members.iter().copied().filter(|member| !self.met.contains_key(member)).collect()
+    }
+
+    /// The members that this one waits for: those that it has not met, or else the founder, which may not have
+    /// met all of them. Empty if it waits for none.
+    pub(crate) fn waits_for(&self) -> Vec<NodeId> {
+        let missing = self.missing();
+        if !missing.is_empty() || self.done().is_some() || self.members.is_empty() {
+            return missing;
+        }
+        vec![self.founder()]
+    }
+
+    /// Returns the members that this one waits for if a log line about them is due.
+    pub(crate) fn report(&mut self, now: Moment) -> Option<Vec<NodeId>> {
+        let began = *self.began.get_or_insert(now);
+        let waits_for = self.waits_for();
+        let is_due = match &self.reported {
+            None => now.since(began) >= FIRST_REPORT,
+            Some((at, before)) if *before == waits_for => now.since(*at) >= REPORT_UNCHANGED,
+            Some((at, _)) => now.since(*at) >= REPORT_AGAIN,
+        };
+        if waits_for.is_empty() || !is_due {
+            return None;
+        }
+        self.reported = Some((now, waits_for.clone()));
+        Some(waits_for)
     }
 
     fn founder(&self) -> NodeId {
@@ -134,6 +176,24 @@ mod tests {
         assert_eq!(founding.done(), Some(list([1, 2, 3])));
         founding.hear(&hello(1, 1, Standing::Founded(list([1, 2, 3])))).unwrap();
         assert_eq!(founding.done(), Some(list([1, 2, 3])), "it may be told twice");
+    }
+
+    #[test]
+    fn waiting_member_names_those_it_waits_for_within_a_second() {
+        let at = |ms| Moment::since_boot(Duration::from_millis(ms));
+        let mut founding = three(2);
+        assert_eq!(founding.report(at(0)), None);
+        assert_eq!(founding.report(at(499)), None, "the others may be starting");
+        assert_eq!(founding.report(at(500)), Some(vec![node(1), node(3)]));
+        founding.hear(&hello(1, 1, Standing::Blank)).unwrap();
+        assert_eq!(founding.report(at(1_400)), None);
+        assert_eq!(founding.report(at(1_500)), Some(vec![node(3)]));
+        assert_eq!(founding.report(at(61_400)), None);
+        assert_eq!(founding.report(at(61_500)), Some(vec![node(3)]));
+        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        assert_eq!(founding.waits_for(), [node(1)], "the founder has not met all of them");
+        founding.hear(&hello(3, 3, Standing::Founded(list([1, 2, 3])))).unwrap();
+        assert_eq!(founding.waits_for(), []);
     }
 
     #[test]

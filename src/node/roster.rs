@@ -85,6 +85,15 @@ impl Roster {
         found.map_or_else(|| format!("the member at {address}"), |id| self.name_of(id))
     }
 
+    /// Names and addresses of members, for people: `m2 (10.0.0.2:7400)`.
+    pub(crate) fn places(&self, members: &[NodeId]) -> Vec<String> {
+        let place = |id: &NodeId| match self.address_of(*id) {
+            Some(address) => format!("{} ({address})", self.name_of(*id)),
+            None => self.name_of(*id),
+        };
+        members.iter().map(place).collect()
+    }
+
     /// Where a member is, if that is known.
     pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
         let announced = self.members.get(id).map(|member| member.address.as_str());

@@ -714,12 +714,25 @@ impl Shared {
         Ok(())
     }
 
+    /// Why a call has met its deadline without an effect: while the cluster is not founded, that, with the members that
+    /// are waited for.
+    fn late(&self) -> CallError {
+        let pulse = self.pulse.lock().unwrap_or_else(PoisonError::into_inner);
+        match &pulse.founding {
+            Some(waiting_for) if !waiting_for.is_empty() => {
+                CallError::NotFounded { waiting_for: waiting_for.clone() }
+            }
+            _ => CallError::Deadline { maybe_applied: false },
+        }
+    }
+
     async fn answer<T>(
         &self,
         receiver: oneshot::Receiver<CallResult<T>>,
         changes: bool,
     ) -> CallResult<T> {
         match receiver.await {
+            Ok(Err(CallError::Deadline { maybe_applied: false })) => Err(self.late()),
             Ok(result) => result,
             // The driver went away with the call inside: it fell.
             Err(_) => {

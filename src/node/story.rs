@@ -133,7 +133,9 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
         Err(CallError::Diverged) => Ending::Diverged,
         Err(CallError::QuotaExceeded { .. }) => Ending::Quota,
         Err(CallError::NoSpace) => Ending::NoSpace,
-        Err(CallError::Deadline { maybe_applied: false }) => Ending::Late,
+        Err(CallError::Deadline { maybe_applied: false } | CallError::NotFounded { .. }) => {
+            Ending::Late
+        }
         Err(CallError::Stopped { maybe_applied: false, .. }) => Ending::Stopped,
         Err(CallError::Deadline { .. } | CallError::Stopped { .. }) => Ending::Unknown,
     }

@@ -260,7 +260,8 @@ fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
     }
     for member in [1, 2] {
         let read = cluster.node(member).client().get("k").deadline(Duration::from_secs(1)).wait();
-        assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
+        let Err(Error::NotFounded { waiting_for }) = read else { panic!("{read:?}") };
+        assert_eq!(waiting_for.len(), 1, "{waiting_for:?}");
         let status = cluster.node(member).status();
         assert_eq!(status.role, Role::Founding, "{status:?}");
         assert_eq!(status.unmet.len(), 1, "{status:?}");

@@ -1,6 +1,6 @@
 //! Real nodes in one process: what a program that embeds them sees, told by what it does.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -458,4 +458,61 @@ fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one()
         }
     });
     assert!(node.now().since(began) < 4 * call, "{:?}", node.now().since(began));
+}
+
+#[test]
+fn ready_resolves_once_a_leader_serves() {
+    let mut cluster = lasting(3);
+    for (_, node) in cluster.running() {
+        node.ready().wait().unwrap();
+        assert!(node.status().leader.is_some());
+    }
+    // What was acknowledged before is there.
+    let put = cluster.node(0).client().put("k", "v").wait().unwrap();
+    cluster.node(1).ready().wait().unwrap();
+    assert!(cluster.node(1).client().revision() >= put.revision);
+    for member in 0..3 {
+        cluster.kill(member).wait();
+    }
+    cluster.restart(0).wait().unwrap();
+    let late = cluster.node(0).ready().deadline(Duration::from_millis(300)).wait();
+    assert_eq!(late, Err(Error::Deadline { effect: Effect::NotApplied }));
+    let mut waits = Box::pin(cluster.node(0).ready().deadline(Duration::MAX).into_future());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    cluster.restart(1).wait().unwrap();
+    waits.wait().unwrap();
+    assert!(cluster.node(0).client().revision() >= put.revision);
+    cluster.kill(1).wait();
+    let waits = cluster.node(0).ready().deadline(Duration::MAX).into_future();
+    cluster.kill(0).wait();
+    assert!(matches!(waits.wait(), Err(Error::Stopped { .. })));
+}
+
+#[test]
+fn waiting_founder_names_whom_it_waits_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().to_string()
+    };
+    let (own, other) = (free(), free());
+    let members = [("first", own), ("second", other.clone())];
+    let config = Config::new(dir.path(), "first").members(members).insecure_peers(true);
+    let node = Node::start(config).wait().unwrap();
+    let absent = format!("second ({other})");
+    let late = node.ready().deadline(Duration::from_millis(800)).wait().unwrap_err();
+    assert_eq!(late, Error::NotFounded { waiting_for: vec![absent.clone()] });
+    let words = format!(
+        "not applied: deadline exceeded; the cluster is not founded yet: waiting for {absent}"
+    );
+    assert_eq!(late.to_string(), words);
+    assert!(late.is_transient() && late.effect() == Effect::NotApplied);
+    let put = node.client().put("k", "v").deadline(Duration::from_millis(50)).wait();
+    assert_eq!(put, Err(late));
+    let health = node.health();
+    assert_eq!(health.unmet, [absent.clone()]);
+    let words = format!("the cluster is not founded yet: waiting for {absent}");
+    assert_eq!(health.to_string(), words);
+    node.shutdown().wait();
 }

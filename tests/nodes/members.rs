@@ -237,7 +237,7 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         cluster.restart(0).await.unwrap();
         let (node, moment) = (cluster.node(0), Duration::from_millis(100));
         let read = node.client().get("k").local().deadline(moment).await;
-        assert!(matches!(read, Err(Error::Deadline { .. })), "nothing is not an answer: {read:?}");
+        assert!(matches!(read, Err(Error::NotFounded { .. })), "nothing is no answer: {read:?}");
         // What is new there cannot be told from what is old.
         let mut watch = Box::pin(node.client().watch("k").into_future());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());

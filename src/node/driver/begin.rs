@@ -5,6 +5,7 @@ use super::*;
 impl Driver {
     /// What a member does that does not take part yet.
     pub(super) fn found(&mut self, now: Moment) {
+        self.report_founding(now);
         let founders = match &self.stage {
             Stage::Founding(founding) => founding.done(),
             Stage::Restoring { .. } => None,
@@ -24,6 +25,18 @@ impl Driver {
                 self.send(peer, message);
             }
         }
+    }
+
+    /// Logs which founding members this one waits for.
+    fn report_founding(&mut self, now: Moment) {
+        let Stage::Founding(founding) = &mut self.stage else { return };
+        let Some(waits_for) = founding.report(now) else { return };
+        let waiting_for = self.roster.places(&waits_for).join(", ");
+        tracing::warn!(
+            node = self.my_name(),
+            waiting_for,
+            "the cluster is not founded yet: waiting for {waiting_for}"
+        );
     }
 
     /// What was to be written down before this member takes part is durable.

@@ -82,15 +82,18 @@ impl HttpSide {
             .into_iter()
             .find(|kind| !says(&format!("exclude={kind}")) && alarms::ails(&self.member, *kind));
         let own = self.member.node().health();
+        let is_local = says("serializable=true");
         let reason = if let Some(kind) = alarm {
             Some(format!("ALARM {kind}"))
-        } else if !says("serializable=true") && !self.member.has_leader() {
+        } else if !is_local && !self.member.has_leader() {
             Some("RAFT NO LEADER".to_owned())
         } else if !own.is_alive() {
             Some(own.to_string())
+        } else if is_local && probes::has_no_state_yet(&own) {
+            None
         } else {
             let read = self.member.client().range(KeyRange::key("health")).limit(1);
-            let read = if says("serializable=true") { read.local() } else { read };
+            let read = if is_local { read.local() } else { read };
             read.await.err().map(|error| format!("RANGE ERROR:{error}"))
         };
         self.member.calls().health_told(reason.is_none());

@@ -4,7 +4,7 @@
 //! The names are etcd's, but for the first of each: what the member itself thinks of its health. Whoever leaves out one of
 //! etcd's knows nothing of ours: that which would fail for the same reason is left out with it.
 
-use bowline::{AlarmKind, KeyRange, Verdict};
+use bowline::{AlarmKind, Health, KeyRange, Verdict};
 
 use super::alarms;
 use super::member::Member;
@@ -68,12 +68,7 @@ impl Check {
                 let ails = alarms::ails(member, AlarmKind::Corrupt);
                 ails.then(|| "alarm activated: CORRUPT".to_owned())
             }
-            // There is nothing to be read as yet, and a restart would not bring it.
-            Check::SerializableRead
-                if matches!(health.verdict, Verdict::Founding | Verdict::Restoring) =>
-            {
-                None
-            }
+            Check::SerializableRead if has_no_state_yet(&health) => None,
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
             // The only member reads without its driver.
             Check::LinearizableRead if !health.is_alive() => Some(health.to_string()),
@@ -83,6 +78,12 @@ impl Check {
             }
         }
     }
+}
+
+/// Whether a local read has nothing to read yet, which no restart would change. As in etcd such a member is alive: whoever
+/// probes it must not restart it.
+pub(super) fn has_no_state_yet(health: &Health) -> bool {
+    matches!(health.verdict, Verdict::Founding | Verdict::Restoring)
 }
 
 /// What is looked at for a path; nothing if it is not one of these.

@@ -178,3 +178,24 @@ fn it_says_which_version_it_is_and_whose_behaviour_that_is() {
     let own = env!("CARGO_PKG_VERSION");
     assert_eq!(said, format!("etcd Version: 3.6.9\nBowline Version: {own}\n"));
 }
+
+#[test]
+fn founding_member_is_alive_and_names_whom_it_waits_for() {
+    let dir = tempdir().unwrap();
+    let (peers, [client, health]): ([u16; 3], _) = (free_ports(), free_ports());
+    let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
+    let server = Server::start(&flags(0, &peers, client, dir.path()), client, &[&metrics_urls]);
+    let absent = format!("waiting for m1 (127.0.0.1:{}), m2 (127.0.0.1:{})", peers[1], peers[2]);
+    server.until_said(&absent);
+    let ask = |path: &str| {
+        let (code, mut body) = http(&format!("127.0.0.1:{health}"), "GET", path, "");
+        (code, body.text())
+    };
+    // What kubeadm's probes ask for: the process must not be started again.
+    let (code, body) = ask("/health?serializable=true");
+    assert_eq!((code, body.as_str()), (200, r#"{"health":"true","reason":""}"#));
+    assert_eq!(ask("/health").0, 503);
+    assert_eq!(ask("/livez").0, 200);
+    let (code, body) = ask("/readyz/serving");
+    assert!(code == 503 && body.contains(&absent), "{code} {body}");
+}

@@ -1,0 +1,48 @@
+//! Waiting for a node to serve.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::node::Shared;
+
+use super::Error;
+use super::call::Answer;
+
+/// Waits until a node serves linearizable calls; see [`Node::ready`](super::Node::ready).
+#[must_use = "a call does nothing until it is awaited"]
+pub struct ReadyCall {
+    shared: Arc<Shared>,
+    deadline: Option<Duration>,
+}
+
+impl ReadyCall {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), deadline: None }
+    }
+
+    /// Maximum time to wait. `Duration::MAX` waits until the node serves or stops.
+    #[doc(alias = "timeout")]
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.deadline = Some(timeout);
+        self
+    }
+}
+
+impl std::fmt::Debug for ReadyCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadyCall").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl IntoFuture for ReadyCall {
+    type Output = Result<(), Error>;
+    type IntoFuture = Answer<()>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let deadline = self.shared.deadline(self.deadline);
+            Ok(self.shared.read_barrier(deadline).await?)
+        })
+    }
+}
