@@ -21,7 +21,7 @@ use super::answer::StopReason;
 pub(crate) struct Pulse {
     /// When that was.
     pub(crate) at: Moment,
-    /// The founding members that it has not met, if the cluster is not founded.
+    /// The founding members that it waits for, by name and address, if the cluster is not founded.
     pub(crate) founding: Option<Vec<String>>,
     /// Whether its state was lost, and it has not found another yet.
     pub(crate) restoring: bool,
@@ -29,10 +29,15 @@ pub(crate) struct Pulse {
     pub(crate) fetching: bool,
     /// Whether it leads.
     pub(crate) leads: bool,
-    /// Who does, by name, as far as it knows.
+    /// The name of the leader, or of the last one if none is known at present.
     pub(crate) leader: Option<String>,
-    /// When it was last in touch: with a quorum if it leads, else with the leader.
+    /// Time of the last contact: with a quorum while it led, else with a leader. A broken connection and
+    /// an election do not clear it.
     pub(crate) touched: Option<Moment>,
+    /// Whether no leader is known at present.
+    pub(crate) electing: bool,
+    /// Whether enough voters are connected to elect a leader.
+    pub(crate) quorum_connected: bool,
     /// How many entries are known to be committed that it has not applied.
     pub(crate) behind: u64,
     /// Since when the log has owed an answer.
@@ -58,6 +63,8 @@ impl Pulse {
             leads: false,
             leader: None,
             touched: None,
+            electing: true,
+            quorum_connected: false,
             behind: 0,
             log_owes_since: None,
             slowest_sync: Duration::ZERO,
@@ -84,7 +91,9 @@ pub enum Verdict {
     Restoring,
     /// Replicas differ, and no majority says which is right: writes are refused.
     Diverged,
-    /// It is in touch with no leader, or as the leader with no quorum: local reads work, nothing else.
+    /// It has had no contact with a leader, or as the leader with a quorum, for two election timeouts, or for
+    /// four while enough voters are connected to elect a leader. Local reads work, nothing else. A broken
+    /// connection and an election that succeeds do not lead here.
     NoQuorum,
     /// Its disk is full: what would make the state grow is refused.
     DiskFull,
@@ -124,15 +133,23 @@ pub struct Health {
     pub stopped: Option<StopReason>,
     /// How long ago it gave its last sign of life.
     pub silent: Duration,
-    /// The founding members that it has not met, while the cluster is not founded.
+    /// The founding members that it waits for while the cluster is not founded, each as `NAME (ADDRESS)`: those
+    /// that it has not met, or else the founder.
     pub unmet: Vec<String>,
     /// Whether it leads.
     pub leads: bool,
-    /// The name of the leader, as far as it knows.
+    /// The name of the leader, or of the last one if none is known at present.
     pub leader: Option<String>,
-    /// How long ago it was in touch: with a quorum if it leads, else with the leader. `None`: never, or
-    /// there is no leader.
+    /// Time since the last contact: with a quorum if it leads, else with the leader. `None`: there was none
+    /// since the start.
     pub in_touch: Option<Duration>,
+    /// Whether calls that need a leader can be expected to find one. Stays true while a leader that has
+    /// failed is replaced, and becomes false as [`Verdict::NoQuorum`] describes. Judged at the node's last
+    /// sign of life.
+    pub has_leader: bool,
+    /// Whether the contact with the leader has been interrupted for an election timeout, or no leader is known:
+    /// an election may be under way. Calls wait for its result, up to their deadlines.
+    pub electing: bool,
     /// How many entries are known to be committed that it has not applied.
     pub behind: u64,
     /// Whether it fetches a snapshot, which stands for most of them.
@@ -146,6 +163,14 @@ pub struct Health {
     /// Members that this node has no connection with because one of the two rejects the other, each with the reason.
     pub rejected: Vec<String>,
 }
+
+/// Election timeouts without contact after which a member that is cut off reports that it has no leader. Members begin an
+/// election after one to two.
+const CUT_OFF_TIMEOUTS: u32 = 2;
+
+/// The same for a member that is connected to enough voters to elect a leader: an election whose votes are split is held
+/// again after one to two more.
+const ELECTING_TIMEOUTS: u32 = 4;
 
 /// Who has fewer entries to apply than this is not called behind: under load there are always some.
 const BEHIND: u64 = 512;
@@ -167,6 +192,8 @@ impl Health {
             leads: pulse.leads,
             leader: pulse.leader,
             in_touch: pulse.touched.map(|touched| now.since(touched)),
+            has_leader: false,
+            electing: pulse.electing,
             behind: pulse.behind,
             fetching: pulse.fetching,
             sync: pulse.slowest_sync.max(owed),
@@ -175,14 +202,22 @@ impl Health {
             rejected: pulse.rejected,
         };
         let patience = election_timeout * 2;
-        let lost = health.in_touch.is_none_or(|touched| touched > patience);
+        let timeouts = if pulse.quorum_connected { ELECTING_TIMEOUTS } else { CUT_OFF_TIMEOUTS };
+        let limit = election_timeout * timeouts;
+        let is_within = |moment: Moment, limit| {
+            pulse.touched.is_some_and(|touched| moment.since(touched) <= limit)
+        };
+        // The driver's own silence says nothing about the leader: a process that was paused has not lost it.
+        health.has_leader = health.stopped.is_none() && is_within(pulse.at, limit);
+        health.electing |= !is_within(now, election_timeout);
+        let lost = !is_within(now, limit);
         let verdicts = [
             (Verdict::Stopped, health.stopped.is_some()),
             (Verdict::Stuck, health.silent > patience),
             (Verdict::Founding, pulse.founding.is_some()),
             (Verdict::Restoring, pulse.restoring),
             (Verdict::Diverged, health.diverged),
-            (Verdict::NoQuorum, health.leader.is_none() || lost),
+            (Verdict::NoQuorum, lost),
             (Verdict::DiskFull, health.disk_full),
             (Verdict::DiskSlow, health.sync >= election_timeout / 2),
             (Verdict::CatchingUp, health.fetching || health.behind >= BEHIND),
@@ -234,7 +269,7 @@ impl Health {
             }
             Verdict::Founding => write!(
                 f,
-                "the cluster is not founded yet: the node has not met {}",
+                "the cluster is not founded yet: waiting for {}",
                 self.unmet.join(", ")
             ),
             Verdict::Restoring => f.write_str(
@@ -244,7 +279,10 @@ impl Health {
                 "the replicas differ and no majority says which is right: writes are refused",
             ),
             Verdict::NoQuorum => match (&self.leader, self.in_touch) {
-                (None, _) => f.write_str("the node knows of no leader"),
+                (None, None) => f.write_str("the node knows of no leader"),
+                (None, Some(touched)) => {
+                    write!(f, "the node has known of no leader for {touched:.1?}")
+                }
                 (Some(_), None) => write!(f, "the node has not heard of its leader {leader}"),
                 (Some(_), Some(touched)) if self.leads => {
                     write!(f, "the node leads, and has heard of no quorum for {touched:.1?}")
@@ -264,6 +302,10 @@ impl Health {
             }
             Verdict::CatchingUp => {
                 write!(f, "the node is catching up with {leader}: {} entries to go", self.behind)
+            }
+            Verdict::Healthy if self.electing => {
+                let touched = self.in_touch.unwrap_or_default();
+                write!(f, "the node waits for a leader: the last contact was {touched:.1?} ago")
             }
             Verdict::Healthy if self.leads => f.write_str("all is well: the node leads"),
             Verdict::Healthy => write!(f, "all is well: the node follows {leader}"),
@@ -315,6 +357,7 @@ mod tests {
         Pulse {
             leader: Some("m2".to_owned()),
             touched: Some(at(9_900)),
+            electing: false,
             ..Pulse::unborn(at(10_000))
         }
     }
@@ -385,7 +428,21 @@ mod tests {
                 "restoring",
                 "the node has lost the state that its log begins with, and fetches it from another member",
             ),
-            (Pulse { leader: None, ..well() }, "no_quorum", "the node knows of no leader"),
+            (
+                Pulse { leader: None, touched: None, ..well() },
+                "no_quorum",
+                "the node knows of no leader",
+            ),
+            (
+                Pulse { leader: None, touched: moment, ..well() },
+                "no_quorum",
+                "the node has known of no leader for 2.0s",
+            ),
+            (
+                Pulse { electing: true, ..well() },
+                "healthy",
+                "the node waits for a leader: the last contact was 110.0ms ago",
+            ),
             (
                 Pulse { diverged: true, leader: None, ..well() },
                 "diverged",
@@ -393,11 +450,11 @@ mod tests {
             ),
             (
                 Pulse {
-                    founding: Some(vec!["m1".into(), "m3".into()]),
+                    founding: Some(vec!["m1 (h1:1)".into(), "m3 (h3:1)".into()]),
                     ..Pulse::unborn(at(10_000))
                 },
                 "founding",
-                "the cluster is not founded yet: the node has not met m1, m3",
+                "the cluster is not founded yet: waiting for m1 (h1:1), m3 (h3:1)",
             ),
             (
                 Pulse { at: at(9_000), ..well() },
@@ -411,6 +468,38 @@ mod tests {
         let gone = Health::judge(well(), Some(StopReason::Shutdown), at(99_999), T);
         assert_eq!(gone.to_string(), "the node has stopped: it was shut down");
         assert!(!gone.is_alive() && !gone.is_serving());
+    }
+
+    #[test]
+    fn last_known_leader_counts_until_elections_must_have_ended() {
+        let health = |age: u64, quorum_connected| {
+            let touched = Some(at(10_000 - age));
+            let pulse = Pulse { touched, electing: true, leader: None, quorum_connected, ..well() };
+            Health::judge(pulse, None, at(10_000), T)
+        };
+        for (age, quorum_connected, has_leader) in [
+            (1_000, false, true),
+            (1_001, false, false),
+            (1_001, true, true),
+            (2_000, true, true),
+            (2_001, true, false),
+        ] {
+            let health = health(age, quorum_connected);
+            assert_eq!(health.has_leader, has_leader, "{age} {quorum_connected}");
+            assert_eq!(health.is_serving(), has_leader, "{age} {quorum_connected}");
+            assert!(health.electing);
+        }
+        let never = Pulse { quorum_connected: true, ..Pulse::unborn(at(10_000)) };
+        let never = Health::judge(never, None, at(10_000), T);
+        assert!(!never.has_leader && never.verdict == Verdict::NoQuorum);
+        let stopped = Health::judge(well(), Some(StopReason::Shutdown), at(10_000), T);
+        assert!(!stopped.has_leader);
+    }
+
+    #[test]
+    fn pause_of_the_process_is_no_loss_of_the_leader() {
+        let health = Health::judge(well(), None, at(60_000), T);
+        assert!(health.has_leader && health.verdict == Verdict::Stuck);
     }
 
     #[test]

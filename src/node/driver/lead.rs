@@ -27,6 +27,7 @@ impl Driver {
             if leads {
                 tracing::info!(node = self.my_name(), term = %known.0, "leads");
                 self.leading = Some(Leading {
+                    since: now,
                     forwarded: Vec::new(),
                     in_log: Proposed::default(),
                     lessor: None,
@@ -49,6 +50,7 @@ impl Driver {
                 }
             }
             self.publish_status();
+            self.beat(now);
         }
         self.start_lessor(now);
     }

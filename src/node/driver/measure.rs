@@ -155,8 +155,29 @@ impl Driver {
         .collect()
     }
 
-    /// Writes down how it is, once a tick.
+    /// Records the last contact with a leader, or of the leader with a quorum. It outlives the connection and the term:
+    /// what follows may be an election that succeeds.
+    fn record_contact(&mut self, now: Moment) {
+        let Stage::Running(consensus) = &self.stage else { return };
+        let Some(leader) = consensus.leader() else { return };
+        let ticks = consensus.out_of_touch().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
+        let at = ticks.map(|ticks| now - self.shared.settings.tick().saturating_mul(ticks));
+        let last = self.last_contact.map(|contact| contact.at);
+        self.last_contact = at.max(last).map(|at| Contacted { leader, at });
+    }
+
+    /// Whether this member and those that it is connected to are a majority of the voters.
+    fn is_connected_to_quorum(&self) -> bool {
+        let me = self.shared.settings.node;
+        let members = self.machine.members();
+        let is_there = |id: &NodeId| *id == me || self.spoken.contains_key(id);
+        let (voters, there) = (members.voters().count(), members.voters().filter(is_there).count());
+        there > voters / 2
+    }
+
+    /// Writes down how it is: once a tick, and when another leader is known.
     pub(super) fn beat(&mut self, now: Moment) {
+        self.record_contact(now);
         let syncs = self.shared.meters.log_sync_seconds.histogram();
         let mut pulse = Pulse {
             slowest_sync: self.syncs.slowest(syncs, now),
@@ -169,18 +190,21 @@ impl Driver {
         let name = |id: NodeId| self.roster.name_of(id);
         match &self.stage {
             Stage::Founding(founding) => {
-                pulse.founding = Some(founding.missing().into_iter().map(name).collect());
+                pulse.founding = Some(self.roster.places(&founding.waits_for()));
             }
             Stage::Recording(_) => pulse.founding = Some(Vec::new()),
             Stage::Restoring { .. } => pulse.restoring = true,
             Stage::Running(consensus) => {
                 let applied = self.machine.applied().get();
-                let ago = |ticks| self.shared.settings.tick().saturating_mul(ticks);
-                let ticks =
-                    consensus.out_of_touch().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
+                let me = self.shared.settings.node;
                 pulse.leads = self.leading.is_some();
-                pulse.leader = consensus.leader().map(name);
-                pulse.touched = ticks.map(|ticks| now - ago(ticks));
+                pulse.electing = consensus.leader().is_none();
+                // A member that led and has stepped down is no leader to wait for.
+                let last = self.last_contact.map(|contact| contact.leader);
+                let last = consensus.leader().or(last.filter(|leader| *leader != me));
+                pulse.leader = last.map(name);
+                pulse.touched = self.last_contact.map(|contact| contact.at);
+                pulse.quorum_connected = self.is_connected_to_quorum();
                 let fetching = self.snapshots.fetching().map(|(_, id)| id.index);
                 let known = consensus.known_commit().max(fetching.unwrap_or_default());
                 pulse.fetching = fetching.is_some();

@@ -114,6 +114,15 @@ impl Driver {
     /// The step that a wish comes to and whom it is about, or the answer to it.
     fn judge_step(&mut self, wish: &MemberWish) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.known_leader.1;
+        // A leader that was just elected has not heard from all members yet, and would reject changes because of members
+        // that are there. Its answer makes the request come again.
+        let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
+        let is_young = |leading: &Leading| now.since(leading.since) < timeout;
+        let is_young = self.leading.as_ref().is_some_and(is_young);
+        let absent = |refusal| match is_young {
+            true => MemberAnswer::NotLeader(None),
+            false => MemberAnswer::Refused(refusal),
+        };
         let Stage::Running(consensus) = &mut self.stage else {
             return Err(MemberAnswer::NotLeader(None));
         };
@@ -173,10 +182,10 @@ impl Driver {
             return Err(refused(MemberRefusal::LastVoter(*old)));
         }
         if matches!(change, MemberChange::Promote(_)) && !consensus.is_caught_up(id) {
-            return Err(refused(MemberRefusal::NotCaughtUp(id)));
+            return Err(absent(MemberRefusal::NotCaughtUp(id)));
         }
         if let Some(refusal) = consensus.would_lose_quorum(&change) {
-            return Err(refused(refusal));
+            return Err(absent(refusal));
         }
         if change == MemberChange::Remove(self.shared.settings.node) {
             // Another one leads, and removes this one: nobody leads who is no member.

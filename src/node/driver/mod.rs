@@ -186,6 +186,8 @@ pub(crate) struct Driver {
     leading: Option<Leading>,
     /// Who leads which term, as far as this node knew after the last turn.
     known_leader: (Term, Option<NodeId>),
+    /// The last contact with a leader, for the node's health.
+    last_contact: Option<Contacted>,
     /// The last term in which this node stood for election.
     stood_in: Term,
     /// Nothing is handed to the leader before: it has just said no, or could not be reached.
@@ -230,8 +232,17 @@ enum Recording {
     Base(wal::HardState),
 }
 
+/// A contact with a leader; if that is this node, with a quorum.
+#[derive(Clone, Copy)]
+struct Contacted {
+    leader: NodeId,
+    at: Moment,
+}
+
 /// What only a leader needs.
 struct Leading {
+    /// Time of the election.
+    since: Moment,
     /// Proposals of other nodes that came this turn.
     forwarded: Vec<Proposal>,
     /// Requests proposed in this term and not applied yet: a repetition is not proposed again.
@@ -350,6 +361,7 @@ impl Driver {
             input_room: Vec::new(),
             leading: None,
             known_leader: (Term(0), None),
+            last_contact: None,
             stood_in: Term(0),
             hold_until: now,
             next_tick: now,

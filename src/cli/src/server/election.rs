@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::leader::{leader_lost, needs_leader};
-use super::line::{first, keys_of, take_place};
+use super::line::{first, first_at_last, keys_of, take_place};
 use super::member::Member;
 use super::wire::{Reason, key_value, lease_id, refused};
 use crate::generated::v3electionpb::election_server::Election;
@@ -132,7 +132,7 @@ async fn follow(
     name: &[u8],
     answers: &Answers<LeaderResponse>,
 ) -> Result<(), Status> {
-    let (leader, revision) = first(member, who, name).await?;
+    let (leader, revision) = first_at_last(member, who, name).await?;
     let Some(leader) = leader else {
         return until_event(member, who, keys_of(name), revision.next(), |_, event| {
             event.kind == EventKind::Put

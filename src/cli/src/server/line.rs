@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bowline::{
     Compare, Error, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range,
-    RangeReply, Revision, RevisionBounds, Sort, SortOrder, SortTarget, TxnResult,
+    RangeCall, RangeReply, Revision, RevisionBounds, Sort, SortOrder, SortTarget, TxnResult,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -39,6 +39,9 @@ const ENTERS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long it waits before it tries again to leave the line: twice as long each time.
 const LEAVES_AGAIN: Duration = Duration::from_millis(50);
 const LEAVES_AGAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Pause before a read is repeated that no leader has confirmed in time.
+const READS_AGAIN: Duration = Duration::from_millis(100);
 
 /// The keys in all lines to which calls of this member have come, for as long as those are under way.
 #[derive(Default)]
@@ -122,9 +125,36 @@ pub(super) async fn first(
     who: &Identity,
     name: &[u8],
 ) -> Result<(Option<KeyValue>, Revision), Status> {
-    let call = member.acting_still(who).range(keys_of(name)).limit(1);
-    let reply = call.sort(SortTarget::Create, SortOrder::Ascend).await.map_err(refused)?;
+    let reply = first_of(member, who, name).await.map_err(refused)?;
     Ok((reply.kvs.into_iter().next(), reply.revision))
+}
+
+fn first_of(member: &Member, who: &Identity, name: &[u8]) -> RangeCall {
+    let call = member.acting_still(who).range(keys_of(name)).limit(1);
+    call.sort(SortTarget::Create, SortOrder::Ascend)
+}
+
+/// As [`first`], for a call that waits anyway: repeated until a leader has confirmed it.
+pub(super) async fn first_at_last(
+    member: &Member,
+    who: &Identity,
+    name: &[u8],
+) -> Result<(Option<KeyValue>, Revision), Status> {
+    let reply = read_again(|| first_of(member, who, name)).await?;
+    Ok((reply.kvs.into_iter().next(), reply.revision))
+}
+
+/// Repeats a read until a leader has confirmed it. For calls that wait anyway: an election must not end them.
+pub(super) async fn read_again<T, R>(mut read: impl FnMut() -> R) -> Result<T, Status>
+where
+    R: IntoFuture<Output = Result<T, Error>>,
+{
+    loop {
+        match read().await {
+            Err(Error::Deadline { .. } | Error::Busy) => tokio::time::sleep(READS_AGAIN).await,
+            outcome => return outcome.map_err(refused),
+        }
+    }
 }
 
 /// Enters the line and waits until this place is the first. Whoever drops the future leaves the line: as soon as it
@@ -403,9 +433,11 @@ async fn last_before(
 ) -> Result<(Option<Bytes>, Revision), Status> {
     let before = Revision(place.created.get() - 1);
     let bounds = RevisionBounds { create_max: Some(before), ..RevisionBounds::default() };
-    let call = member.acting_still(who).range(keys_of(name)).bounds(bounds).limit(1).keys_only();
-    let call = call.sort(SortTarget::Create, SortOrder::Descend);
-    let reply = call.await.map_err(refused)?;
+    let read = || {
+        let call = member.acting_still(who).range(keys_of(name)).bounds(bounds);
+        call.limit(1).keys_only().sort(SortTarget::Create, SortOrder::Descend)
+    };
+    let reply = read_again(read).await?;
     Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
 }
 

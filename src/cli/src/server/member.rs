@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bowline::{
     AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal,
-    Revision, Term, Verdict,
+    Revision, Term,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
@@ -230,9 +230,10 @@ impl Member {
         self.header(self.client.revision())
     }
 
-    /// Whether it knows of a leader that it is in touch with.
+    /// Whether calls that require a leader are accepted. The last known leader counts until an election should have
+    /// replaced it: clients take a refusal for final, and Go's sessions end with it.
     pub(super) fn has_leader(&self) -> bool {
-        self.node.status().leader.is_some() && self.node.health().verdict != Verdict::NoQuorum
+        self.node.health().has_leader
     }
 
     /// Whether it does not vote.
@@ -293,8 +294,9 @@ impl Member {
         self.snapshot.lock().await
     }
 
-    /// How long a stream that requires a leader goes on without one.
+    /// How long a stream that requires a leader stays open after [`Self::has_leader`] has become false. With the time that
+    /// passes before, it ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
     pub(super) fn patience(&self) -> Duration {
-        self.options.election_timeout * 3
+        self.options.election_timeout * 2
     }
 }

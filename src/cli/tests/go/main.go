@@ -37,6 +37,8 @@ var scenes = map[string]func(*world){
 	"cron":  cron,
 	"watch": watched,
 	"stm":   transactions,
+	// Run alone: it needs a cluster with usual times.
+	"failover": failover,
 }
 
 type world struct {

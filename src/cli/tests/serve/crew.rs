@@ -22,6 +22,8 @@ pub(crate) struct Crew {
     dir: TempDir,
     peers: Vec<u16>,
     clients: Vec<u16>,
+    /// Flags of all members.
+    flags: &'static [&'static str],
     /// `None` where a member is down.
     servers: Vec<Option<Server>>,
 }
@@ -37,7 +39,12 @@ impl Crew {
     pub(crate) fn still(processes: usize, places: usize) -> Self {
         let (peers, clients) = (lasting_ports(places), lasting_ports(processes));
         let servers = clients.iter().map(|_| None).collect();
-        Self { dir: tempfile::tempdir().unwrap(), peers, clients, servers }
+        Self { dir: tempfile::tempdir().unwrap(), peers, clients, flags: &QUICK, servers }
+    }
+
+    /// Starts a cluster of processes with etcd's default times.
+    pub(crate) fn with_default_times(processes: usize) -> Self {
+        Self { flags: &[], ..Self::still(processes, processes) }.begun()
     }
 
     /// Starts all processes.
@@ -50,7 +57,7 @@ impl Crew {
 
     fn start(&self, at: usize) -> Server {
         let flags = flags(at, &self.peers, self.clients[at], &self.data(at));
-        Server::start(&flags, self.clients[at], &QUICK)
+        Server::start(&flags, self.clients[at], self.flags)
     }
 
     /// Where a member keeps its data.
@@ -99,6 +106,24 @@ impl Crew {
                 _ => others[turn / 2 % others.len()],
             };
             // Dropped, it is killed with SIGKILL, and waited for.
+            drop(self.servers[at].take());
+            missed();
+            self.servers[at] = Some(self.start(at).ready());
+        }
+        lived();
+    }
+
+    /// Kills the leader with SIGKILL, `kills` times, and starts it again. `lived` is called while all run, and `missed`
+    /// while the leader is down.
+    pub(crate) fn kill_leaders(
+        &mut self,
+        kills: usize,
+        mut lived: impl FnMut(),
+        mut missed: impl FnMut(),
+    ) {
+        for _ in 0..kills {
+            lived();
+            let at = self.leader().expect("one of the processes leads");
             drop(self.servers[at].take());
             missed();
             self.servers[at] = Some(self.start(at).ready());

@@ -166,3 +166,17 @@ fn programs_in_go_go_on_while_one_of_three_servers_after_the_other_is_killed() {
 fn programs_in_go_go_on_when_the_only_server_is_killed_and_comes_back() {
     play(1);
 }
+
+/// How many leaders are killed under sessions and watches that require one.
+const LEADERS_KILLED: usize = 10;
+
+#[test]
+fn go_sessions_and_watches_survive_ten_leader_kills() {
+    let Some(program) = program() else { return };
+    let mut crew = Crew::with_default_times(3);
+    let scene = Scene::begin(program, "failover", &crew.addresses());
+    let scene = std::cell::RefCell::new(scene);
+    let goes_on = || scene.borrow_mut().goes_on();
+    crew.kill_leaders(LEADERS_KILLED, goes_on, goes_on);
+    assert!(!scene.into_inner().end().is_empty());
+}

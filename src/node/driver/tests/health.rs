@@ -1,6 +1,9 @@
 //! What nodes say of their health while things happen to them.
 
+use std::cell::Cell;
+
 use super::*;
+use crate::model::MemberWish;
 use crate::node::Verdict;
 
 fn verdict(three: &Three, node: usize) -> Verdict {
@@ -83,4 +86,75 @@ fn a_driver_that_hangs_and_a_disk_that_hangs_and_a_full_one_are_told_apart() {
     assert_eq!(verdict(&three, 1), Verdict::Stopped);
     let words = three.shared(1).health().to_string();
     assert_eq!(words, "the node has stopped: the log has failed: a test's own failure");
+}
+
+#[test]
+fn followers_keep_their_leader_until_another_is_elected() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(500);
+    for peer in [1, 2] {
+        three.hub.cut(id(peer), id(0));
+        three.hub.cut(id(0), id(peer));
+    }
+    let leads =
+        |three: &Three, node: usize| three.shared(node).status.borrow().role == Role::Leader;
+    let (saw_none, waited) = (Cell::new(false), Cell::new(false));
+    three.until("no other member leads", |three| {
+        for node in [1, 2] {
+            let health = three.shared(node).health();
+            assert!(health.has_leader && health.verdict == Verdict::Healthy, "{health:?}");
+            saw_none.set(saw_none.get() || three.shared(node).status.borrow().leader.is_none());
+            waited
+                .set(waited.get() || health.to_string().starts_with("the node waits for a leader"));
+        }
+        leads(three, 1) || leads(three, 2)
+    });
+    assert!(saw_none.get() && waited.get(), "the election was seen");
+}
+
+#[test]
+fn member_cut_off_from_all_reports_no_leader_in_bounded_time() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(500);
+    for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+        three.hub.cut(id(one), id(other));
+        three.hub.cut(id(other), id(one));
+    }
+    // Two election timeouts after the connections have broken, and a tick of the driver.
+    three.pass(1_000 + 500);
+    for node in 0..3 {
+        let health = three.shared(node).health();
+        assert!(!health.has_leader && health.verdict == Verdict::NoQuorum, "{node}: {health:?}");
+    }
+    three.hub.heal_all();
+    three.until("it does not recover", |three| {
+        (0..3).all(|node| verdict(three, node) == Verdict::Healthy)
+    });
+}
+
+#[test]
+fn young_leader_lets_membership_changes_wait_for_contact() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(600);
+    for (from, to) in [(1, 2), (2, 1)] {
+        three.hub.cut(id(from), id(to));
+    }
+    let deadline = three.clock.now() + Duration::from_secs(5);
+    let reply = crate::node::ReplyTo::Nobody;
+    three.push(0, Input::Transfer { to: Some(id(1)), deadline, reply });
+    three.until("m1 does not lead", |three| three.shared(1).status.borrow().role == Role::Leader);
+    three.pass(50);
+    three.hub.heal_all();
+    // Of the two that stay it has not heard the other one yet.
+    let shared = Arc::clone(three.shared(1));
+    let mut removal =
+        Box::pin(async move { shared.step(MemberWish::Remove(id(0)), deadline).await });
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..1000 {
+        if let Poll::Ready(removed) = removal.as_mut().poll(&mut context) {
+            return assert_eq!(removed, Ok(id(0)));
+        }
+        three.step();
+    }
+    panic!("the removal has not ended");
 }
