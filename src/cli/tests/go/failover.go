@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"log"
 	"os"
 	"strconv"
@@ -77,7 +76,10 @@ func (w *world) follow() *follower {
 				follower.seen.Store(number)
 			}
 		}
-		log.Fatal(fmt.Sprint("a watch has ended without a reason"))
+		// The program ends its watches when it ends.
+		if w.going() {
+			log.Fatal("a watch has ended without a reason")
+		}
 	}()
 	return follower
 }
