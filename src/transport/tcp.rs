@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
@@ -218,7 +218,7 @@ impl TcpBound {
             let (what, address) = ("listen address".to_owned(), listen.to_owned());
             return Err(TransportError::Insecure { what, address });
         }
-        listen_on(&addresses).map_err(bind)
+        listen_on(&both_families(addresses)).map_err(bind)
     }
 
     /// The address that is listened on.
@@ -427,11 +427,26 @@ fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(first.unwrap_or_else(nowhere))
 }
 
+/// Replaces an unspecified address by that of both families, then of IPv4 alone, for machines without IPv6.
+fn both_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    match addresses.iter().find(|address| address.ip().is_unspecified()) {
+        Some(any) => {
+            let port = any.port();
+            vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
+        }
+        None => addresses,
+    }
+}
+
 fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // Some machines have `net.ipv6.bindv6only` set.
+        rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+    }
     // Or the port stays taken for minutes after a member has stopped.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -484,6 +499,22 @@ mod tests {
         assert_eq!(listen_on(&[foreign, next]).unwrap().local_addr().unwrap(), next);
         let error = listen_on(&[foreign]).expect_err("nothing else");
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[tokio::test]
+    async fn unspecified_address_answers_on_both_families() {
+        for any in ["0.0.0.0:0", "[::]:0"] {
+            let listener = listen_on(&both_families(vec![any.parse().unwrap()])).unwrap();
+            let address = listener.local_addr().unwrap();
+            let at = |host: &str| std::net::TcpStream::connect((host, address.port()));
+            at("127.0.0.1").unwrap_or_else(|error| panic!("{any}: {error}"));
+            // A machine without IPv6 is served over IPv4 alone.
+            if std::net::TcpListener::bind("[::1]:0").is_ok() {
+                at("::1").unwrap_or_else(|error| panic!("{any}: {error}"));
+            }
+        }
+        let specific = vec!["127.0.0.1:0".parse().unwrap()];
+        assert_eq!(both_families(specific.clone()), specific);
     }
 
     #[test]

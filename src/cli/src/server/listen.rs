@@ -4,7 +4,7 @@
 //! part of the process's descriptors is never given to clients, or the log would have none.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -27,6 +27,9 @@ use super::tls::Tls;
 
 /// How long calls that are under way may go on when the server stops.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// Connections that the system keeps for a port until they are accepted.
+const BACKLOG: u32 = 1024;
 
 /// How long to wait when the process has no room for another connection.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
@@ -150,11 +153,11 @@ impl Doors {
     }
 }
 
-/// Listens on the first of the addresses that this machine has.
+/// Listens on the first of the addresses that this machine has. All addresses of IPv4 means all of both families, as in Go.
 async fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {
-        match TcpListener::bind(address).await {
+        match listen_at(*address) {
             Ok(listener) => return Ok(listener),
             // Another server's: clients would find that one.
             Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => return Err(taken),
@@ -164,10 +167,33 @@ async fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(error)
 }
 
-/// A name's addresses in the order in which they are tried: as in Go, those of IPv4 first.
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if is_any_ipv6(address) {
+        // Some machines have `net.ipv6.bindv6only` set.
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn is_any_ipv6(address: SocketAddr) -> bool {
+    address.is_ipv6() && address.ip().is_unspecified()
+}
+
+/// Returns a name's addresses in the order in which they are tried: as in Go, those of IPv4 first. An unspecified address is
+/// tried as that of both families, then of IPv4 alone, for machines without IPv6.
 fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses: Vec<_> = addresses.collect();
     addresses.sort_by_key(SocketAddr::is_ipv6);
+    if let Some(any) = addresses.iter().find(|address| address.ip().is_unspecified()) {
+        let port = any.port();
+        return vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
+    }
     addresses
 }
 
@@ -345,5 +371,8 @@ mod tests {
         let expected = ["127.0.0.1:2379", "10.0.0.1:2379", "[::1]:2379", "[fe80::1]:2379"];
         assert_eq!(said(both), expected);
         assert_eq!(said(of(&["[::1]:2379"])), ["[::1]:2379"]);
+        for any in ["0.0.0.0:2379", "[::]:2379"] {
+            assert_eq!(said(of(&[any])), ["[::]:2379", "0.0.0.0:2379"]);
+        }
     }
 }

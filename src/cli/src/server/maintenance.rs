@@ -100,7 +100,8 @@ impl Maintenance for MaintenanceService {
         let header = self.0.header_now();
         let status = self.0.node().status();
         let metrics = self.0.node().metrics().snapshot();
-        let live_bytes = metrics.state_bytes.saturating_sub(metrics.history_bytes);
+        // All of it is in use: there are no free pages that a defragmentation would return.
+        let size = metrics.state_bytes.max(STATE_BYTES_MIN) as i64;
         let mut errors: Vec<String> =
             alarms::standing(&self.0).iter().map(pb::AlarmMember::in_words).collect();
         if !self.0.has_leader() {
@@ -109,13 +110,13 @@ impl Maintenance for MaintenanceService {
         Ok(Response::new(pb::StatusResponse {
             header,
             version: VERSION.to_owned(),
-            db_size: metrics.state_bytes.max(STATE_BYTES_MIN) as i64,
+            db_size: size,
             leader: status.leader.map_or(0, NodeId::get),
             raft_index: status.commit.get(),
             raft_term: status.term.get(),
             raft_applied_index: status.applied.get(),
             errors,
-            db_size_in_use: live_bytes.max(STATE_BYTES_MIN) as i64,
+            db_size_in_use: size,
             is_learner: self.0.is_learner(),
             storage_version: CLUSTER_VERSION.to_owned(),
             db_size_quota: self.0.options().quota_bytes.try_into().unwrap_or(i64::MAX),

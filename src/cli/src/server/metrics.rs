@@ -117,10 +117,14 @@ impl Families {
     }
 
     fn store(&mut self, metrics: &MetricsSnapshot) {
-        let in_use = metrics.state_bytes.saturating_sub(metrics.history_bytes);
         let gauges = [
             ("etcd_mvcc_db_total_size_in_bytes", "Bytes of the state.", metrics.state_bytes),
-            ("etcd_mvcc_db_total_size_in_use_in_bytes", "The same, without history.", in_use),
+            // The store has no free pages that a defragmentation would return, so all of it is in use.
+            (
+                "etcd_mvcc_db_total_size_in_use_in_bytes",
+                "Bytes of the state that are in use.",
+                metrics.state_bytes,
+            ),
             ("etcd_debugging_mvcc_keys_total", "Keys that exist.", metrics.keys),
             ("etcd_debugging_mvcc_current_revision", "The newest revision.", metrics.revision),
             (

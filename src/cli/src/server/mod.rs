@@ -51,6 +51,7 @@ mod member;
 mod metrics;
 mod newcomers;
 mod no_space;
+mod notify;
 mod password;
 mod probes;
 mod process;
@@ -79,6 +80,7 @@ use flags::{Options, Values};
 use listen::Doors;
 pub(crate) use member::CLUSTER_VERSION;
 use member::{CLUSTER_VERSION_SHORT, Member, VERSION};
+use notify::Notifier;
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};
 
@@ -194,6 +196,9 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     }
     let config = options.config();
     directory::check(&options, &config)?;
+    let notifier = Notifier::from_environment();
+    let notify = |report: fn(&Notifier)| notifier.iter().for_each(report);
+    notify(Notifier::waiting);
     let node = tokio::select! {
         started = Node::start(config) => started?,
         // Whoever joins may ask around for a minute before it has started. What it has on its disk by then is what a
@@ -211,6 +216,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
         let is_ready = |status: &NodeStatus| status.leader.is_some() && is_known(status);
         if member.node().wait_for(is_ready).await.role != Role::Stopped {
             log::say_ready(&options);
+            notify(Notifier::ready);
         }
     };
     let (stop, stopping) = tokio::sync::watch::channel(false);
@@ -222,9 +228,20 @@ async fn serve(options: Options) -> Result<(), ServeError> {
             _ = interrupt.recv() => {}
             why = member.node().stopped() => tracing::error!("the member has stopped: {why}"),
         }
+        notify(Notifier::stopping);
         stop.send_replace(true);
     };
-    tokio::join!(open, signalled);
+    let watchdog = async {
+        match &notifier {
+            Some(notifier) => notifier.keep_watchdog(member.node()).await,
+            None => std::future::pending().await,
+        }
+    };
+    let served = async { tokio::join!(open, signalled) };
+    tokio::select! {
+        _ = served => {}
+        () = watchdog => {}
+    }
     drop(dispatch);
     end(member.node()).await
 }

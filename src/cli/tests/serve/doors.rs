@@ -74,6 +74,80 @@ async fn where_nothing_else_is_said_all_is_at_one_port_and_health_at_another_too
     assert!(vars["raft.status"]["applied"].as_u64().unwrap() > 0, "{vars}");
 }
 
+#[test]
+fn unspecified_urls_answer_on_both_families() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return crate::process::skip("this machine has no IPv6");
+    }
+    for any in ["0.0.0.0", "[::]"] {
+        let dir = tempdir().unwrap();
+        let [client, metrics, json, peer] = free_ports();
+        let mut command = bowline();
+        let mut flags = flags(0, &[peer], client, dir.path());
+        flags.retain(|flag| !flag.starts_with("--listen-client-urls"));
+        command.arg("serve").args(flags).args([
+            format!("--listen-client-urls=http://{any}:{client}"),
+            format!("--listen-metrics-urls=http://{any}:{metrics}"),
+            format!("--listen-client-http-urls=http://{any}:{json}"),
+        ]);
+        let server = Server::run(command, client).ready();
+        for host in ["127.0.0.1", "[::1]"] {
+            for port in [metrics, json] {
+                assert_eq!(code(&format!("{host}:{port}"), "/health"), 200, "{any}: {host}:{port}");
+            }
+            TcpStream::connect(format!("{host}:{client}")).unwrap();
+        }
+        drop(server);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let abstract_name = format!("bowline-test-{}", std::process::id());
+    let in_abstract = {
+        let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
+        UnixDatagram::bind_addr(&address).unwrap()
+    };
+    let sockets = [
+        (path.to_str().unwrap().to_owned(), UnixDatagram::bind(&path).unwrap()),
+        (format!("@{abstract_name}"), in_abstract),
+    ];
+    for (name, socket) in sockets {
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        let next = || {
+            let mut message = [0; 256];
+            let length = socket.recv(&mut message).unwrap();
+            String::from_utf8_lossy(&message[..length]).into_owned()
+        };
+        let until = |word: &str| while !next().lines().any(|line| line == word) {};
+        let (data, [client, peer]) = (tempdir().unwrap(), free_ports());
+        let mut command = bowline();
+        command.arg("serve").args(flags(0, &[peer], client, data.path()));
+        command.env("NOTIFY_SOCKET", &name).env("WATCHDOG_USEC", "200000");
+        let server = Server::run(command, client);
+        assert!(next().starts_with("STATUS="), "{name}");
+        until("READY=1");
+        assert_eq!(code(&server.address, "/health"), 200);
+        until("WATCHDOG=1");
+        until("WATCHDOG=1");
+        // A held process sends none. What it sent before is read first.
+        server.pause();
+        socket.set_nonblocking(true).unwrap();
+        while socket.recv(&mut [0; 256]).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        server.go_on();
+        until("WATCHDOG=1");
+        let _stopped = server.stop();
+        until("STOPPING=1");
+    }
+}
+
 /// How long a member may take to say how it is.
 const LIMIT: Duration = Duration::from_secs(30);
 

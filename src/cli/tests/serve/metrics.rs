@@ -148,6 +148,30 @@ async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
     }
 }
 
+/// The ratio of the two is what etcd's alert on fragmentation looks at.
+#[tokio::test]
+async fn size_in_use_equals_total_size() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await);
+    for round in 0..50_u8 {
+        let value = vec![round; 1 << 10];
+        let request = pb::PutRequest { key: "k".into(), value: value.into(), ..Default::default() };
+        kv.put(request).await.unwrap();
+    }
+    let page = server.http("GET", "/metrics", "").1;
+    let at = |name: &str| {
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap()
+    };
+    let total = at("etcd_mvcc_db_total_size_in_bytes");
+    assert!(total > 50.0 * 1024.0, "{total}");
+    assert_eq!(at("etcd_mvcc_db_total_size_in_use_in_bytes").to_bits(), total.to_bits());
+    let mut maintenance = pb::maintenance_client::MaintenanceClient::new(server.channel().await);
+    let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.db_size_in_use, status.db_size, "{status:?}");
+}
+
 #[test]
 fn the_process_and_its_health_are_measured_too() {
     let dir = tempdir().unwrap();
