@@ -226,3 +226,82 @@ impl ClientCertVerifier for Verifier {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(all(test, feature = "testing-tls"))]
+mod tests {
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+        DnType, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+        date_time_ymd,
+    };
+    use rustls::crypto::ring;
+    use webpki::{OwnedCertRevocationList, anchor_from_trusted_cert};
+
+    use super::*;
+
+    type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+    fn params(name: &str, number: u64, is_ca: bool) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.serial_number = Some(SerialNumber::from(number));
+        if is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        }
+        params
+    }
+
+    /// The list of `issuer`, with the serial numbers that it has revoked.
+    fn list(issuer: &Issuer, revoked: &[u64]) -> CertRevocationList<'static> {
+        let entry = |number: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*number),
+            revocation_time: date_time_ymd(2021, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let params = CertificateRevocationListParams {
+            this_update: date_time_ymd(2021, 1, 1),
+            next_update: date_time_ymd(2100, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let der = params.signed_by(issuer).expect("signed");
+        OwnedCertRevocationList::from_der(der.der()).expect("a list").into()
+    }
+
+    #[test]
+    fn revoked_intermediate_authority_is_refused() {
+        let key = || KeyPair::generate().expect("a key");
+        let root = Issuer::self_signed(params("root", 1, true), key()).expect("signed");
+        let between = Issuer::signed_by(params("between", 2, true), key(), &root).expect("signed");
+        let leaf = params("leaf", 3, false).signed_by(&key(), &between).expect("signed");
+        let judge = |crls: Vec<CertRevocationList<'static>>, used: Use| {
+            let anchor = anchor_from_trusted_cert(root.der()).expect("an anchor").to_owned();
+            let provider = Arc::new(ring::default_provider());
+            let verifier =
+                Verifier { anchors: vec![anchor], crls, wanted: Wanted::Signature, provider };
+            let judged =
+                verifier.check(leaf.der(), &[between.der().clone()], UnixTime::now(), used);
+            judged.map(drop)
+        };
+        let refused = |why: CertificateError| Err(Error::InvalidCertificate(why));
+        for used in [Use::Client, Use::Server] {
+            assert_eq!(judge(Vec::new(), used), Ok(()));
+            assert_eq!(judge(vec![list(&root, &[]), list(&between, &[])], used), Ok(()));
+            // The leaf's number on the root's list is another certificate's.
+            assert_eq!(judge(vec![list(&root, &[3]), list(&between, &[2])], used), Ok(()));
+            let by_root = vec![list(&root, &[2]), list(&between, &[])];
+            assert_eq!(judge(by_root, used), refused(CertificateError::Revoked));
+            let by_between = vec![list(&root, &[]), list(&between, &[3])];
+            assert_eq!(judge(by_between, used), refused(CertificateError::Revoked));
+            // Each authority needs a list.
+            for one in [list(&root, &[]), list(&between, &[])] {
+                let unknown = refused(CertificateError::UnknownRevocationStatus);
+                assert_eq!(judge(vec![one], used), unknown);
+            }
+        }
+    }
+}
