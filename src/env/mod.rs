@@ -17,6 +17,7 @@ pub use clock::{BootClock, BootId, Clock};
 pub(crate) use disk::replace;
 pub use disk::{Disk, DiskLock, File, OpenMode, RealDisk};
 pub use entropy::{Entropy, OsEntropy};
+pub(crate) use network::accept_ipv4;
 pub use network::{Network, SendOutcome};
 pub use point::{NoPoints, Point, Points};
 

@@ -1,8 +1,15 @@
 //! The way out to the other members.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
 
 use crate::model::{Lane, NodeId, PeerMessage};
+
+/// Lets a socket of IPv6 that is not bound yet accept connections over IPv4 as well.
+pub(crate) fn accept_ipv4(socket: &impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_ipv6_v6only(socket, false)?)
+}
 
 /// Sends messages to peers. Never blocks, never fails loudly: a message that cannot go is lost, as
 /// any message may be, and the caller is told so that it can tell the consensus.

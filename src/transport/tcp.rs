@@ -18,7 +18,7 @@ use super::runtime::NetRuntime;
 use super::security::Security;
 use super::{Introducer, Receiver, TransportError, acceptor, dialer};
 use crate::codec;
-use crate::env::{Env, Network, SendOutcome};
+use crate::env::{Env, Network, SendOutcome, accept_ipv4};
 use crate::model::{Lane, NodeId, PeerMessage, addresses, is_address};
 
 /// How often the dialer says in one idle timeout that it lives, at the least.
@@ -445,7 +445,7 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     };
     if address.is_ipv6() && address.ip().is_unspecified() {
         // Some machines have `net.ipv6.bindv6only` set.
-        rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+        accept_ipv4(&socket)?;
     }
     // Or the port stays taken for minutes after a member has stopped.
     socket.set_reuseaddr(true)?;
