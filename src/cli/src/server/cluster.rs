@@ -53,8 +53,8 @@ fn place(urls: &[String]) -> Result<Place, Status> {
     let (mut scheme, mut addresses) = (None, BTreeSet::new());
     for url in urls {
         let known = ["http://", "https://"].into_iter();
-        let found = known.filter_map(|scheme| Some((scheme, url.strip_prefix(scheme)?)));
-        let (own, address) = found.last().ok_or(Reason::BadUrls)?;
+        let mut found = known.filter_map(|scheme| Some((scheme, url.strip_prefix(scheme)?)));
+        let (own, address) = found.next_back().ok_or(Reason::BadUrls)?;
         if scheme.is_some_and(|scheme| scheme != own) {
             return Err(Reason::BadUrls.into());
         }

@@ -183,12 +183,13 @@ async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
 /// Two founders that cannot meet: they log what differs, a few lines at most, and health says it.
 #[test]
 fn founders_with_different_lists_or_tokens_say_what_differs() {
+    type Change<'a> = &'a dyn Fn(&mut Vec<String>);
     let other_list = |flags: &mut Vec<String>| {
         let list = flags.iter_mut().find(|flag| flag.starts_with("--initial-cluster=")).unwrap();
         *list = list.replace("m2=", "x2=");
     };
     let other_token = |flags: &mut Vec<String>| flags.push("--initial-cluster-token=b".to_owned());
-    let cases: [(&dyn Fn(&mut Vec<String>), &[&str]); 2] = [
+    let cases: [(Change<'_>, &[&str]); 2] = [
         (&other_list, &["different lists of founding members", "lists m2", "lists x2"]),
         (&other_token, &["different cluster tokens", "the lists are equal"]),
     ];

@@ -55,7 +55,7 @@ fn a_member_with_data_starts_with_changed_first_start_flags() {
         ("--initial-cluster-token=another".to_owned(), 1),
         (list(&format!("{own},m1=http://127.0.0.1:{other}")), 1),
     ] {
-        let server = start(&changed(usual.clone(), &[change.clone()]));
+        let server = start(&changed(usual.clone(), std::slice::from_ref(&change)));
         has_key(&server);
         let (status, said) = server.stop();
         assert!(status.success(), "{change}: {said}");

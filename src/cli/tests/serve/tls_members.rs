@@ -288,14 +288,14 @@ async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
     }
     assert_eq!(peers.map(answer_without_tls), [*b"bo"; 3]);
     for more in [&["--peer-tls-migration"][..], &[]] {
-        for at in 0..3 {
+        for (at, peer) in peers.into_iter().enumerate() {
             let (status, said) = servers.remove(at).stop();
             assert!(status.success(), "{said}");
             servers.insert(at, secured(at, more).ready());
             writer.goes_on().await;
             // Members without TLS are served as long as there may be some.
             let answer: &[u8] = if more.is_empty() { &[21, 3] } else { b"bo" };
-            assert_eq!(answer_without_tls(peers[at]), answer);
+            assert_eq!(answer_without_tls(peer), answer);
         }
     }
     writer.stop.store(true, Ordering::SeqCst);

@@ -28,7 +28,7 @@ impl Url {
             "unixs" => (true, true),
             _ => return Err(wrong(name, url, MUST)),
         };
-        if is_file && name.contains("peer") || is_file && name == "initial-cluster" {
+        if is_file && (name.contains("peer") || name == "initial-cluster") {
             return Err(wrong(name, url, "http:// or https://: members connect over TCP"));
         }
         let address = rest.trim_end_matches('/');
