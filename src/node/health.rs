@@ -380,7 +380,7 @@ mod tests {
                     ..well()
                 },
                 "founding",
-                "the cluster is not founded yet: the node has not met m2; rejected: m2: different lists",
+                "the cluster is not founded yet: waiting for m2; rejected: m2: different lists",
             ),
             (
                 Pulse { rejected: vec!["m3: different lists".to_owned()], ..well() },

@@ -166,7 +166,7 @@ fn a_leader_that_was_cut_off_serves_no_read_that_is_stale() {
 #[test]
 fn a_lease_that_a_leader_reads_by_is_no_proof_that_it_leads() {
     let still = Fault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
-    failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY"]);
+    failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY", "X-WAKE"]);
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_bit_that_flips_in_the_log_of_one_member_costs_that_member_and_nothing_else(
         .at(9.0, rot(Rot::LogSector))
         .holds(&["rotten log refused"])
         .falls(Mutant::M20, &["S-ROT"])
-        .falls(Mutant::M21, &["S-ROT"]);
+        .falls(Mutant::M21, &["S-ROT", "S-REOPEN"]);
 }
 
 #[test]
