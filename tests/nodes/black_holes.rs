@@ -108,7 +108,6 @@ fn a_cut_off_member_reads_again_soon_after_the_network_is_back() {
         })
         .collect();
     took.sort();
-    println!("read again after {took:?}");
     assert!(took[1] < Duration::from_secs(2), "{took:?}");
     for node in nodes {
         node.shutdown().wait();

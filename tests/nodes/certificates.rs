@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use bowline::{Config, Error, Node, PeerTls, Wait};
+use bowline::{Config, Error, Node, PeerTls, Wait, testing};
 
 use crate::loopback;
 
@@ -76,7 +76,7 @@ fn the_commands_of_the_page_make_a_cluster_and_take_a_member_out_of_it() {
     let read = nodes[2].client().get("k").deadline(deadline).wait().unwrap();
     assert_eq!(read.unwrap().value, "v");
     for node in nodes {
-        node.shutdown().wait();
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
     }
     run(revoked, dir);
     let nodes = shop.start_all(true);

@@ -511,7 +511,7 @@ fn waiting_founder_names_whom_it_waits_for() {
     let put = node.client().put("k", "v").deadline(Duration::from_millis(50)).wait();
     assert_eq!(put, Err(late));
     let health = node.health();
-    assert_eq!(health.unmet, [absent.clone()]);
+    assert_eq!(health.unmet, std::slice::from_ref(&absent));
     let words = format!("the cluster is not founded yet: waiting for {absent}");
     assert_eq!(health.to_string(), words);
     node.shutdown().wait();
