@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tempfile::tempdir;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
@@ -482,37 +481,4 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
             break;
         }
     }
-}
-
-/// A client that resumes at the revision after a cancellation misses nothing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancellation_names_no_revision_that_was_not_delivered() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
-    let channel = server.channel().await;
-    let mut writes = JoinSet::new();
-    for _ in 0..8 {
-        let mut kv = KvClient::new(server.channel().await);
-        writes.spawn(async move {
-            loop {
-                put(&mut kv, "k", "v").await;
-            }
-        });
-    }
-    let mut stream = Stream::open(channel, false).await;
-    for _ in 0..50 {
-        let id = stream.create(on("k", "")).await.watch_id;
-        let mut delivered = kinds(&stream.next().await).last().expect("an event").1;
-        stream.cancel(id).await;
-        let named = loop {
-            let next = stream.next().await;
-            if next.canceled {
-                break next.header.unwrap().revision;
-            }
-            delivered = kinds(&next).last().expect("an event").1;
-        };
-        // Every revision is a put of this key.
-        assert_eq!(named, delivered);
-    }
-    writes.abort_all();
 }

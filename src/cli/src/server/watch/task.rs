@@ -57,8 +57,6 @@ pub(super) struct Task {
     told: mpsc::UnboundedSender<Told>,
     /// The first revision asked for; 0 if it is what comes next.
     start: Revision,
-    /// The client has everything up to this revision: what the header of its cancellation says.
-    reached: Revision,
     /// What is to be told when all that is before it was, by all.
     held: Option<Held>,
     /// Whether to say now and then how far it is.
@@ -114,7 +112,6 @@ impl Task {
             course,
             told,
             start: revision(request.start_revision).unwrap_or_default(),
-            reached: Revision::default(),
             held: None,
             asked: false,
             due: false,
@@ -128,10 +125,6 @@ impl Task {
         mut orders: mpsc::UnboundedReceiver<Command>,
     ) {
         let mut ticks = ticks(self.member.options().progress_interval);
-        self.reached = match self.start.get() {
-            0 => watch.created_at(),
-            start => watch.created_at().min(Revision(start - 1)),
-        };
         loop {
             let next = tokio::select! {
                 order = orders.recv() => match order {
@@ -140,7 +133,8 @@ impl Task {
                         Next::On
                     }
                     Some(Command::Cancel) => {
-                        let header = self.member.header(self.reached);
+                        // As in etcd, the newest revision, whatever the watch has delivered.
+                        let header = self.member.header_now();
                         self.say(pb::WatchResponse { header, canceled: true, ..self.response() }).await;
                         return;
                     }
@@ -179,7 +173,6 @@ impl Task {
         }
         let events = translate(batch.events, self.no_puts, self.no_deletes);
         if events.is_empty() {
-            self.reached = revision;
             return Next::On;
         }
         self.silent = false;
@@ -235,10 +228,7 @@ impl Task {
         // If nobody listens any more the stream is dropped soon, and this with it.
         let Ok(room) = self.answers.room().await else { return };
         let row = |whole| self.row(revision, whole);
-        let Err((told, whole)) = self.course.tell(room, revision, whole, row) else {
-            self.reached = revision;
-            return;
-        };
+        let Err((told, whole)) = self.course.tell(room, revision, whole, row) else { return };
         let (first, rest) = split(whole, told);
         self.held = Some(Held { told, up_to: revision, rest });
         if !first.events.is_empty()
@@ -247,7 +237,6 @@ impl Task {
             let row = |first| self.row(told, first);
             self.course.tell(room, told, first, row).expect("no stop is before another");
         }
-        self.reached = told;
         self.be_heard(told);
     }
 
@@ -280,7 +269,7 @@ impl Task {
                 .await;
             }
             WatchError::Denied => {
-                let (header, canceled) = (self.member.header(self.reached), true);
+                let (header, canceled) = (self.member.header_now(), true);
                 let cancel_reason = Reason::Denied.text();
                 let denied =
                     pb::WatchResponse { header, canceled, cancel_reason, ..self.response() };
