@@ -87,7 +87,7 @@ pub(crate) fn addresses(list: &str) -> impl Iterator<Item = &str> {
     list.split(',')
 }
 
-/// Whether somebody may be looked for at each of these addresses.
+/// Reports whether each of these addresses can be dialed.
 pub(crate) fn are_addresses(list: &str) -> bool {
     list.len() <= JoinAsk::TEXT_BYTES_MAX
         && addresses(list).count() <= ADDRESSES_MAX

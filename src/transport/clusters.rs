@@ -28,7 +28,7 @@ pub(crate) struct OtherCluster {
 }
 
 impl OtherCluster {
-    /// What two hellos say. Their ids are numbered by different lists, so they name nobody for certain.
+    /// The difference between two hellos. Their ids are numbered by different lists, so they name nobody for certain.
     pub(super) fn new(mine: &Hello, theirs: &Hello) -> Self {
         let own = (format!("member {}", mine.from), Vec::new());
         let (address, id) = (theirs.address.clone(), theirs.from);

@@ -39,7 +39,7 @@ use super::wire::Wire;
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
 
-/// After so many ticks without a byte from the peer a new connection is tried, beside the present one.
+/// Ticks without a byte from the peer after which a second connection is tried.
 const SUSPICIOUS_TICKS: u32 = 2;
 
 /// Keeps the connection until the peer is none any more or the transport stops.

@@ -63,7 +63,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
     let cluster = stage::lasting(3);
     let [writes, reads, watches, views, locks] = std::array::from_fn(|_| Visible::default());
     let is_over = AtomicBool::new(false);
-    // What somebody has seen, so that later linearizable reads must show it.
+    // The newest value that a caller has seen: later linearizable reads must show it.
     let known = AtomicU64::new(0);
     thread::scope(|scope| {
         let writers: Vec<_> = cluster

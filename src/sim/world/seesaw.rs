@@ -23,7 +23,7 @@ const OVER: Duration = Duration::from_secs(8);
 /// The least number of nodes: without the follower and the other leader, the first leader still wins an election.
 const NODES_MIN: usize = 5;
 
-/// What is under way of it.
+/// The step of the fault that is under way.
 #[derive(Clone, Copy)]
 pub(super) struct Seesaw {
     leader: usize,

@@ -53,7 +53,7 @@ impl Firewall {
         self.forgotten.store(usize::MAX, Ordering::SeqCst);
     }
 
-    /// What is connected from now on gets through; what was connected before stays swallowed.
+    /// Lets new connections through. Those made before stay swallowed.
     fn open(&self) {
         self.forget_all();
     }

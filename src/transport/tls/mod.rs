@@ -100,7 +100,7 @@ impl PeerTls {
     /// While a running cluster moves to TLS, one member after the other: accepts members with and without TLS, and dials
     /// a member without TLS if it does not speak TLS. A certificate that is not accepted ends a connection as always.
     ///
-    /// Until this is taken away again, certificates protect from nobody: whoever reaches the port can pose as a member,
+    /// While this is set, certificates do not protect: any process that reaches the port can pose as a member,
     /// and whoever can change what is sent can turn TLS off, as without certificates.
     #[must_use]
     pub fn migrating(mut self) -> Self {

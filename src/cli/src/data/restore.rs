@@ -18,7 +18,7 @@ const REVISION_JUMP_DEFAULT: u64 = 1_000_000_000;
 /// Make the data directory of one member of a new cluster from a snapshot
 ///
 /// Run it once for each member that founds the new cluster, with the same file, the same --member list, the
-/// same token and the same jump; then start the members. What the new cluster has is what the snapshot has,
+/// same token and the same jump; then start the members. The new cluster has the contents of the snapshot,
 /// but for leases, which have all ended, and their keys, which are deleted. Revisions go on far above the
 /// snapshot's, so that fencing tokens never repeat.
 ///

@@ -172,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let first = Listener::unix(&path).unwrap();
-        let taken = Listener::unix(&path).err().expect("somebody listens");
+        let taken = Listener::unix(&path).err().expect("the path is in use");
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
         // Its server is killed, and the file stays.
         let Listener::Unix(listener, file) = first else { panic!("a socket file") };

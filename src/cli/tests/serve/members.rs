@@ -196,7 +196,7 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
     for (differs, words) in cases {
         let dirs = [(); 2].map(|()| tempdir().unwrap());
         let (peers, clients): ([u16; 3], [u16; 2]) = (free_ports(), free_ports());
-        // Clients are let in once there is a cluster; health is told before.
+        // The clients' port opens once the cluster is founded; the health port is open before.
         let health: [u16; 2] = free_ports();
         let begun = Instant::now();
         let start = |at: usize| {
