@@ -286,7 +286,14 @@ impl Node {
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
+        // A handle that outlives the node must not keep its state in memory.
+        let shared = Arc::downgrade(&self.shared);
         Metrics::new(&self.shared.settings.contact.name, Arc::clone(&self.shared.meters))
+            .refreshed_by(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.read_gauges();
+                }
+            })
     }
 
     /// Waits until the node's status satisfies `condition`. Ends too when the node stops: its role says

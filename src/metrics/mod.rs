@@ -269,8 +269,10 @@ catalogue! {
     deletes_total: Counter => u64, "counter";
     /// Transactions of more than one operation, applied to this replica or read from it.
     txns_total: Counter => u64, "counter";
-    /// Watchers that keep up.
+    /// Open watchers.
     watchers: Gauge => u64, "gauge";
+    /// Open watchers that read changes from the history, because they started in the past or their inbox was full.
+    watchers_behind: Gauge => u64, "gauge";
     /// Changes handed to the watchers' hub.
     watch_changes_total: Counter => u64, "counter";
     /// Times that a watcher's inbox was full, so that it went on from the history.
@@ -372,15 +374,23 @@ impl Meters {
 pub struct Metrics {
     node: Arc<str>,
     meters: Arc<Meters>,
+    /// Updates the gauges that any thread can read.
+    refresh: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Metrics {
     pub(crate) fn new(node: &str, meters: Arc<Meters>) -> Self {
-        Self { node: node.into(), meters }
+        Self { node: node.into(), meters, refresh: Arc::new(|| {}) }
+    }
+
+    /// Calls `refresh` before each snapshot.
+    pub(crate) fn refreshed_by(self, refresh: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { refresh: Arc::new(refresh), ..self }
     }
 
     /// What they are now. Numbers that are read one after the other may be a moment apart.
     pub fn snapshot(&self) -> MetricsSnapshot {
+        (self.refresh)();
         self.meters.read(&self.node)
     }
 

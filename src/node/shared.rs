@@ -574,6 +574,23 @@ impl Shared {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
+    /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) does so for each snapshot, so that
+    /// a snapshot includes every request that was answered before it.
+    pub(crate) fn read_gauges(&self) {
+        let (meters, reader) = (&self.meters, &self.reader);
+        meters.open_bytes.count(self.open_bytes());
+        meters.watchers.count(self.hub.open());
+        meters.watchers_behind.count(self.hub.behind());
+        meters.watch_overflows_total.reach(self.hub.overflows());
+        meters.keys.set(reader.keys());
+        meters.state_bytes.set(reader.bytes());
+        meters.history_bytes.set(reader.history_bytes());
+        meters.leases.count(reader.lease_count());
+        meters.alarms.count(reader.alarms().len());
+        meters.revision.set(reader.revision().get());
+        meters.compacted_revision.set(reader.compacted().get());
+    }
+
     /// Waits until this replica holds a state of its cluster.
     pub(crate) async fn any_state(&self, deadline: Moment) -> CallResult<()> {
         if self.has_state() { Ok(()) } else { self.at_least(Revision(0), deadline).await }

@@ -1,6 +1,6 @@
 //! The hub: where the driver publishes and watchers come and go.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
@@ -26,6 +26,8 @@ pub struct Hub {
     state: Mutex<State>,
     /// How often a watcher had to leave the index because its inbox was full.
     overflows: AtomicU64,
+    /// Watchers that have not been dropped.
+    open: AtomicUsize,
 }
 
 struct State {
@@ -44,6 +46,7 @@ impl Hub {
             limits,
             closed: OnceLock::new(),
             overflows: AtomicU64::new(0),
+            open: AtomicUsize::new(0),
             state: Mutex::new(State { index: Index::default(), id: WatcherId(0) }),
         })
     }
@@ -69,6 +72,7 @@ impl Hub {
             Arc::new(Inbox::behind(id, range, filter, start))
         };
         drop(state);
+        self.open.fetch_add(1, Ordering::Relaxed);
         Watcher::new(Arc::clone(self), inbox, prev_kv, created_at, start)
     }
 
@@ -163,6 +167,17 @@ impl Hub {
         self.lock().index.len()
     }
 
+    /// The number of watchers that have not been dropped.
+    pub fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// The number of open watchers that take no part in publications.
+    pub fn behind(&self) -> usize {
+        let live = self.live();
+        self.open().saturating_sub(live)
+    }
+
     /// How often a watcher fell behind because its inbox was full: it goes on from the history.
     pub fn overflows(&self) -> u64 {
         self.overflows.load(Ordering::Relaxed)
@@ -214,6 +229,7 @@ impl Hub {
         );
         let waker = inbox.leave(self.visible().next());
         drop(state);
+        self.open.fetch_sub(1, Ordering::Relaxed);
         drop(waker);
     }
 

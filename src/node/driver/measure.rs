@@ -215,19 +215,16 @@ impl Driver {
         self.shared.beat(pulse);
     }
 
-    /// Reads the gauges, once a tick.
+    /// Updates the gauges that only the driver can read, once a tick. For the others see `Shared::read_gauges`.
     pub(super) fn read_gauges(&self) {
-        let (shared, meters) = (&self.shared, &self.shared.meters);
+        let meters = &self.shared.meters;
         meters.open_requests.count(self.proposals.len());
         meters.unsent_requests.count(self.proposals.unsent());
-        meters.open_bytes.count(shared.open_bytes());
         meters
             .open_reads
             .count(self.reads.len() + self.at_least.values().map(Vec::len).sum::<usize>());
         meters.log_queue_groups.count(self.log.len());
         meters.snapshot_queue_jobs.count(self.snapshot_queue.len());
-        meters.watchers.count(shared.hub.live());
-        meters.watch_overflows_total.reach(shared.hub.overflows());
         let queued = |peer: NodeId| PeerQueue {
             peer: self.roster.name_of(peer),
             bytes: self.network.queued_bytes(peer) as u64,
@@ -238,19 +235,12 @@ impl Driver {
             connected: self.spoken.contains_key(&peer),
         };
         meters.peer_connected.set(self.roster.peers().into_iter().map(link).collect());
-        meters.keys.set(shared.reader.keys());
-        meters.state_bytes.set(shared.reader.bytes());
-        meters.history_bytes.set(shared.reader.history_bytes());
-        meters.leases.count(shared.reader.lease_count());
         meters.disk_full.set(self.space.is_low().into());
-        meters.alarms.count(shared.reader.alarms().len());
         meters.sessions.count(self.sessions.len());
         meters.is_leader.set(self.leading.is_some().into());
         meters.has_leader.set(self.known_leader.1.is_some().into());
         meters.term.set(self.known_leader.0.get());
         meters.applied_index.set(self.machine.applied().get());
-        meters.revision.set(shared.reader.revision().get());
-        meters.compacted_revision.set(shared.reader.compacted().get());
         let Stage::Running(consensus) = &self.stage else { return };
         meters.commit_index.set(consensus.commit().get());
         let last = consensus.last_index();

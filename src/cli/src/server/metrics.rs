@@ -132,7 +132,12 @@ impl Families {
                 "The revision that was compacted last.",
                 metrics.compacted_revision,
             ),
-            ("etcd_debugging_mvcc_watcher_total", "Watchers that keep up.", metrics.watchers),
+            ("etcd_debugging_mvcc_watcher_total", "Open watchers.", metrics.watchers),
+            (
+                "etcd_debugging_mvcc_slow_watcher_total",
+                "Open watchers that read changes from the history.",
+                metrics.watchers_behind,
+            ),
             (
                 "etcd_mvcc_total_put_size_in_bytes",
                 "Bytes of the keys and values of all puts.",
