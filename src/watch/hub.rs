@@ -8,6 +8,7 @@ use super::history::History;
 use super::inbox::{Inbox, Published, Push};
 use super::index::{Index, WatcherId};
 use super::request::{WatchLimits, WatchRequest};
+use super::visible::VisibleRevision;
 use super::wake::waking;
 use super::watcher::Watcher;
 use crate::machine::Change;
@@ -19,8 +20,8 @@ use crate::mutant::{self, Mutant};
 pub struct Hub {
     history: Box<dyn History>,
     limits: WatchLimits,
-    /// The revision published last. Written under the lock, read without.
-    visible: AtomicU64,
+    /// The revision published last.
+    visible: VisibleRevision,
     /// Why no more will be published. Written under the lock, read without.
     closed: OnceLock<Arc<str>>,
     state: Mutex<State>,
@@ -41,7 +42,7 @@ impl Hub {
     pub fn new(history: impl History, limits: WatchLimits) -> Arc<Self> {
         assert!(limits.queue_revisions_max > 0, "a queue has room for at least one revision");
         Arc::new(Self {
-            visible: AtomicU64::new(history.revision().0),
+            visible: VisibleRevision::new(history.revision()),
             history: Box::new(history),
             limits,
             closed: OnceLock::new(),
@@ -112,8 +113,9 @@ impl Hub {
                 });
             }
         }
-        self.visible.store(visible.0, Ordering::Release);
-        let wakers: Vec<Waker> = touched.into_iter().filter_map(|inbox| inbox.announce()).collect();
+        let raised = self.visible.raise(visible);
+        let announced = touched.into_iter().filter_map(|inbox| inbox.announce(&raised));
+        let wakers: Vec<Waker> = announced.collect();
         self.overflows.fetch_add(full.len() as u64, Ordering::Relaxed);
         for inbox in full {
             let removed = state.index.remove(inbox.range(), inbox.id());
@@ -133,16 +135,17 @@ impl Hub {
             return;
         }
         assert!(visible > before, "a state at {visible} was installed after {before}");
-        let mut wakers: Vec<Waker> = Vec::new();
+        let mut missed: Vec<Arc<Inbox>> = Vec::new();
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
             // Before the revision is visible: a live watcher would take it for delivered.
             if inbox.miss(before.next(), visible) && !mutant::is(Mutant::B31) {
-                wakers.extend(inbox.announce());
+                missed.push(inbox);
             } else {
                 state.index.insert(inbox);
             }
         }
-        self.visible.store(visible.0, Ordering::Release);
+        let raised = self.visible.raise(visible);
+        let wakers = missed.iter().filter_map(|inbox| inbox.announce(&raised)).collect();
         drop(state);
         wake(wakers);
     }
@@ -185,11 +188,11 @@ impl Hub {
 
     /// The revision published last.
     pub(super) fn visible(&self) -> Revision {
-        Revision(self.visible.load(Ordering::Acquire))
+        self.visible.get()
     }
 
     /// The same, to be read under another lock.
-    pub(super) fn visible_cell(&self) -> &AtomicU64 {
+    pub(super) fn visible_cell(&self) -> &VisibleRevision {
         &self.visible
     }
 

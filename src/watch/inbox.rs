@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::index::WatcherId;
 use super::request::{Filter, WatchLimits};
+use super::visible::{Raised, VisibleRevision};
 use crate::model::{Event, KeyRange, Revision};
 use crate::mutant::{self, Mutant};
 
@@ -156,7 +156,7 @@ impl Inbox {
 
     /// Ends the publication that has put something in, after its revisions have become visible. The
     /// waker is to be woken with no lock held.
-    pub(super) fn announce(&self) -> Option<Waker> {
+    pub(super) fn announce(&self, _: &Raised) -> Option<Waker> {
         let mut queue = self.lock();
         queue.touched = false;
         queue.waker.take()
@@ -164,11 +164,11 @@ impl Inbox {
 
     /// Takes what is visible. If there is nothing, and nothing to read either, `waker` is parked
     /// under the same lock, so that no publication falls between.
-    pub(super) fn take(&self, visible: &AtomicU64, waker: Option<&Waker>) -> Taken {
+    pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> Taken {
         let waker = waker.cloned();
         let mut queue = self.lock();
         // Read under the lock: what was published up to here has been pushed.
-        let visible = Revision(visible.load(Ordering::Acquire));
+        let visible = visible.get();
         let entries = match queue.entries.iter().rposition(|entry| entry.revision <= visible) {
             None => VecDeque::new(),
             Some(last) if last + 1 == queue.entries.len() => mem::take(&mut queue.entries),
@@ -270,7 +270,7 @@ mod tests {
                 };
                 assert_eq!(inbox.push(published, &limits), expected, "{number} of {limits:?}");
             }
-            let taken = inbox.take(&AtomicU64::new(11), None);
+            let taken = inbox.take(&VisibleRevision::new(Revision(11)), None);
             assert_eq!(taken.entries.len() as u64, kept);
             assert_eq!((taken.through, taken.behind), (Revision(kept + 1), true));
             assert_eq!(inbox.lock().bytes, 0);
@@ -286,9 +286,9 @@ mod tests {
                 Published { revision: Revision(number), events: &change(number), at: 0, bytes: 1 };
             inbox.push(published, &limits);
         }
-        let visible = AtomicU64::new(1);
+        let visible = VisibleRevision::new(Revision(1));
         for (seen, count) in [(1, 0), (3, 2), (3, 0), (9, 1)] {
-            visible.store(seen, Ordering::Release);
+            visible.raise(Revision(seen));
             let taken = inbox.take(&visible, None);
             assert_eq!((taken.entries.len(), taken.through), (count, Revision(seen)));
         }
@@ -302,20 +302,22 @@ mod tests {
             let events = &change(number);
             inbox.push(Published { revision: Revision(number), events, at: 0, bytes: 1 }, &limits)
         };
-        let look = |visible| inbox.take(&AtomicU64::new(visible), Some(Waker::noop()));
+        let look =
+            |visible| inbox.take(&VisibleRevision::new(Revision(visible)), Some(Waker::noop()));
+        let raised = VisibleRevision::new(Revision(1)).raise(Revision(2));
         // Nothing is there, or nothing that may be taken yet.
         assert!(look(1).entries.is_empty());
-        assert!(inbox.announce().is_some());
+        assert!(inbox.announce(&raised).is_some());
         assert_eq!(push(2), Push::First);
         assert!(look(1).entries.is_empty());
-        assert!(inbox.announce().is_some());
+        assert!(inbox.announce(&raised).is_some());
         // Something is there.
         assert_eq!(look(2).entries.len(), 1);
-        assert!(inbox.announce().is_none());
+        assert!(inbox.announce(&raised).is_none());
         // There is history to read.
         push(3);
         assert_eq!(push(4), Push::Full);
         assert!(!look(4).entries.is_empty() && look(4).behind);
-        assert!(inbox.announce().is_none());
+        assert!(inbox.announce(&raised).is_none());
     }
 }

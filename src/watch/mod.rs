@@ -50,6 +50,7 @@ mod hub;
 mod inbox;
 mod index;
 mod request;
+mod visible;
 mod wake;
 mod watcher;
 
