@@ -103,7 +103,7 @@ pub enum LockError {
     #[error("an owner takes locks with the session that it was made by, and with no other")]
     ForeignOwner,
     /// The name is in use for something of another kind.
-    #[error("not taken: this name is in use as {stored}")]
+    #[error("lock not acquired: the name is in use as {stored}; use another name")]
     KindMismatch {
         /// What it is in use for.
         stored: LockKind,

@@ -611,7 +611,7 @@ fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
     let (rows, mut queue) = (view::rows(shared, &line), Queue::default());
     for row in &rows {
         let rank = (row.create_revision, row.key.clone());
-        queue.insert(rank, Stance::rule_of(&row.key, &row.value));
+        queue.insert(rank, Stance::rule_in_line(&row.key, &row.value));
     }
     let rank = (heir.create_revision, heir.key.clone());
     if queue.may_hold(&rank) {
@@ -626,6 +626,7 @@ fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
             let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
             Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
         }
+        Rule::Foreign => None,
         Rule::Permits { limit, .. } => {
             // Permits stay held when the limit falls, and their rows do not say so. Where the limits that a request goes
             // by have never been higher than now, one that cannot hold now has never held.

@@ -94,7 +94,7 @@ impl Mode {
             Rule::Alone => Mode::Alone,
             Rule::Read => Mode::Read,
             Rule::Write => Mode::Write,
-            Rule::Upgrade(_) | Rule::Permits { .. } => Mode::Once,
+            Rule::Upgrade(_) | Rule::Permits { .. } | Rule::Foreign => Mode::Once,
         }
     }
 }
@@ -408,7 +408,7 @@ impl Search<'_> {
         let lines = Lines::of(self.shared);
         let blocks = |other: &Rank, stance: &Stance| match &rule {
             // It may be another's permit that comes free first.
-            Rule::Permits { .. } => false,
+            Rule::Permits { .. } | Rule::Foreign => false,
             Rule::Alone | Rule::Write => true,
             Rule::Read => stance.rule != Rule::Read,
             // It waits for the other readers that hold, and for nobody else.

@@ -24,8 +24,11 @@ pub(crate) type Rank = (Revision, Bytes);
 /// What lets a place hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Rule {
-    /// Nobody is before it: a mutex, a candidate, and every row that is not ours.
+    /// Holds when it is first: a mutex, a candidate, and the requests of etcd's clients.
     Alone,
+    /// A leased key that is not a lock request, such as a member of a group. Nothing may wait behind it, since it does
+    /// not go away when its holder is done.
+    Foreign,
     /// Only reads are before it.
     Read,
     /// Nobody is before it, among readers.
@@ -47,12 +50,14 @@ pub(crate) enum Rule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LockKind {
-    /// A mutex, an election, or something that Bowline did not put there.
+    /// A mutex or an election, also one of etcd's clients.
     Mutex,
     /// A read/write lock.
     ReadWrite,
     /// A semaphore of so many permits.
     Semaphore(u32),
+    /// Leased keys below the name that are not lock requests, such as members of a group or sequential keys.
+    Foreign,
 }
 
 impl std::fmt::Display for LockKind {
@@ -61,6 +66,7 @@ impl std::fmt::Display for LockKind {
             LockKind::Mutex => f.write_str("a mutex or an election"),
             LockKind::ReadWrite => f.write_str("a read/write lock"),
             LockKind::Semaphore(limit) => write!(f, "a semaphore of {limit}"),
+            LockKind::Foreign => f.write_str("keys that are not lock requests"),
         }
     }
 }
@@ -89,6 +95,7 @@ impl Rule {
             Rule::Alone => LockKind::Mutex,
             Rule::Read | Rule::Write | Rule::Upgrade(_) => LockKind::ReadWrite,
             Rule::Permits { limit, .. } => LockKind::Semaphore(*limit),
+            Rule::Foreign => LockKind::Foreign,
         }
     }
 }
@@ -159,7 +166,7 @@ impl Queue {
             return true;
         }
         match rule {
-            Rule::Alone | Rule::Write => {
+            Rule::Alone | Rule::Write | Rule::Foreign => {
                 self.places.first_key_value().map(|(r, _)| r) == Some(rank)
             }
             Rule::Read => {

@@ -174,8 +174,8 @@ impl Semaphore {
             let mut rows = range.await.map_err(refused)?.kvs;
             rows.retain(|row| is_place(row, &prefix));
             rows.sort_unstable_by_key(|row| row.create_revision);
-            let kind = rows.first().map(|row| Stance::rule_of(&row.key, &row.value).kind());
-            if let Some(stored @ (LockKind::Mutex | LockKind::ReadWrite)) = kind {
+            let kind = rows.first().map(|row| Stance::rule_in_line(&row.key, &row.value).kind());
+            if let Some(stored) = kind.filter(|kind| !matches!(kind, LockKind::Semaphore(_))) {
                 return Err(LockError::KindMismatch { stored });
             }
             let resized = rows.iter().filter_map(|row| resized(row, self.limit));

@@ -14,6 +14,7 @@
 use bytes::Bytes;
 
 use super::rule::Rule;
+use crate::model::LeaseId;
 
 /// How our values begin. No candidate may call itself so.
 pub(crate) const MARK: &[u8] = b"bowline:1 ";
@@ -47,7 +48,8 @@ impl Stance {
         let mut text = String::with_capacity(96);
         text.push_str("bowline:1 ");
         match &self.rule {
-            Rule::Alone => text.push_str("mutex"),
+            // Rows that the library writes are never foreign.
+            Rule::Alone | Rule::Foreign => text.push_str("mutex"),
             Rule::Read => text.push_str("read"),
             Rule::Write => text.push_str("write"),
             Rule::Upgrade(of) => {
@@ -103,10 +105,27 @@ impl Stance {
         Some(Stance { rule, owner: owner.to_owned(), owner_name, site, why })
     }
 
+    /// The rule of a row below a lock's prefix.
+    pub(crate) fn rule_in_line(key: &[u8], value: &Bytes) -> Rule {
+        match Stance::parse(key, value) {
+            Some(stance) => stance.rule,
+            None if is_named_as_request(key) => Rule::Alone,
+            None => Rule::Foreign,
+        }
+    }
+
     /// The rule that the row of this key stands by.
     pub(crate) fn rule_of(key: &[u8], value: &Bytes) -> Rule {
         Stance::parse(key, value).map_or(Rule::Alone, |stance| stance.rule)
     }
+}
+
+/// Whether the key is named as Bowline and etcd's clients name lock requests: by a lease, perhaps with a number after a dot.
+fn is_named_as_request(key: &[u8]) -> bool {
+    let last = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let lease = last.split(|byte| *byte == b'.').next().unwrap_or_default();
+    let lease = std::str::from_utf8(lease).ok().and_then(|text| text.parse::<LeaseId>().ok());
+    lease.is_some_and(|lease| last.starts_with(lease.to_string().as_bytes()))
 }
 
 /// Where in the program a wish is made, and by which task.
@@ -121,6 +140,21 @@ pub(crate) fn site(caller: &std::panic::Location<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leased_keys_that_are_not_lock_requests_are_foreign() {
+        let rule = |name: &str| {
+            let key = format!("locks/a/{name}");
+            Stance::rule_in_line(key.as_bytes(), &Bytes::from("any value"))
+        };
+        for request in ["1234", "694d7f3a", "694d7f3a.2", "ffffffffffffffff"] {
+            assert_eq!(rule(request), Rule::Alone, "{request}");
+        }
+        // A group's member, sequential keys, a uuid, a member of a barrier.
+        for other in ["694d7f3a-0", "job-0000000001", "0000000001", "", ".1", "5f0c-11", "ready"] {
+            assert_eq!(rule(other), Rule::Foreign, "{other}");
+        }
+    }
 
     #[test]
     fn what_a_place_says_is_read_back_and_anything_else_is_not_ours() {

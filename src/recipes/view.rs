@@ -86,7 +86,7 @@ pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<Contende
 fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
     let mut queue = Queue::default();
     for row in &rows {
-        let rule = Stance::rule_of(&row.key, &row.value);
+        let rule = Stance::rule_in_line(&row.key, &row.value);
         queue.insert((row.create_revision, row.key.clone()), rule);
     }
     rows.into_iter().filter_map(|row| contender(shared, &queue, row)).collect()

@@ -417,6 +417,66 @@ fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
     assert!(session(&cluster, two).mutex("lock").lock().wait().is_ok());
 }
 
+/// They are released by no holder, so a request would wait behind them until their session ends.
+#[test]
+fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
+    let cluster = lasting(1);
+    let (owner, other) = (session(&cluster, 0), another_session(&cluster, 0, "other"));
+    let mismatch = LockError::KindMismatch { stored: LockKind::Foreign };
+    let group = owner.group("workers").join("meta").wait().unwrap();
+    let kv = cluster.node(0).client();
+    kv.sequential_prefix("jobs/").put_bound("build", &owner).wait().unwrap();
+    kv.put("barrier/ready", "1").lease(owner.lease()).wait().unwrap();
+    for name in ["workers", "jobs", "barrier"] {
+        let locked = other.mutex(name).lock().wait().map(drop);
+        assert_eq!(locked, Err(mismatch.clone()), "{name}");
+        let elected = other.election(name).campaign("me").wait().map(drop);
+        assert_eq!(elected, Err(mismatch.clone()), "{name}");
+        let permit = other.semaphore(name, 2).acquire().wait().map(drop);
+        assert_eq!(permit, Err(mismatch.clone()), "{name}");
+    }
+    let text = mismatch.to_string();
+    assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
+    // A request that waits behind a lock gets the error once the foreign key is first.
+    let guard = other.mutex("late").lock().wait().unwrap();
+    kv.put("late/ready", "1").lease(owner.lease()).wait().unwrap();
+    let third = another_session(&cluster, 0, "third");
+    let waiting = third.mutex("late").lock().enter().unwrap();
+    guard.release().wait().unwrap();
+    assert_eq!(waiting.wait().map(drop), Err(mismatch));
+    // Without a lease it is no part of the queue, and blocks nothing.
+    kv.put("plain/settings", "1").wait().unwrap();
+    assert!(other.mutex("plain").lock().wait().is_ok());
+    drop(group);
+}
+
+/// The nodes are killed, so no session is closed in order; the lease outlives them in the log.
+#[test]
+fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
+    let mut cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let kept = another_session(&cluster, one, "kept");
+    let lease = kept.lease();
+    let guard = kept.mutex("lock").lock().wait().unwrap();
+    let token = guard.token();
+    for member in [leader, one, two] {
+        cluster.kill(member).wait();
+    }
+    drop((guard, kept));
+    for member in [leader, one, two] {
+        cluster.restart(member).wait().unwrap();
+    }
+    cluster.leader().wait().unwrap();
+    let held = session(&cluster, two).mutex("lock").try_lock().wait().unwrap_err();
+    assert!(matches!(held, LockError::WouldBlock { .. }), "{held:?}");
+    let kept = cluster.node(one).resume_session(lease).wait().unwrap();
+    until_places(cluster.node(two), "lock", 1);
+    assert_eq!(cluster.node(two).locks().of("lock").unwrap().line[0].lease, lease);
+    kept.close().wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    assert!(next.token() > token);
+}
+
 #[test]
 fn two_kinds_on_one_name_are_refused() {
     let cluster = lasting(3);

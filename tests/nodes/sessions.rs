@@ -9,8 +9,8 @@ use std::time::Duration;
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Client, Effect, Error, GuardError, KeyRange, LeaseId, Limits,
-    Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session, SessionEnd,
-    Standing, Wait,
+    LockState, Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session,
+    SessionEnd, Standing, Wait,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -369,6 +369,26 @@ fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
     assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
     assert!(cluster.node(holder).now() >= until);
     assert_eq!(session.at_risk().wait(), Standing::Ended(SessionEnd::NotRenewed));
+}
+
+#[test]
+fn hold_reports_at_risk_before_it_is_lost() {
+    let cluster = quick(3);
+    let (holder, _) = followers(&cluster);
+    let session = cluster.node(holder).open_session().ttl(TTL * 3).wait().unwrap();
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    assert!(matches!(guard.state(), LockState::Held(_)));
+    cluster.partition(&[holder]);
+    let LockState::Unconfirmed(until) = guard.at_risk().wait() else {
+        panic!("lost without a warning")
+    };
+    assert!(guard.is_held());
+    assert_eq!(until, guard.valid_until());
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert!(cluster.node(holder).now() >= until);
+    // A hold that is lost does not wait.
+    let lost = guard.at_risk().wait();
+    assert_eq!(lost, LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
 }
 
 #[test]

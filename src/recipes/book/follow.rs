@@ -60,7 +60,7 @@ impl Book {
                 }
             }
             if is_place {
-                let rule = Stance::rule_of(key, &event.kv.value);
+                let rule = Stance::rule_in_line(key, &event.kv.value);
                 queue.insert((event.kv.create_revision, key.clone()), rule);
             }
             touched.insert(Bytes::copy_from_slice(prefix));

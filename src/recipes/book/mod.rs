@@ -456,7 +456,7 @@ pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &
 fn queue_of(rows: Vec<KeyValue>) -> Queue {
     let mut queue = Queue::default();
     for row in rows {
-        let rule = Stance::rule_of(&row.key, &row.value);
+        let rule = Stance::rule_in_line(&row.key, &row.value);
         queue.insert((row.create_revision, row.key), rule);
     }
     queue

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bowline::{DowngradeError, LockError, Node, Owner, Released, Session, Wait, WaitsFor};
 
-use crate::stage::{Begun, lasting, places, session, timed_out, until, until_places, until_true};
+use crate::stage::{
+    Begun, another_session, lasting, places, session, timed_out, until, until_places, until_true,
+};
 
 /// Begins a call that waits, and returns when it stands in the line of this name.
 fn begin<T, C>(node: &Node, name: &str, call: C) -> Begun<T>
@@ -342,4 +344,40 @@ fn two_tasks_of_one_owner_that_would_wait_for_each_other_are_told_so_when_one_of
         assert_eq!(one.release().wait().unwrap(), Released::Now);
         until_places(cluster.node(0), "lock", 0);
     }
+}
+
+#[test]
+fn owner_acquires_a_lock_again_up_to_its_limit() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann").holds_max(3), mine.mutex("lock"));
+    let mut holds: Vec<_> = (0..3).map(|_| lock.lock().owner(&owner).wait().unwrap()).collect();
+    let refused = lock.lock().owner(&owner).wait().unwrap_err();
+    assert_eq!(refused, LockError::HoldLimit { limit: 3 });
+    // The hold is unharmed, and a release makes room.
+    assert!(holds.iter().all(|hold| hold.is_held()));
+    drop(holds.pop());
+    holds.push(lock.lock().owner(&owner).wait().unwrap());
+    assert_eq!(places(cluster.node(0), "lock"), 1);
+    drop(holds);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn owner_of_another_session_is_rejected_without_a_queue_entry() {
+    let cluster = lasting(1);
+    let (mine, other) = (session(&cluster, 0), another_session(&cluster, 0, "other"));
+    let owner = other.owner("ann");
+    let rejected = [
+        mine.mutex("lock").lock().owner(&owner).wait().map(drop),
+        mine.rw_lock("lock").read().owner(&owner).wait().map(drop),
+        mine.rw_lock("lock").write().owner(&owner).wait().map(drop),
+        mine.semaphore("lock", 2).acquire().owner(&owner).wait().map(drop),
+        mine.mutex("lock").try_lock().owner(&owner).wait().map(drop),
+    ];
+    for rejected in rejected {
+        assert_eq!(rejected, Err(LockError::ForeignOwner));
+    }
+    assert_eq!(places(cluster.node(0), "lock"), 0);
+    assert!(other.mutex("lock").lock().owner(&owner).wait().is_ok());
 }
