@@ -16,6 +16,7 @@ mod generated;
 mod go_flags;
 mod server;
 mod up;
+mod usage;
 
 /// A server makes and drops many small messages on many threads: with it a request takes less of a processor than with the
 /// system's allocator (`docs/performance.md`).
@@ -126,7 +127,7 @@ impl CheckCommand {
 fn main() -> ExitCode {
     let arguments = match parsed() {
         Ok(arguments) => arguments,
-        Err(error) => return explained(&error),
+        Err(error) => return explained(&usage::clearer(error)),
     };
     match arguments.command {
         Command::Client(command) => client::main(command, &arguments.globals),

@@ -15,7 +15,7 @@ use super::connect::{Client, Effect, Link};
 use super::failure::{Failure, passes};
 use super::hold::{ENVIRONMENT, EXIT_CODES, Wish, hold};
 use super::line::places;
-use super::options::duration;
+use super::options::{duration, ttl};
 use super::print::Output;
 use super::range::prefix_end;
 use super::stance::{MARK, Rule};
@@ -52,9 +52,9 @@ pub(crate) struct ElectOptions {
     #[arg(short, long)]
     listen: bool,
 
-    /// How long the lead outlives this process if its machine is gone, in seconds; the server may give more
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    ttl: u64,
+    /// How long the lead outlives this process if its machine is lost: 10, 10s, 1m. The server may grant more
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
+    ttl: Duration,
 
     /// How long to wait for the turn: 500ms, 10s, 5m; 0 for not at all. For ever, if it is left out
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         name,
         rule: Rule::Alone,
         value,
-        ttl: Duration::from_secs(options.ttl),
+        ttl: options.ttl,
         timeout: options.timeout,
         command: options.command,
         is_lock: false,

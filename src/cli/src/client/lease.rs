@@ -8,7 +8,7 @@ use tonic::{Response, Status};
 
 use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure, passes};
-use super::options::Format;
+use super::options::{Format, ttl};
 use super::print::Output;
 use super::print::leases::{Life, Revoked};
 use crate::generated::etcdserverpb as pb;
@@ -28,11 +28,12 @@ pub(crate) struct LeaseOptions {
 
 #[derive(Subcommand, Debug)]
 enum LeaseCommand {
-    /// Grant a lease that lives so many seconds unless it is kept alive
+    /// Grant a lease that expires after TTL unless it is kept alive
     #[command(after_long_help = EXIT_CODES)]
     Grant {
-        /// In seconds. The server may give more
-        ttl: i64,
+        /// Time to live, in whole seconds: 60, 60s, 1m. The server may grant more
+        #[arg(value_parser = ttl)]
+        ttl: Duration,
     },
     /// End a lease, and delete its keys
     #[command(after_long_help = EXIT_CODES)]
@@ -74,6 +75,7 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     match options.command {
         LeaseCommand::Grant { ttl } => {
+            let ttl = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
             let request = pb::LeaseGrantRequest { ttl, id: 0 };
             let call = async |link: Link| link.lease().lease_grant(request).await;
             output.show(&client.ask(Effect::Change, call).await?)

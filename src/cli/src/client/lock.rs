@@ -11,7 +11,7 @@ use clap::Args;
 use super::connect::Client;
 use super::failure::Failure;
 use super::hold::{ENVIRONMENT, EXIT_CODES, Wish, hold};
-use super::options::duration;
+use super::options::{duration, ttl};
 use super::print::Output;
 use super::stance::{Rule, Stance};
 
@@ -72,9 +72,9 @@ pub(crate) struct SemaphoreOptions {
 
 #[derive(Args, Debug)]
 struct How {
-    /// How long the hold outlives this process if its machine is gone, in seconds; the server may give more
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    ttl: u64,
+    /// How long the hold outlives this process if its machine is lost: 10, 10s, 1m. The server may grant more
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
+    ttl: Duration,
 
     /// How long to wait for the turn: 500ms, 10s, 5m; 0 for not at all. For ever, if it is left out
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -97,7 +97,7 @@ impl How {
             name: Bytes::from(name.into_vec()),
             rule,
             value: Stance::ours(rule, &why).to_value(),
-            ttl: Duration::from_secs(self.ttl),
+            ttl: self.ttl,
             timeout: self.timeout,
             command: self.command,
             is_lock,

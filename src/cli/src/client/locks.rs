@@ -12,7 +12,7 @@ use super::failure::{EXIT_CODES, Failure};
 use super::line::places;
 use super::print::{Object, Output, Page, Show, Table, header_json, list};
 use super::range::prefix_end;
-use super::stance::Stance;
+use super::stance::{MARK, Stance};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::KeyValue;
 
@@ -92,6 +92,15 @@ fn name_of(row: &KeyValue) -> Option<Bytes> {
     is_its_own.then(|| row.key.slice(..slash))
 }
 
+/// Returns the kind of lock that the row is a request for. Candidates of an election store their own value, mutexes of etcd's clients store none.
+fn kind(row: &KeyValue, stance: &Stance) -> String {
+    if row.value.is_empty() || row.value.starts_with(MARK.as_bytes()) {
+        stance.rule.name()
+    } else {
+        "election".to_owned()
+    }
+}
+
 fn who(stance: &Stance) -> String {
     let parts = [stance.owner.as_str(), stance.site.as_str()];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -104,7 +113,7 @@ impl Show for Lines {
             page.line(line.name.escape_ascii().to_string());
             for (row, stance, holds) in &line.places {
                 let holds = if *holds { "holds" } else { "waits" };
-                let kind = stance.rule.name();
+                let kind = kind(row, stance);
                 let (since, lease) = (row.create_revision, row.lease);
                 let mut text = format!("  {holds} {kind} since {since}, lease {lease:x}");
                 if !who(stance).is_empty() {
@@ -125,7 +134,7 @@ impl Show for Lines {
                 page.quoted("Name", &line.name);
                 page.quoted("Key", &row.key);
                 page.field("Holds", holds);
-                page.quoted("Kind", stance.rule.name());
+                page.quoted("Kind", kind(row, stance));
                 page.field("Since", row.create_revision);
                 page.field("Lease", row.lease);
                 page.quoted("Owner", &stance.owner);
@@ -141,7 +150,7 @@ impl Show for Lines {
             Object::default()
                 .bytes("key", &row.key)
                 .raw("holds", holds)
-                .text("kind", &stance.rule.name())
+                .text("kind", &kind(row, stance))
                 .number("since", row.create_revision)
                 .number("lease", row.lease)
                 .text("owner", &stance.owner)
@@ -164,7 +173,7 @@ impl Show for Lines {
             vec![
                 name.escape_ascii().to_string(),
                 if *holds { "holds" } else { "waits" }.to_owned(),
-                stance.rule.name(),
+                kind(row, stance),
                 row.create_revision.to_string(),
                 format!("{:x}", row.lease),
                 who(stance),

@@ -294,6 +294,16 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(sum) }
 }
 
+/// The TTL of a lease: seconds, or a duration as Go writes it. Leases have whole seconds.
+pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
+    let wrong = |_| "not a TTL: use seconds or a duration, such as 60, 60s or 1m".to_owned();
+    let ttl = duration(text).map_err(wrong)?;
+    if ttl.is_zero() || ttl.subsec_nanos() != 0 || i64::try_from(ttl.as_secs()).is_err() {
+        return Err("a TTL has whole seconds, at least 1s".to_owned());
+    }
+    Ok(ttl)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,6 +342,12 @@ mod tests {
         let table = [("500ms", 500), ("5s", 5000), ("1m30s", 90_000), ("7", 7000), ("1.5s", 1500)];
         for (text, millis) in table {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for (text, seconds) in [("60", 60), ("60s", 60), ("1m", 60), ("1m30s", 90)] {
+            assert_eq!(ttl(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "60x", "-1", "0", "0s", "500ms", "1.5s", "soon", "9223372036854775808"] {
+            assert!(ttl(text).is_err(), "{text}");
         }
         for text in ["", "s", "5", "5x", "-5s", "5s3"] {
             assert_eq!(duration(text).is_ok(), text == "5", "{text}");

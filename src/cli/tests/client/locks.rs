@@ -475,6 +475,8 @@ fn one_leads_and_who_listens_is_told() {
     assert_eq!(second.line(), "leads\n");
     // It leads until whoever listens has heard of it.
     assert!(listens.lines(2).ends_with("\ntwo\n"));
+    let listed = ask(&server, &["locks", "e"]).done();
+    assert!(listed.starts_with("e\n  holds election since "), "{listed}");
     drop(second.child.stdin.take());
     assert_eq!(code(&mut second), 9);
     assert_eq!(ask(&server, &["elect", "e"]).code, 2);

@@ -58,6 +58,37 @@ fn two_terminals_hold_one_lock_one_after_the_other() {
     assert_eq!(waiting(), "");
 }
 
+/// `etcdctl elect` in two terminals, and `elect -l` in a third.
+#[test]
+fn etcdctl_elects_one_leader_after_the_other_and_listeners_see_both() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let elect = |arguments: &[&str]| {
+        let mut elect = etcdctl(&server)?;
+        Some(elect.arg("elect").args(arguments).stdout(Stdio::piped()).spawn().unwrap())
+    };
+    let Some(mut first) = elect(&["e", "one"]) else { return };
+    let won = line(&mut first);
+    assert!(won.starts_with("e/"), "{won}");
+    let mut listener = elect(&["-l", "e"]).unwrap();
+    let mut heard = BufReader::new(listener.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!((heard.next(), heard.next()), (Some(won.clone()), Some("one".to_owned())));
+    let mut second = elect(&["e", "two"]).unwrap();
+    let candidates = || run(&server, &["get", "e/", "--prefix", "--keys-only"]).unwrap();
+    while candidates().lines().filter(|line| !line.is_empty()).count() < 2 {}
+    assert!(second.try_wait().unwrap().is_none(), "the second does not lead beside the first");
+    kill_process(Pid::from_child(&first), Signal::INT).unwrap();
+    let next = line(&mut second);
+    assert!(next.starts_with("e/") && next != won, "{next}");
+    assert_eq!((heard.next(), heard.next()), (Some(next), Some("two".to_owned())));
+    for child in [&mut second, &mut listener] {
+        kill_process(Pid::from_child(child), Signal::INT).unwrap();
+        child.wait().unwrap();
+    }
+    first.wait().unwrap();
+    assert_eq!(candidates(), "");
+}
+
 fn line(child: &mut Child) -> String {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

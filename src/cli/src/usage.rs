@@ -1,0 +1,98 @@
+//! Clearer texts for wrong arguments than clap's own.
+
+use std::num::{IntErrorKind, ParseIntError};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Options that users of other tools try, and what does the same here.
+const GUESSED: [(&str, &str); 11] = [
+    (
+        "--ttl",
+        "keys expire with their lease: run `bowline lease grant 60`, then pass its ID with --lease",
+    ),
+    (
+        "--expire",
+        "keys expire with their lease: run `bowline lease grant 60`, then pass its ID with --lease",
+    ),
+    ("--recursive", "use --prefix"),
+    ("--timeout", "use --command-timeout"),
+    ("--host", "use --endpoints"),
+    ("--endpoint", "use --endpoints"),
+    ("--peers", "use --endpoints"),
+    ("--output", "use --write-out"),
+    ("--json", "use --write-out json"),
+    ("--ca-file", "use --cacert"),
+    ("--cert-file", "use --cert"),
+];
+
+/// The same error in clearer words where clap's are Rust's, or guess wrong.
+pub(crate) fn clearer(mut error: clap::Error) -> clap::Error {
+    match error.kind() {
+        ErrorKind::ValueValidation => {
+            if let Some(why) = wrong_number(&error) {
+                let named = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+                let (arg, value) =
+                    (named(ContextKind::InvalidArg), named(ContextKind::InvalidValue));
+                let text = format!("invalid value '{value}' for '{arg}': {why}");
+                error = crate::command().error(error.kind(), text);
+            }
+        }
+        ErrorKind::UnknownArgument => {
+            let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
+                return error;
+            };
+            let name = arg.split('=').next().unwrap_or_default();
+            if let Some((_, tip)) = GUESSED.iter().find(|(guess, _)| *guess == name) {
+                let tip = ContextValue::StyledStrs(vec![(*tip).into()]);
+                error.insert(ContextKind::Suggested, tip);
+                error.remove(ContextKind::SuggestedArg);
+                error.remove(ContextKind::TrailingArg);
+            }
+        }
+        _ => {}
+    }
+    error
+}
+
+/// Returns why an argument is not a number, if that is the error.
+fn wrong_number(error: &clap::Error) -> Option<&'static str> {
+    let source = std::error::Error::source(error)?.downcast_ref::<ParseIntError>()?;
+    Some(match source.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "the number is out of range",
+        _ => "not a whole number",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+
+    fn text(words: &[&str]) -> String {
+        let words = words.iter().map(|word| OsString::from(*word));
+        let error = crate::command().try_get_matches_from(words).unwrap_err();
+        clearer(error).to_string()
+    }
+
+    #[test]
+    fn a_wrong_number_is_called_so() {
+        let text_of = text(&["bowline", "get", "a", "--limit", "ten"]);
+        assert!(text_of.contains("'ten'") && text_of.contains("not a whole number"), "{text_of}");
+        let text_of = text(&["bowline", "get", "a", "--limit", "99999999999999999999"]);
+        assert!(text_of.contains("the number is out of range"), "{text_of}");
+        let text_of = text(&["bowline", "lease", "grant", "soon"]);
+        assert!(text_of.contains("60, 60s or 1m"), "{text_of}");
+    }
+
+    #[test]
+    fn a_guessed_option_gets_the_right_one_as_a_tip() {
+        let text_of = text(&["bowline", "put", "a", "b", "--ttl", "5"]);
+        assert!(text_of.contains("bowline lease grant 60"), "{text_of}");
+        assert!(!text_of.contains("-- --ttl"), "{text_of}");
+        for (guess, tip) in GUESSED {
+            let text_of = text(&["bowline", "get", "a", guess, "x"]);
+            assert!(text_of.contains(tip), "{guess}: {text_of}");
+        }
+    }
+}
