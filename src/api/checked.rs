@@ -198,7 +198,7 @@ pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str
 /// The id of the cluster that would have this one, if it did not begin with a backup.
 fn restored_id(cluster: ClusterId, origin: &Origin) -> ClusterId {
     let mut hash = Fnv::default();
-    hash.part(&cluster.to_string());
+    hash.part(&format!("{:032x}", cluster.0));
     hash.part(&origin.words());
     let of_all = hash.0 ^ hash.0 >> 64;
     let half = u128::from(u64::MAX);

@@ -193,33 +193,34 @@ impl fmt::Debug for LeaseId {
 }
 
 macro_rules! wide {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident, $format:literal, $shown:ty) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u128);
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:032x}", self.0)
+                write!(f, $format, self.0 as $shown)
             }
         }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:032x}", self.0)
+                write!(f, $format, self.0 as $shown)
             }
         }
     };
 }
 
 wide!(
-    /// A cluster: a hash of its token and its founding members.
-    ClusterId
+    /// A cluster: a hash of its token and its founding members. It is displayed as the lower 64 bits in hexadecimal, which
+    /// is the cluster id of etcd's protocol.
+    ClusterId, "{:016x}", u64
 );
 wide!(
     /// One data directory, drawn at random when it is made. A member that comes back with another
     /// one has lost its disk and must not vote under its old id.
-    DiskId
+    DiskId, "{:032x}", u128
 );
 
 impl DiskId {

@@ -104,7 +104,8 @@ impl Origin {
     /// Names it, for a hash.
     pub(crate) fn words(&self) -> String {
         let Self { cluster, backup: SnapshotId { index, term, bytes, checksum }, .. } = self;
-        format!("{cluster} {index} {term} {bytes} {checksum:016x} {}", self.revision_jump)
+        let cluster = cluster.0;
+        format!("{cluster:032x} {index} {term} {bytes} {checksum:016x} {}", self.revision_jump)
     }
 
     fn encode(&self) -> [u8; BYTES] {

@@ -103,9 +103,23 @@ fn why_no_more(why: &LockError) -> String {
 /// hand on its [`Hold::token`](crate::Hold::token). [`Hold::at_risk`](crate::Hold::at_risk) tells it
 /// in advance. What it has spawned is not dropped with it.
 ///
-/// The work is a closure that is called once a term. An async closure must borrow what it uses
-/// (`async |leadership|`, and no `&mut`) rather than own it, or clone it: `move |leadership| { let x =
-/// x.clone(); async move { .. } }`.
+/// The work is a closure that is called once a term, so it cannot give away what it owns. `async move |leadership| ..` does
+/// not compile in a spawned task ("not general enough"). Clone what the work uses, once a term:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use bowline::{Leadership, Node};
+/// # fn program(node: &Node, jobs: Arc<Vec<String>>) -> impl Future<Output = ()> + Send + 'static {
+/// let leading = node.leading("scheduler", "host-1");
+/// async move {
+///     let work = move |leadership: Arc<Leadership>| {
+///         let jobs = Arc::clone(&jobs);
+///         async move { println!("{} jobs, {:?}", jobs.len(), leadership.token()) }
+///     };
+///     leading.run(work).await.ok();
+/// }
+/// # }
+/// ```
 ///
 /// There are no durations to choose, as Kubernetes' lease duration, renew deadline and retry period
 /// with their inequality. The session's TTL is the lease duration: the cluster counts it in full. A

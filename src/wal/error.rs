@@ -27,8 +27,12 @@ pub(crate) enum LogError {
     )]
     Corrupt { segment: PathBuf, offset: u64, why: String },
 
-    /// Another node uses the directory.
-    #[error("another node is running on {dir}; each node needs a directory of its own", dir = dir.display())]
+    /// Another node uses the directory, in this process or in another one.
+    #[error(
+        "{dir} is in use by another node: give each node its own directory; to start a node again in the same \
+         process, await `Node::shutdown` first, because a dropped node stops in the background",
+        dir = dir.display()
+    )]
     Locked { dir: PathBuf },
 
     /// The directory holds the log of another member or cluster.

@@ -407,7 +407,7 @@ fn one_of_three_that_is_left_gives_everything_that_it_has() {
     let all = everything(cluster.node(left));
 
     let running = backup::recover(cluster.data_dir(left), &file).unwrap_err();
-    assert!(running.to_string().contains("another node is running"), "{running}");
+    assert!(running.to_string().contains("is in use by another node"), "{running}");
     for member in 0..3 {
         cluster.kill(member).wait();
     }

@@ -69,7 +69,7 @@ fn a_configuration_that_makes_no_sense_touches_nothing() {
 fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let first = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    refused(Config::new(dir.path(), "solo"), "another node is running on");
+    refused(Config::new(dir.path(), "solo"), "is in use by another node");
     works(&first.client());
 }
 

@@ -119,7 +119,7 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
     let (dir, files) = solo(12, 40);
     let config = || config(dir.path());
     let node = start(config());
-    assert_eq!(fault(config(), "another node is running on"), DataFault::InUse);
+    assert_eq!(fault(config(), "is in use by another node"), DataFault::InUse);
     stop(node);
     let name = Config::new(dir.path(), "other");
     assert_eq!(fault(name, "a directory of its own"), DataFault::Foreign);
@@ -148,7 +148,7 @@ fn a_directory_in_use_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let node = start(config(dir.path()));
     let error = Node::start(config(dir.path())).wait().expect_err("it is in use");
-    assert!(error.to_string().contains("another node is running on"), "{error}");
+    assert!(error.to_string().contains("is in use by another node"), "{error}");
     assert_eq!(count(&node), 0);
 }
 
