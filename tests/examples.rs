@@ -1,11 +1,13 @@
 //! The examples do what they say.
 
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// After how long a program that has not ended hangs.
 const TIME_MAX: Duration = Duration::from_secs(120);
@@ -41,8 +43,8 @@ fn run(name: &str) -> String {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || done.send(process.wait_with_output()));
     let output = ended.recv_timeout(TIME_MAX).unwrap_or_else(|_| {
-        let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw).unwrap();
-        rustix::process::kill_process(id, rustix::process::Signal::KILL).unwrap();
+        let id = i32::try_from(id).ok().and_then(Pid::from_raw).unwrap();
+        kill_process(id, Signal::KILL).unwrap();
         let output = ended.recv().unwrap().unwrap();
         panic!("{name} hangs, and has said {}", String::from_utf8_lossy(&output.stdout));
     });
@@ -64,6 +66,20 @@ fn a_cron_job_goes_on_when_it_fails_when_its_leader_is_killed_and_after_an_outag
     assert!(words.contains("runs the job now; it is killed"), "{words}");
     assert!(words.contains("after the outage instance"), "{words}");
     assert!(words.contains("they have resigned: true"), "{words}");
+}
+
+#[test]
+fn cron_resigns_on_ctrl_c() {
+    let mut process = example("cron").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let first = lines.next().unwrap();
+    assert!(first.contains(" leads, token "), "{first}");
+    kill_process(Pid::from_child(&process), Signal::INT).unwrap();
+    let rest: Vec<String> = lines.collect();
+    for name in 0..3 {
+        assert!(rest.contains(&format!("instance {name} has ended")), "{rest:?}");
+    }
+    assert!(process.wait().unwrap().success(), "{rest:?}");
 }
 
 #[test]

@@ -467,7 +467,7 @@ fn ready_resolves_once_a_leader_serves() {
         node.ready().wait().unwrap();
         assert!(node.status().leader.is_some());
     }
-    // What was acknowledged before is there.
+    // Acknowledged writes are still there.
     let put = cluster.node(0).client().put("k", "v").wait().unwrap();
     cluster.node(1).ready().wait().unwrap();
     assert!(cluster.node(1).client().revision() >= put.revision);

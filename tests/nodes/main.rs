@@ -8,6 +8,7 @@ mod alarms;
 mod backup;
 mod bad_input;
 mod black_holes;
+mod boundaries;
 mod cached;
 mod candidacy;
 mod certificates;

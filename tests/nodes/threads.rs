@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Instant;
 
-use bowline::{Client, KeyRange, Revision, Wait};
+use bowline::{Client, Config, Error, KeyRange, Op, Revision, Wait};
 
 use crate::stage::{self, SOON};
 
@@ -163,9 +163,63 @@ fn all_who_follow_a_view_hear_of_each_change() {
             kv.put("c/k", round.to_string()).wait().unwrap();
             let begun = Instant::now();
             while reached.load(Ordering::SeqCst) < round * FOLLOWERS as u64 {
-                assert!(begun.elapsed() < SOON, "somebody did not hear of change {round}");
+                assert!(begun.elapsed() < SOON, "a follower missed change {round}");
                 thread::yield_now();
             }
         }
     });
+}
+
+/// Calls of all kinds are answered, refused as busy, and dropped half-way, on many threads at once.
+#[test]
+fn admission_counters_return_to_zero() {
+    const CALLS: usize = 400;
+    let limits = |config: Config| config.open_writes_max(4, 1 << 20).open_reads_max(4);
+    let cluster = stage::lasting_with(3, limits);
+    let [answered, busy, dropped] = std::array::from_fn(|_| AtomicU64::new(0));
+    let count = |call: Result<(), Error>| match call {
+        Ok(()) => answered.fetch_add(1, Ordering::Relaxed),
+        Err(Error::Busy) => busy.fetch_add(1, Ordering::Relaxed),
+        Err(error) => panic!("{error}"),
+    };
+    thread::scope(|scope| {
+        for (member, node) in cluster.running() {
+            for thread in 0..4 {
+                let (count, dropped) = (&count, &dropped);
+                scope.spawn(move || {
+                    let kv = node.client();
+                    for call in 0..CALLS {
+                        let key = format!("{member}/{thread}");
+                        match call % 4 {
+                            0 => count(kv.put(key, "v").wait().map(drop)),
+                            1 => count(kv.get(key).wait().map(drop)),
+                            2 => count(kv.txn().then(Op::delete(key)).commit().wait().map(drop)),
+                            _ => {
+                                stage::give_up(kv.put(key.clone(), "v"));
+                                stage::give_up(kv.get(key));
+                                dropped.fetch_add(1, Ordering::Relaxed)
+                            }
+                        };
+                    }
+                });
+            }
+        }
+    });
+    for counted in [&answered, &busy, &dropped] {
+        assert!(counted.load(Ordering::Relaxed) > 0, "{answered:?} {busy:?} {dropped:?}");
+    }
+    for (member, node) in cluster.running() {
+        let open = || node.metrics().snapshot();
+        stage::until_true(node, "nothing is open", || {
+            open().open_bytes == 0 && open().open_requests == 0 && open().open_reads == 0
+        });
+        // All of the room is there again.
+        let kv = node.client();
+        let mut calls: Vec<_> = (0..4)
+            .map(|call| stage::Begun::asked(kv.put(format!("{member}/{call}"), "v")))
+            .collect();
+        while let Some(call) = calls.pop() {
+            call.finish().unwrap();
+        }
+    }
 }
