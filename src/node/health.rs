@@ -253,7 +253,7 @@ impl fmt::Display for Health {
 }
 
 impl Health {
-    /// What is the case, in a sentence.
+    /// The status as a sentence.
     fn state(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leader = self.leader.as_deref().unwrap_or("nobody");
         match self.verdict {

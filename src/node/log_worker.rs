@@ -168,7 +168,7 @@ impl LogWorker {
         }
     }
 
-    /// Takes what is queued for the next turn. What is queued after that waits for the turn after it, as it does while
+    /// Takes the queued jobs for the next turn. Jobs that are queued later wait for the turn after it, as they do while
     /// the thread of a real log writes.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn begin(&mut self) {
@@ -184,7 +184,7 @@ impl LogWorker {
         self.queue.is_filled()
     }
 
-    /// Writes what was taken, or, if that is nothing, what is queued, without waiting: for whoever runs a node by hand.
+    /// Writes the jobs that were taken, or else the queued ones, without waiting. For callers that run a node by hand.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> LogTurn {
         let (groups, cut) = std::mem::take(&mut self.begun);

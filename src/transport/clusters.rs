@@ -23,12 +23,12 @@ pub(crate) struct OtherCluster {
     /// The other member: where it says that it is reached, and its id.
     address: String,
     id: NodeId,
-    /// What this member is called, and the names that it knows.
+    /// The name of this member, and the names that it knows.
     own: (String, Vec<String>),
 }
 
 impl OtherCluster {
-    /// The difference between two hellos. Their ids are numbered by different lists, so they name nobody for certain.
+    /// The difference between two hellos. Their ids are numbered by different lists, so an id does not identify a member.
     pub(super) fn new(mine: &Hello, theirs: &Hello) -> Self {
         let own = (format!("member {}", mine.from), Vec::new());
         let (address, id) = (theirs.address.clone(), theirs.from);
@@ -69,7 +69,7 @@ impl fmt::Display for OtherCluster {
     }
 }
 
-/// What was found out about members of other clusters.
+/// The findings about members of other clusters.
 #[derive(Default)]
 pub(super) struct OtherClusters {
     explained: Mutex<BTreeMap<ClusterId, String>>,
@@ -115,7 +115,7 @@ impl OtherClusters {
         Some(explained)
     }
 
-    /// What was found out about members of `cluster`.
+    /// Returns the findings about members of `cluster`.
     pub(super) fn explained(&self, cluster: ClusterId) -> Option<String> {
         self.explained.lock().unwrap_or_else(PoisonError::into_inner).get(&cluster).cloned()
     }
@@ -154,7 +154,7 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// What n1, which has dialed n2, finds out.
+    /// Returns what n1 finds when it dials n2.
     fn explained(clusters: [u128; 2], lists: [&[&str]; 2]) -> String {
         let [own, other] = clusters;
         let refusal = OtherCluster::new(&hello(other, 2, 1, "h:2"), &hello(own, 1, 2, "h:1"));

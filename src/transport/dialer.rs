@@ -195,7 +195,7 @@ impl Route<'_> {
     async fn hold(&self, mut established: Established, dialing: Dialing<'_>) -> Broken {
         let (context, peer) = (self.context, self.peer);
         let me = context.admission.me();
-        // What has waited for the connection is sent once the pipe is up.
+        // Messages that waited for the connection are sent once the pipe is up.
         let mut dialing = Some(dialing);
         let mut earlier = None;
         loop {

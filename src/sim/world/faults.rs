@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// A process stands still. At the moment at which it goes on, and before it does, it is cut off.
+    /// Pauses a process, and cuts it off just before it resumes.
     fn stupor(&mut self, at: usize, still: Duration, alone: Duration) {
         let life = self.nodes[at].life;
         self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });

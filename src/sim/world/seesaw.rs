@@ -83,7 +83,7 @@ impl World {
             return;
         }
         if act == Act::Another {
-            // What it sends at once reaches the follower alone.
+            // Its first messages reach the follower alone.
             let apart = |at: usize, other: usize| [at, follower].contains(&other);
             let partition = self.only(|a, b| apart(at, a) == apart(at, b));
             let (other, term, act) = (at, look.term, Act::Again);
@@ -97,7 +97,7 @@ impl World {
         self.only(|a, b| a != other && b != other);
     }
 
-    /// Lets only these hear each other. What is under way between others is lost.
+    /// Connects only these. Messages in flight between others are lost.
     fn only(&mut self, linked: impl Fn(usize, usize) -> bool) -> u64 {
         self.net.heal();
         self.partition += 1;

@@ -18,7 +18,7 @@ impl World {
         if node.process.is_none() || node.log_due.is_some() {
             return;
         }
-        // What comes while this is written is written after it.
+        // Jobs that arrive during this write are written after it.
         if let Some(process) = &mut node.process {
             process.begin_log_turn();
         }

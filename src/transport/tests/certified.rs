@@ -288,7 +288,7 @@ fn a_migrating_member_talks_with_members_with_and_without_tls() {
 #[test]
 fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let mut office = Office::new("shop");
-    // What answers without TLS is dialed again, and would be let in.
+    // A member that answers without TLS is dialed again, and would be accepted.
     let plain = start(2, settings(), &[]);
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
     strict.inbox.wait_for_refusal(node(2), "does not speak TLS");

@@ -58,7 +58,7 @@ impl Firewall {
         self.forget_all();
     }
 
-    /// Waits until there are so many new connections.
+    /// Waits for this number of new connections.
     fn wait_for_attempts(&self, attempts: usize) {
         let (began, before) = (Instant::now(), self.seen.load(Ordering::SeqCst));
         while self.seen.load(Ordering::SeqCst) < before + attempts {

@@ -321,9 +321,9 @@ fn leaving_loopback_needs_leave() {
 
 #[test]
 fn a_member_with_several_addresses_is_reached_at_each_that_answers() {
-    let [nobody] = [TcpListener::bind("127.0.0.1:0").expect("a free port")];
-    let first = nobody.local_addr().expect("bound");
-    drop(nobody);
+    let [listener] = [TcpListener::bind("127.0.0.1:0").expect("a free port")];
+    let first = listener.local_addr().expect("bound");
+    drop(listener);
     let two = TcpBound::bind("127.0.0.1:0,127.0.0.2:0", settings()).expect("two free ports");
     let both = two.addresses();
     assert_eq!(
@@ -332,7 +332,7 @@ fn a_member_with_several_addresses_is_reached_at_each_that_answers() {
     );
     let two = Member::start(two, hello(2, 1), &[], &Arc::default());
     for address in both {
-        // At the first of its addresses nobody listens.
+        // There is no listener at its first address.
         let inbox = Arc::default();
         let mut one = Member::start(bind(settings()), hello(1, 2), &[], &inbox);
         let places = [first, address].map(|at| at.to_string());

@@ -126,7 +126,7 @@ fn a_segment_of_several_pieces_is_zeroed_whole_and_nothing_beside_it() {
     }
 }
 
-/// One call reads along at most 256 samples, some 16 MiB of log. What is behind them comes with the next call.
+/// One call reads along at most 256 samples, some 16 MiB of log. The rest comes with the next call.
 #[test]
 fn more_log_than_one_call_reads_is_read_by_several_without_a_gap() {
     const ENTRIES: u64 = 300;

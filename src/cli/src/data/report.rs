@@ -125,7 +125,7 @@ fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// What is in a backup: for people in Bowline's own form, and in etcdutl's other forms. The JSON object has etcdutl's
+/// A report on a backup: for people in Bowline's own form, and in etcdutl's other forms. The JSON object has etcdutl's
 /// fields and Bowline's own.
 pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
     let status = EtcdStatus::of(info);

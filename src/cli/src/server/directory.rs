@@ -1,4 +1,4 @@
-//! What is in the data directory before the first start.
+//! Checks the content of the data directory before the first start.
 
 use std::fs;
 use std::path::{Path, PathBuf};

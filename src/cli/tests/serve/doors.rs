@@ -265,7 +265,7 @@ fn founding_member_is_alive_and_names_whom_it_waits_for() {
         let (code, mut body) = http(&format!("127.0.0.1:{health}"), "GET", path, "");
         (code, body.text())
     };
-    // What kubeadm's probes ask for: the process must not be started again.
+    // kubeadm's probes ask for these. The process must not be restarted.
     let (code, body) = ask("/health?serializable=true");
     assert_eq!((code, body.as_str()), (200, r#"{"health":"true","reason":""}"#));
     assert_eq!(ask("/health").0, 503);

@@ -66,7 +66,7 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
     put(&channel).await;
-    // What is announced twice, is nowhere, has two schemes, or is no URL of HTTP.
+    // A URL given twice, without a port, with two schemes, or without HTTP.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
     let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
     assert_eq!((again.code(), again.message()), expected);

@@ -1,4 +1,4 @@
-//! What a member with data makes of the flags of its first start, and a member without data of a directory in use.
+//! Restarts with other first-start flags, and first starts in directories that are in use.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::generated::etcdserverpb as pb;
 use crate::members::{Cluster, add, until};
 use crate::process::{Server, bowline, flags, free_ports};
 
-/// What is logged where the flags of the first start have changed.
+/// The log line for first-start flags that have changed.
 const DIFFERS: &str = "the configured members or token differ from the data directory";
 
 /// The flags of a member, with some of them changed or added.

@@ -196,7 +196,7 @@ async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_lo
     assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
 }
 
-/// Writes keys one after the other, at whichever server answers, until it is told to stop.
+/// Writes keys one after the other, at any server that answers, until it is stopped.
 struct Writer {
     acknowledged: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -247,7 +247,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long one server may take for a write before the next one is asked.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// What a member's port answers to the first words of a member that does not use TLS.
+/// Returns the answer of a member's port to the preface of a member without TLS.
 fn answer_without_tls(port: u16) -> Vec<u8> {
     let mut stream = std::net::TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
