@@ -167,7 +167,7 @@ fn run(values: &Values, options: Options) -> Result<(), ServeError> {
     for (name, why) in values.idle() {
         tracing::info!("--{name} changes nothing: {why}");
     }
-    for warning in &options.warnings {
+    for warning in values.warnings().chain(options.warnings.iter().map(String::as_str)) {
         tracing::warn!("{warning}");
     }
     for name in values.strangers() {

@@ -3,6 +3,7 @@
 //! A flag that is given and that would do nothing is said so; one that asks for what is not offered is
 //! refused, with what to do instead. Nothing is passed over in silence.
 
+mod file;
 mod gates;
 mod options;
 mod secure;
@@ -10,6 +11,7 @@ mod table;
 mod tokens;
 mod urls;
 mod values;
+mod yaml;
 
 pub(super) use options::{LogFormat, LogOutput, Options};
 pub(super) use secure::{ClientTls, Shown, server_name};

@@ -10,6 +10,7 @@ use super::gates;
 use super::secure::{ClientTls, peer_tls, switch};
 use super::tokens::TokenKind;
 use super::urls::{Door, Offer, Url, addresses, urls};
+use super::yaml::whole;
 use super::{FlagError, Values};
 
 /// What a server does.
@@ -328,7 +329,8 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     most: T,
 ) -> Result<T, FlagError> {
     let Some(value) = values.get(name) else { return Ok(default) };
-    let number = value.parse().ok().filter(|number| *number >= least && *number <= most);
+    let number = value.parse().ok().or_else(|| in_file(values, value));
+    let number = number.filter(|number| *number >= least && *number <= most);
     let must = match name {
         "heartbeat-interval" => "4 to 10000 milliseconds",
         "election-timeout" => "20 to 50000 milliseconds",
@@ -342,10 +344,16 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     number.ok_or_else(|| wrong(name, value, must))
 }
 
+/// An integer of a file, which may have an exponent there.
+fn in_file<T: std::str::FromStr>(values: &Values, value: &str) -> Option<T> {
+    let digits = || whole(value).and_then(|digits| digits.parse().ok());
+    values.is_of_file().then(|| value.parse().ok().or_else(digits)).flatten()
+}
+
 fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Duration, FlagError> {
     let Some(value) = values.get(name) else { return Ok(default) };
     // In etcd's file they are whole nanoseconds.
-    let nanos = value.parse().ok().filter(|_| values.is_of_file()).map(Duration::from_nanos);
+    let nanos = in_file(values, value).map(Duration::from_nanos);
     nanos
         .or_else(|| go_duration(value))
         .ok_or_else(|| wrong(name, value, "a duration such as 300ms, 5s, 10m or 1h30m"))
