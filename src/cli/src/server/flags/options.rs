@@ -13,6 +13,15 @@ use super::urls::{Door, Offer, Url, addresses, urls};
 use super::yaml::whole;
 use super::{FlagError, Values};
 
+/// The largest `--max-request-bytes` that the library takes: larger requests would hold up all others.
+const REQUEST_BYTES_CEILING: usize = 3 << 20;
+
+/// The largest `--max-txn-ops` that the library takes.
+const TXN_OPS_CEILING: usize = 10_000;
+
+/// The cost of a password's hash, unless another one is asked for.
+const BCRYPT_COST: u32 = 10;
+
 /// What a server does.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
@@ -147,6 +156,10 @@ impl Options {
         let data_dir = PathBuf::from(data_dir);
         let (tokens, more) = TokenKind::new(values)?;
         warnings.extend(more);
+        let request_bytes_max =
+            capped(values, "max-request-bytes", 1_572_864, REQUEST_BYTES_CEILING, &mut warnings)?;
+        let txn_ops_max = capped(values, "max-txn-ops", 128, TXN_OPS_CEILING, &mut warnings)?;
+        let bcrypt_cost = bcrypt_cost(values, &mut warnings)?;
         Ok(Self {
             bootstrap: Bootstrap::new(values, &name, &data_dir)?,
             ignore_etcd_data: switch(values, "ignore-etcd-data")?,
@@ -158,9 +171,9 @@ impl Options {
             advertise_clients: split(&advertise),
             heartbeat,
             election_timeout,
-            request_bytes_max: number(values, "max-request-bytes", 1_572_864, 1, 3 << 20)?,
-            txn_ops_max: number(values, "max-txn-ops", 128, 1, 10_000)?,
-            bcrypt_cost: number(values, "bcrypt-cost", 10, 4, 31)?,
+            request_bytes_max,
+            txn_ops_max,
+            bcrypt_cost,
             tokens,
             quota_bytes,
             progress_interval: duration(
@@ -169,7 +182,11 @@ impl Options {
                 Duration::from_secs(600),
             )?
             .max(Duration::from_millis(100)),
-            streams_max: number(values, "max-concurrent-streams", u32::MAX, 1, u32::MAX)?,
+            // As in etcd, 0 is no limit.
+            streams_max: match number(values, "max-concurrent-streams", u32::MAX, 0, u32::MAX)? {
+                0 => u32::MAX,
+                most => most,
+            },
             // As in etcd, none is asked where either is nothing.
             ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
             ping_timeout,
@@ -214,7 +231,7 @@ impl Options {
             value_bytes_max: self.request_bytes_max.max(Limits::VALUE_BYTES_LEAST),
             // What is small enough on the wire is let in: there, a request is measured with what surrounds it.
             request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8)
-                .clamp(Limits::REQUEST_BYTES_LEAST, 3 << 20),
+                .clamp(Limits::REQUEST_BYTES_LEAST, REQUEST_BYTES_CEILING),
             txn_ops_max: self.txn_ops_max.max(Limits::TXN_OPS_LEAST),
             txn_depth_max: Limits::TXN_DEPTH_CEILING,
             ..Limits::default()
@@ -334,14 +351,39 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     let must = match name {
         "heartbeat-interval" => "4 to 10000 milliseconds",
         "election-timeout" => "20 to 50000 milliseconds",
-        "max-request-bytes" => "1 byte to 3 MiB: larger requests would hold up all others",
-        "max-txn-ops" => "1 to 10000",
-        "bcrypt-cost" => "4 to 31",
+        "max-request-bytes" | "max-txn-ops" => "a number from 1",
         "self-signed-cert-validity" => "1 to 100 years",
         "auth-token-ttl" => "1 to 2147483648 seconds",
         _ => "a number",
     };
     number.ok_or_else(|| wrong(name, value, must))
+}
+
+/// A limit that is lowered to `ceiling`, with a warning, where more is asked for.
+fn capped(
+    values: &Values,
+    name: &'static str,
+    default: u64,
+    ceiling: usize,
+    warnings: &mut Vec<String>,
+) -> Result<usize, FlagError> {
+    let asked = number(values, name, default, 1, u64::MAX)?;
+    Ok(usize::try_from(asked).ok().filter(|asked| *asked <= ceiling).unwrap_or_else(|| {
+        warnings.push(format!(
+            "--{name} is {asked}, more than this server supports: it is lowered to {ceiling}"
+        ));
+        ceiling
+    }))
+}
+
+/// The cost of a password's hash. As in etcd, one that bcrypt does not have gives way to the default.
+fn bcrypt_cost(values: &Values, warnings: &mut Vec<String>) -> Result<u32, FlagError> {
+    let asked = number(values, "bcrypt-cost", u64::from(BCRYPT_COST), 0, u64::MAX)?;
+    let cost = u32::try_from(asked).ok().filter(|cost| (4..=31).contains(cost));
+    Ok(cost.unwrap_or_else(|| {
+        warnings.push(format!("--bcrypt-cost is {asked}, not 4 to 31: {BCRYPT_COST} is used"));
+        BCRYPT_COST
+    }))
 }
 
 /// An integer of a file, which may have an exponent there.
@@ -519,7 +561,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
-        let cases: [(&[&str], &str); 16] = [
+        let cases: [(&[&str], &str); 18] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
             (&["--heartbeat-interval=3"], "must be 4 to 10000 milliseconds"),
@@ -534,13 +576,45 @@ mod tests {
             (&["--initial-cluster=a"], "name=url,name=url"),
             (&["--initial-cluster-state=old"], "new or existing"),
             (&["--auto-compaction-mode=yearly"], "periodic or revision"),
-            (&["--max-request-bytes=99999999"], "1 byte to 3 MiB"),
+            (&["--max-request-bytes=0"], "must be a number from 1"),
+            (&["--max-request-bytes=1MiB"], "must be a number from 1"),
+            (&["--max-txn-ops=-1"], "must be a number from 1"),
             (&["--log-format=xml"], "console or json"),
         ];
         for (arguments, words) in cases {
             let error = options(arguments).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
+    }
+
+    #[test]
+    fn limits_beyond_what_is_supported_are_lowered_with_a_warning() {
+        let found = |arguments: &[&str]| {
+            let options = options(arguments).unwrap();
+            let found = (
+                options.request_bytes_max,
+                options.txn_ops_max,
+                options.bcrypt_cost,
+                options.streams_max,
+            );
+            (found, options.warnings)
+        };
+        let none: Vec<String> = Vec::new();
+        let usual = (1_572_864, 128, 10, u32::MAX);
+        assert_eq!(found(&[]), (usual, none.clone()));
+        let most = ["--max-request-bytes=3145728", "--max-txn-ops=10000", "--bcrypt-cost=31"];
+        assert_eq!(found(&most), ((3 << 20, 10_000, 31, u32::MAX), none.clone()));
+        assert_eq!(found(&["--max-concurrent-streams=0"]), (usual, none));
+        let more = ["--max-request-bytes=10485760", "--max-txn-ops=10240", "--bcrypt-cost=32"];
+        let warnings = [
+            "--max-request-bytes is 10485760, more than this server supports: it is lowered to 3145728",
+            "--max-txn-ops is 10240, more than this server supports: it is lowered to 10000",
+            "--bcrypt-cost is 32, not 4 to 31: 10 is used",
+        ];
+        let lowered = (3 << 20, 10_000, 10, u32::MAX);
+        assert_eq!(found(&more), (lowered, warnings.map(str::to_owned).to_vec()));
+        let huge = format!("--max-request-bytes={}", u64::MAX);
+        assert_eq!(found(&[&huge]).0.0, 3 << 20);
     }
 
     #[test]
