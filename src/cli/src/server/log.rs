@@ -1,6 +1,9 @@
 //! The log of a server: lines for people, or, where programs read them, a JSON object each, whose fields have the names
 //! that etcd's log has (`level`, `ts`, `caller`, `msg`).
 
+mod outputs;
+mod rotation;
+
 use std::fmt;
 use std::io::{self, Write};
 
@@ -13,35 +16,60 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::flags::{LogFormat, LogOutput, Options};
+use super::flags::{LogFormat, LogOptions, LogOutput, Options};
+pub(super) use outputs::OpenError;
+use outputs::Outputs;
 
-/// From here on everything that happens is written down, as far as `--log-level` wants it.
-pub(super) fn begin(options: &Options) {
+/// The log, begun.
+pub(super) struct Log {
+    outputs: Outputs,
+    format: LogFormat,
+    is_on_stderr: bool,
+}
+
+/// Begins to log.
+///
+/// # Errors
+/// A log file that cannot be opened.
+pub(super) fn begin(options: &LogOptions) -> Result<Log, OpenError> {
+    let outputs = Outputs::open(options)?;
+    let writer = outputs.clone();
     // What cannot be written down is lost, and nothing else: on a full disk, or into a pipe that nobody reads, a panic
     // would take the member with it.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
-    let log = log.with_max_level(options.log_level).with_ansi(false).with_writer(
-        match options.log_output {
-            LogOutput::Stderr => BoxMakeWriter::new(io::stderr),
-            LogOutput::Stdout => BoxMakeWriter::new(io::stdout),
-        },
-    );
-    match options.log_format {
+    let log = log
+        .with_max_level(options.level)
+        .with_ansi(false)
+        .with_writer(BoxMakeWriter::new(move || writer.clone()));
+    match options.format {
         LogFormat::Console => log.init(),
         LogFormat::Json => log.event_format(Json).init(),
     }
+    let is_on_stderr = options.outputs.contains(&LogOutput::Stderr);
+    Ok(Log { outputs, format: options.format, is_on_stderr })
 }
 
-/// The last line, of a server that has failed.
-pub(super) fn complain(format: LogFormat, error: &impl fmt::Display) {
-    match format {
-        LogFormat::Console => crate::complain(error),
-        LogFormat::Json => tracing::error!("{error}"),
+impl Log {
+    /// Writes the last line, of a server that has failed: to the log, and to standard error in any case.
+    pub(super) fn complain(&self, error: &impl fmt::Display) {
+        if self.format == LogFormat::Json || !self.is_on_stderr {
+            tracing::error!("{error}");
+        }
+        if self.format == LogFormat::Console || !self.is_on_stderr {
+            crate::complain(error);
+        }
+    }
+
+    /// Writes the line that programs wait for which start a server: to standard error, and to the log's files, whatever
+    /// the level of the log is.
+    pub(super) fn say_ready(&self, options: &Options) {
+        let line = ready_line(options);
+        drop(io::stderr().lock().write_all(line.as_bytes()));
+        self.outputs.write_to_files(line.as_bytes());
     }
 }
 
-/// The line that programs wait for which start a server, whatever the level of the log is.
-pub(super) fn say_ready(options: &Options) {
+fn ready_line(options: &Options) -> String {
     let listens: Vec<_> = options.listen_clients.iter().map(ToString::to_string).collect();
     let words = format!(
         "member {:?} is ready to serve client requests on {} (clients are told {})",
@@ -49,14 +77,13 @@ pub(super) fn say_ready(options: &Options) {
         listens.join(","),
         options.advertise_clients.join(","),
     );
-    let line = match options.log_format {
+    match options.log.format {
         LogFormat::Console => format!("bowline: {words}\n"),
         LogFormat::Json => {
             let fields = Map::from_iter([("msg".to_owned(), Value::from(words))]);
             format!("{}\n", whole(fields, Level::INFO, concat!(module_path!(), ":", line!())))
         }
-    };
-    drop(io::stderr().lock().write_all(line.as_bytes()));
+    }
 }
 
 /// An object with what every line has.

@@ -78,6 +78,7 @@ use directory::DirectoryError;
 use dispatch::Dispatch;
 use flags::{Options, Values};
 use listen::Doors;
+use log::Log;
 pub(crate) use member::CLUSTER_VERSION;
 use member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use notify::Notifier;
@@ -152,18 +153,23 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
             return ExitCode::from(super::EXIT_USAGE);
         }
     };
-    log::begin(&options);
-    let format = options.log_format;
-    match run(&values, options) {
+    let log = match log::begin(&options.log) {
+        Ok(log) => log,
+        Err(error) => {
+            super::complain(&error);
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(&values, options, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::complain(format, &error);
+            log.complain(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(values: &Values, options: Options) -> Result<(), ServeError> {
+fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
     for (name, why) in values.idle() {
         tracing::info!("--{name} changes nothing: {why}");
     }
@@ -175,13 +181,13 @@ fn run(values: &Values, options: Options) -> Result<(), ServeError> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(ServeError::Runtime)?;
-    let ended = runtime.block_on(serve(options));
+    let ended = runtime.block_on(serve(options, log));
     // What hangs in the disk, or in a password's hash, is not waited for.
     runtime.shutdown_timeout(HANGING_MAX);
     ended
 }
 
-async fn serve(options: Options) -> Result<(), ServeError> {
+async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
     // Nothing is touched where files are wrong.
@@ -215,7 +221,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     let ready = async {
         let is_ready = |status: &NodeStatus| status.leader.is_some() && is_known(status);
         if member.node().wait_for(is_ready).await.role != Role::Stopped {
-            log::say_ready(&options);
+            log.say_ready(&options);
             notify(Notifier::ready);
         }
     };

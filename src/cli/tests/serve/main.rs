@@ -18,6 +18,7 @@ mod kv;
 mod lease;
 mod ledger;
 mod locks;
+mod logs;
 mod members;
 mod metrics;
 mod office;

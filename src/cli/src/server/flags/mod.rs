@@ -5,6 +5,7 @@
 
 mod file;
 mod gates;
+mod log;
 mod options;
 mod secure;
 mod table;
@@ -13,7 +14,8 @@ mod urls;
 mod values;
 mod yaml;
 
-pub(super) use options::{LogFormat, LogOutput, Options};
+pub(super) use log::{LogFormat, LogOptions, LogOutput, Rotation};
+pub(super) use options::Options;
 pub(super) use secure::{ClientTls, Shown, server_name};
 pub(super) use tokens::{Algorithm, JwtOptions, TokenKind};
 pub(super) use urls::{Door, Offer};

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bowline::{Config, History, Limits, PeerProof, PeerTls};
-use tracing::Level;
 
 use super::gates;
+use super::log::LogOptions;
 use super::secure::{ClientTls, peer_tls, switch};
 use super::tokens::TokenKind;
 use super::urls::{Door, Offer, Url, addresses, urls};
@@ -60,36 +60,13 @@ pub(crate) struct Options {
     pub(crate) ping_after: Option<Duration>,
     /// How long that is waited for.
     pub(crate) ping_timeout: Duration,
-    /// How much is said.
-    pub(crate) log_level: Level,
-    /// Where.
-    pub(crate) log_output: LogOutput,
-    /// For whom.
-    pub(crate) log_format: LogFormat,
+    pub(crate) log: LogOptions,
     bootstrap: Bootstrap,
     /// Whether to begin empty beside the data of etcd.
     pub(crate) ignore_etcd_data: bool,
     history: History,
     slow_request: Duration,
     slow_apply: Duration,
-}
-
-/// Where the log goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LogOutput {
-    /// Standard error.
-    Stderr,
-    /// Standard output.
-    Stdout,
-}
-
-/// Who reads the log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LogFormat {
-    /// People.
-    Console,
-    /// Programs: a JSON object a line.
-    Json,
 }
 
 /// How the member finds the others.
@@ -156,6 +133,8 @@ impl Options {
         let data_dir = PathBuf::from(data_dir);
         let (tokens, more) = TokenKind::new(values)?;
         warnings.extend(more);
+        let (log, more) = LogOptions::new(values)?;
+        warnings.extend(more);
         let request_bytes_max =
             capped(values, "max-request-bytes", 1_572_864, REQUEST_BYTES_CEILING, &mut warnings)?;
         let txn_ops_max = capped(values, "max-txn-ops", 128, TXN_OPS_CEILING, &mut warnings)?;
@@ -190,9 +169,7 @@ impl Options {
             // As in etcd, none is asked where either is nothing.
             ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
             ping_timeout,
-            log_level: log_level(&text("log-level", "info"))?,
-            log_output: log_output(&text("log-outputs", "default"))?,
-            log_format: log_format(&text("log-format", "console"))?,
+            log,
             history: history(values)?,
             slow_request: duration(
                 values,
@@ -453,33 +430,6 @@ fn history(values: &Values) -> Result<History, FlagError> {
             Err(_) => Err(wrong(NAME, value, "a number of revisions")),
         },
         other => Err(wrong("auto-compaction-mode", other, "periodic or revision")),
-    }
-}
-
-fn log_level(word: &str) -> Result<Level, FlagError> {
-    match word {
-        "debug" => Ok(Level::DEBUG),
-        "info" => Ok(Level::INFO),
-        "warn" => Ok(Level::WARN),
-        // What is worse than an error is said as one.
-        "error" | "dpanic" | "panic" | "fatal" => Ok(Level::ERROR),
-        other => Err(wrong("log-level", other, "debug, info, warn or error")),
-    }
-}
-
-fn log_output(word: &str) -> Result<LogOutput, FlagError> {
-    match word {
-        "default" | "stderr" => Ok(LogOutput::Stderr),
-        "stdout" => Ok(LogOutput::Stdout),
-        other => Err(wrong("log-outputs", other, "stderr or stdout: redirect it to a file")),
-    }
-}
-
-fn log_format(word: &str) -> Result<LogFormat, FlagError> {
-    match word {
-        "console" => Ok(LogFormat::Console),
-        "json" => Ok(LogFormat::Json),
-        other => Err(wrong("log-format", other, "console or json")),
     }
 }
 

@@ -228,16 +228,17 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("metrics", "there is one set of metrics"),
     used("listen-metrics-urls", "where else to listen for /metrics, /health, /livez and /readyz"),
     ignored("logger", "there is one logger"),
-    used("log-outputs", "'stderr', 'stdout' or 'default', which is stderr ['default']"),
+    used(
+        "log-outputs",
+        "'stderr', 'stdout', 'default', which is stderr, and paths of files, separated by commas ['default']",
+    ),
     used("log-level", "'debug', 'info', 'warn' or 'error' ['info']"),
     used("log-format", "'console', lines for people, or 'json', an object a line ['console']"),
-    refused_switch(
-        "enable-log-rotation",
-        "the log goes to standard error: rotate it where it is kept",
-    ),
-    refused(
+    used_switch("enable-log-rotation", "rotate the files of --log-outputs"),
+    used(
         "log-rotation-config-json",
-        "the log goes to standard error: rotate it where it is kept",
+        "when, as {\"maxsize\": MIB, \"maxage\": DAYS, \"maxbackups\": FILES, \"localtime\": BOOL, \"compress\": BOOL} \
+         ['{\"maxsize\": 100}']",
     ),
     used("warning-unary-request-duration", "a slower request gets a line in the log ['300ms']"),
     refused_switch("enable-distributed-tracing", NO_TRACING),

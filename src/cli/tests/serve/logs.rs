@@ -1,0 +1,146 @@
+//! Where the log of a server goes, and how its files are rotated.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use flate2::read::GzDecoder;
+use tempfile::{TempDir, tempdir};
+
+use crate::process::{Server, bowline, flags, free_ports};
+
+const READY: &str = "ready to serve client requests";
+const STOPPED: &str = "the member has stopped in good order";
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Starts a server and stops it when it is ready. Returns what it wrote to standard error.
+fn run(dir: &TempDir, more: &[&str]) -> String {
+    let (status, said) = Server::alone(dir, more).stop();
+    assert!(status.success(), "{said}");
+    said
+}
+
+#[test]
+fn the_log_goes_to_standard_error_and_to_files_at_once() {
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let paths = ["a.log", "b.log"].map(|name| logs.path().join(name));
+    let outputs = format!("--log-outputs=stderr,{},{}", text(&paths[0]), text(&paths[1]));
+    let said = run(&dir, &[&outputs, "--log-format=json"]);
+    for log in
+        [said, fs::read_to_string(&paths[0]).unwrap(), fs::read_to_string(&paths[1]).unwrap()]
+    {
+        for words in [READY, STOPPED] {
+            assert_eq!(log.matches(words).count(), 1, "{words:?} in {log}");
+        }
+        for line in log.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).expect(line);
+            assert!(line["level"].is_string() && line["msg"].is_string(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_log_file_is_appended_to_and_only_the_ready_line_goes_to_standard_error() {
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let path = logs.path().join("etcd.log");
+    let outputs = format!("--log-outputs={}", text(&path));
+    for starts in 1..=2 {
+        let said = run(&dir, &[&outputs]);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains(READY), "{said}");
+        let log = fs::read_to_string(&path).unwrap();
+        assert_eq!(log.matches(STOPPED).count(), starts, "{log}");
+    }
+}
+
+#[test]
+fn a_log_file_that_cannot_be_opened_ends_the_start_with_the_reason() {
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let [peer, client] = free_ports();
+    let all = flags(0, &[peer], client, dir.path());
+    let missing = logs.path().join("missing").join("etcd.log");
+    let cases: [(&Path, &[&str], &str); 4] = [
+        (logs.path(), &[], "Is a directory"),
+        (&missing, &[], "No such file or directory"),
+        (logs.path(), &["--enable-log-rotation"], "Is a directory"),
+        (Path::new("/dev/null"), &["--enable-log-rotation"], "only regular files can be rotated"),
+    ];
+    for (path, more, why) in cases {
+        let outputs = format!("--log-outputs=stderr,{}", text(path));
+        let done = bowline().arg("serve").args(&all).arg(outputs).args(more).output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        let words = format!("cannot open the log file {}: {why}", path.display());
+        assert!(said.contains(&words), "{said}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the data is not touched");
+    }
+}
+
+#[test]
+fn the_reason_of_a_failed_start_is_in_the_log_file_and_on_standard_error() {
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let [peer, client] = free_ports();
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", client)).unwrap();
+    for format in ["console", "json"] {
+        let path = logs.path().join(format);
+        let mut command = bowline();
+        command.arg("serve").args(flags(0, &[peer], client, dir.path()));
+        command.arg(format!("--log-outputs={}", text(&path))).arg(format!("--log-format={format}"));
+        let done = command.output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        for log in [said, fs::read_to_string(&path).unwrap()] {
+            assert_eq!(log.matches("cannot listen for clients").count(), 1, "{format}: {log}");
+        }
+    }
+}
+
+#[test]
+fn a_log_file_is_rotated_when_a_line_makes_it_too_long() {
+    const MIB: usize = 1 << 20;
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let path = logs.path().join("new").join("etcd.log");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let old = "x".repeat(MIB - 1) + "\n";
+    fs::write(&path, &old).unwrap();
+    let yaml = dir.path().join("etcd.yaml");
+    let data = dir.path().join("data");
+    let [peer, client] = free_ports();
+    let mut file = File::create(&yaml).unwrap();
+    for flag in flags(0, &[peer], client, &data) {
+        let (name, value) = flag.trim_start_matches('-').split_once('=').unwrap();
+        writeln!(file, "{name}: '{value}'").unwrap();
+    }
+    writeln!(file, "log-outputs: ['{}']\nenable-log-rotation: true", text(&path)).unwrap();
+    writeln!(file, "log-rotation-config-json: '{{\"maxsize\": 1, \"compress\": true}}'").unwrap();
+    let server = Server::start(&[format!("--config-file={}", text(&yaml))], client, &[]).ready();
+    let begun = Instant::now();
+    let rotated = loop {
+        let found: Vec<_> =
+            fs::read_dir(path.parent().unwrap()).unwrap().map(Result::unwrap).collect();
+        let rotated =
+            found.iter().map(|found| found.path()).find(|path| path.extension().unwrap() == "gz");
+        match rotated {
+            Some(rotated) if found.len() == 2 => break rotated,
+            _ => assert!(begun.elapsed() < Duration::from_secs(60), "{found:?}"),
+        }
+        std::thread::yield_now();
+    };
+    assert!(server.stop().0.success());
+    let mut text = String::new();
+    GzDecoder::new(File::open(rotated).unwrap()).read_to_string(&mut text).unwrap();
+    assert!(text == old, "{} bytes were rotated", text.len());
+    let log = fs::read_to_string(&path).unwrap();
+    assert!(log.contains(READY) && log.contains(STOPPED), "{log}");
+}
+
+#[test]
+fn a_log_file_on_a_full_disk_costs_its_own_lines_and_nothing_else() {
+    let dir = tempdir().unwrap();
+    let said = run(&dir, &["--log-outputs=/dev/full,stderr"]);
+    assert!(said.contains(READY) && said.contains(STOPPED), "{said}");
+}
