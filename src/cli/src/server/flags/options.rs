@@ -128,9 +128,9 @@ impl Options {
         warnings.extend(gates::idle(values)?);
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
         let ping_timeout = duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?;
-        let data_dir = text("data-dir", "");
-        let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
-        let data_dir = PathBuf::from(data_dir);
+        let data_dir = PathBuf::from(text("data-dir", &format!("{name}.etcd")));
+        check_wal_dir(values, &data_dir)?;
+        let bootstrap = Bootstrap::new(values, &name, &data_dir, &mut warnings)?;
         let (tokens, more) = TokenKind::new(values)?;
         warnings.extend(more);
         let (log, more) = LogOptions::new(values)?;
@@ -140,7 +140,7 @@ impl Options {
         let txn_ops_max = capped(values, "max-txn-ops", 128, TXN_OPS_CEILING, &mut warnings)?;
         let bcrypt_cost = bcrypt_cost(values, &mut warnings)?;
         Ok(Self {
-            bootstrap: Bootstrap::new(values, &name, &data_dir)?,
+            bootstrap,
             ignore_etcd_data: switch(values, "ignore-etcd-data")?,
             data_dir,
             listen_clients,
@@ -250,7 +250,12 @@ impl Options {
 }
 
 impl Bootstrap {
-    fn new(values: &Values, name: &str, data_dir: &Path) -> Result<Self, FlagError> {
+    fn new(
+        values: &Values,
+        name: &str,
+        data_dir: &Path,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let advertised = text("initial-advertise-peer-urls", "http://localhost:2380");
         let advertise = urls("initial-advertise-peer-urls", &advertised)?;
@@ -277,11 +282,11 @@ impl Bootstrap {
             .collect();
         let members: Vec<(String, String)> =
             members.iter().map(|(name, urls)| (name.clone(), addresses(urls))).collect();
-        let tls = peer_tls(values, &all, data_dir)?;
+        let tls = peer_tls(values, &all, data_dir, warnings)?;
         let advertise = addresses(&advertise);
         let listen: Vec<_> = listen.into_iter().map(|url| url.address).collect();
         let listen = listen.join(",");
-        let joins = match text("initial-cluster-state", "new").as_str() {
+        let joins = match values.raw("initial-cluster-state").unwrap_or("new") {
             "new" => false,
             "existing" => true,
             other => return Err(wrong("initial-cluster-state", other, "new or existing")),
@@ -291,10 +296,23 @@ impl Bootstrap {
     }
 }
 
+/// The log is in the data directory, so another place for it can be named only if it is one in there.
+fn check_wal_dir(values: &Values, data_dir: &Path) -> Result<(), FlagError> {
+    let Some(wal_dir) = values.get("wal-dir") else { return Ok(()) };
+    if [data_dir, &data_dir.join("wal"), &data_dir.join("member/wal")].contains(&Path::new(wal_dir))
+    {
+        return Ok(());
+    }
+    Err(FlagError::Together(format!(
+        "--wal-dir={wal_dir} is not supported: the log is kept in --data-dir, which is {}; omit --wal-dir",
+        data_dir.display()
+    )))
+}
+
 /// Where to listen for clients, and what is served at each address.
 fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError> {
     let listed = |name| match values.get(name) {
-        None | Some("") => Ok(Vec::new()),
+        None => Ok(Vec::new()),
         Some(list) => urls(name, list),
     };
     let http = listed("listen-client-http-urls")?;
@@ -322,7 +340,7 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     least: T,
     most: T,
 ) -> Result<T, FlagError> {
-    let Some(value) = values.get(name) else { return Ok(default) };
+    let Some(value) = values.raw(name) else { return Ok(default) };
     let number = value.parse().ok().or_else(|| in_file(values, value));
     let number = number.filter(|number| *number >= least && *number <= most);
     let must = match name {
@@ -370,7 +388,7 @@ fn in_file<T: std::str::FromStr>(values: &Values, value: &str) -> Option<T> {
 }
 
 fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Duration, FlagError> {
-    let Some(value) = values.get(name) else { return Ok(default) };
+    let Some(value) = values.raw(name) else { return Ok(default) };
     // In etcd's file they are whole nanoseconds.
     let nanos = in_file(values, value).map(Duration::from_nanos);
     nanos
@@ -437,6 +455,8 @@ fn history(values: &Values) -> Result<History, FlagError> {
 mod tests {
     use bowline::{Node, Wait};
 
+    use super::super::Fate;
+    use super::super::table::FLAGS;
     use super::*;
 
     fn options(arguments: &[&str]) -> Result<Options, FlagError> {
@@ -565,6 +585,106 @@ mod tests {
         assert_eq!(found(&more), (lowered, warnings.map(str::to_owned).to_vec()));
         let huge = format!("--max-request-bytes={}", u64::MAX);
         assert_eq!(found(&[&huge]).0.0, 3 << 20);
+    }
+
+    /// Flags whose empty value is an error in etcd, too: numbers, durations, and one of a few words.
+    const NEVER_EMPTY: [&str; 15] = [
+        "auth-token-ttl",
+        "bcrypt-cost",
+        "election-timeout",
+        "grpc-keepalive-interval",
+        "grpc-keepalive-timeout",
+        "heartbeat-interval",
+        "initial-cluster-state",
+        "max-concurrent-streams",
+        "max-request-bytes",
+        "max-txn-ops",
+        "quota-backend-bytes",
+        "self-signed-cert-validity",
+        "warning-apply-duration",
+        "warning-unary-request-duration",
+        "watch-progress-notify-interval",
+    ];
+
+    #[test]
+    fn an_empty_value_is_none_where_etcd_takes_one() {
+        let usual = format!("{:?}", options(&[]).unwrap());
+        let mut refused = Vec::new();
+        for flag in FLAGS {
+            let argument = format!("--{}=", flag.name);
+            let values = Values::read(std::slice::from_ref(&argument), std::iter::empty());
+            let read = values.and_then(|values| Ok((Options::new(&values)?, values)));
+            match read {
+                Err(_) if flag.is_switch => {}
+                Err(error) => {
+                    assert!(error.to_string().contains(flag.name), "{error}");
+                    refused.push(flag.name);
+                }
+                Ok((options, values)) => {
+                    assert!(!flag.is_switch || flag.fate == Fate::Ignored, "{argument}");
+                    assert_eq!(format!("{options:?}"), usual, "{argument}");
+                    assert!(flag.is_switch || values.idle().count() == 0, "{argument}");
+                }
+            }
+        }
+        refused.sort_unstable();
+        assert_eq!(refused, NEVER_EMPTY);
+    }
+
+    #[test]
+    fn flags_that_ask_for_what_is_so_anyway_are_accepted() {
+        let warnings = |argument: &str| {
+            let values = Values::read(&[argument.to_owned()], std::iter::empty()).unwrap();
+            let idle = values.idle().map(|(name, _)| format!("--{name} changes nothing")).collect();
+            [Options::new(&values).expect(argument).warnings, idle].concat().join("; ")
+        };
+        for (argument, warning) in [
+            ("--host-whitelist=*", "--host-whitelist changes nothing"),
+            ("--host-whitelist=a,*", "--host-whitelist changes nothing"),
+            ("--cors=*", "--cors changes nothing"),
+            ("--log-rotation-config-json={}", ""),
+            (
+                "--distributed-tracing-address=h:4317",
+                "--distributed-tracing-address changes nothing",
+            ),
+            (
+                "--experimental-distributed-tracing-service-name=etcd",
+                "service-name changes nothing",
+            ),
+            ("--distributed-tracing-sampling-rate=0", "sampling-rate changes nothing"),
+            ("--enable-distributed-tracing=false", ""),
+            ("--discovery-dial-timeout=2s", "--discovery-dial-timeout changes nothing"),
+            ("--discovery-request-timeout=5s", "--discovery-request-timeout changes nothing"),
+            ("--discovery-keepalive-time=2s", "--discovery-keepalive-time changes nothing"),
+            (
+                "--discovery-insecure-transport=true",
+                "--discovery-insecure-transport changes nothing",
+            ),
+            ("--discovery-fallback=proxy", "--discovery-fallback changes nothing"),
+            ("--log-level=INFO", ""),
+            ("--peer-auto-tls", "--peer-auto-tls changes nothing: --listen-peer-urls has http://"),
+            ("--auto-tls", "is not encrypted: certificates count for https:// only"),
+            ("--wal-dir=default.etcd/member/wal", ""),
+        ] {
+            let found = warnings(argument);
+            assert!(
+                found.contains(warning) && found.is_empty() == warning.is_empty(),
+                "{argument}: {found:?}"
+            );
+        }
+        for (argument, words) in [
+            ("--host-whitelist=a", "host names are not looked at"),
+            ("--cors=http://a", "answers no preflight requests"),
+            ("--enable-distributed-tracing", "there is no exporter of traces"),
+            ("--discovery=http://d", "there is no discovery service"),
+            ("--discovery-endpoints=http://d", "there is no discovery service"),
+            ("--discovery-token=x", "there is no discovery service"),
+            ("--discovery-srv=example.com", "there is no discovery service"),
+            ("--wal-dir=/other", "--wal-dir=/other is not supported"),
+        ] {
+            let error = options(&[argument]).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
     }
 
     #[test]

@@ -50,14 +50,14 @@ pub(crate) enum Shown {
 
 /// The values of a switch, as Go reads them.
 pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
-    match values.get(name) {
+    match values.raw(name) {
         None => Ok(false),
         Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),
     }
 }
 
 fn file(values: &Values, name: &'static str) -> Option<PathBuf> {
-    values.get(name).filter(|path| !path.is_empty()).map(PathBuf::from)
+    values.get(name).map(PathBuf::from)
 }
 
 /// A certificate and its key, which are nothing without each other.
@@ -214,6 +214,7 @@ pub(super) fn peer_tls(
     values: &Values,
     urls: &[(&str, Url)],
     data_dir: &Path,
+    warnings: &mut Vec<String>,
 ) -> Result<Option<PeerTls>, FlagError> {
     let files = pair(values, "peer-cert-file", "peer-key-file")?;
     for (own, other) in
@@ -250,12 +251,12 @@ pub(super) fn peer_tls(
     }
     let (name, url) = &urls[0];
     let any = files.is_some() || authorities.is_some() || revoked.is_some() || asks;
-    if !url.is_secure && makes_own {
-        return Err(FlagError::Together(format!(
-            "--peer-auto-tls encrypts, and --{name} has {url}: write https://, or leave it out"
-        )));
-    }
     if !url.is_secure {
+        if makes_own {
+            warnings.push(format!(
+                "--peer-auto-tls changes nothing: --{name} has {url}, which is not encrypted"
+            ));
+        }
         return match any {
             false => Ok(None),
             true => Err(FlagError::Together(format!(
@@ -337,7 +338,6 @@ mod tests {
             (&["--peer-trusted-ca-file=x"], "write https://"),
             (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
             (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
-            (&["--peer-auto-tls"], "--peer-auto-tls encrypts, and"),
             (&["--peer-tls-migration"], "--peer-tls-migration needs this member's certificates"),
             (
                 &[&peers[0], &peers[1], "--peer-tls-migration", "--peer-auto-tls"],

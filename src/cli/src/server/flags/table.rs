@@ -13,37 +13,51 @@ pub(super) struct Flag {
     pub(super) is_hidden: bool,
     /// What becomes of it.
     pub(super) fate: Fate,
+    /// A value with which a refused flag asks for what is so anyway.
+    pub(super) harmless: Option<&'static str>,
     /// What it is, for the help.
     pub(super) what: &'static str,
 }
 
 const fn used(name: &'static str, what: &'static str) -> Flag {
-    Flag { name, is_switch: false, is_hidden: false, fate: Used, what }
+    Flag { name, is_switch: false, is_hidden: false, fate: Used, harmless: None, what }
 }
 
 const fn used_switch(name: &'static str, what: &'static str) -> Flag {
-    Flag { name, is_switch: true, is_hidden: false, fate: Used, what }
+    Flag { name, is_switch: true, is_hidden: false, fate: Used, harmless: None, what }
 }
 
 const fn ignored(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, is_switch: false, is_hidden: false, fate: Ignored, what: why }
+    Flag { name, is_switch: false, is_hidden: false, fate: Ignored, harmless: None, what: why }
 }
 
 const fn ignored_switch(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, is_switch: true, is_hidden: false, fate: Ignored, what: why }
+    Flag { name, is_switch: true, is_hidden: false, fate: Ignored, harmless: None, what: why }
 }
 
 /// For programs that give it to whatever server they start; nobody who reads the help shall.
 const fn hidden_switch(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, is_switch: true, is_hidden: true, fate: Ignored, what: why }
+    Flag { name, is_switch: true, is_hidden: true, fate: Ignored, harmless: None, what: why }
 }
 
 const fn refused(name: &'static str, instead: &'static str) -> Flag {
-    Flag { name, is_switch: false, is_hidden: false, fate: Refused, what: instead }
+    Flag { name, is_switch: false, is_hidden: false, fate: Refused, harmless: None, what: instead }
 }
 
 const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
-    Flag { name, is_switch: true, is_hidden: false, fate: Refused, what: instead }
+    Flag { name, is_switch: true, is_hidden: false, fate: Refused, harmless: None, what: instead }
+}
+
+/// Refused unless its list has `*`, which is etcd's default: all of them.
+const fn refused_unless_all(name: &'static str, instead: &'static str) -> Flag {
+    Flag {
+        name,
+        is_switch: false,
+        is_hidden: false,
+        fate: Refused,
+        harmless: Some("*"),
+        what: instead,
+    }
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
@@ -61,7 +75,7 @@ pub(super) const FLAGS: &[Flag] = &[
         "ignore-etcd-data",
         "start empty although --data-dir holds the data of etcd, which this server does not read",
     ),
-    refused("wal-dir", "log and snapshots stand in one directory: use --data-dir"),
+    used("wal-dir", "empty, or a path in --data-dir: log and snapshots are kept there"),
     ignored("snapshot-count", "a snapshot is taken when the log has grown by half of the state"),
     used("heartbeat-interval", "how often a leader says that it is there, in milliseconds ['100']"),
     used("election-timeout", "how long a silent leader is waited for, in milliseconds ['1000']"),
@@ -129,21 +143,21 @@ pub(super) const FLAGS: &[Flag] = &[
     refused("discovery", NO_DISCOVERY),
     refused("discovery-token", NO_DISCOVERY),
     refused("discovery-endpoints", NO_DISCOVERY),
-    refused("discovery-dial-timeout", NO_DISCOVERY),
-    refused("discovery-request-timeout", NO_DISCOVERY),
-    refused("discovery-keepalive-time", NO_DISCOVERY),
-    refused("discovery-keepalive-timeout", NO_DISCOVERY),
-    refused_switch("discovery-insecure-transport", NO_DISCOVERY),
-    refused_switch("discovery-insecure-skip-tls-verify", NO_DISCOVERY),
-    refused("discovery-cert", NO_DISCOVERY),
-    refused("discovery-key", NO_DISCOVERY),
-    refused("discovery-cacert", NO_DISCOVERY),
-    refused("discovery-user", NO_DISCOVERY),
-    refused("discovery-password", NO_DISCOVERY),
+    ignored("discovery-dial-timeout", NO_DISCOVERY),
+    ignored("discovery-request-timeout", NO_DISCOVERY),
+    ignored("discovery-keepalive-time", NO_DISCOVERY),
+    ignored("discovery-keepalive-timeout", NO_DISCOVERY),
+    ignored_switch("discovery-insecure-transport", NO_DISCOVERY),
+    ignored_switch("discovery-insecure-skip-tls-verify", NO_DISCOVERY),
+    ignored("discovery-cert", NO_DISCOVERY),
+    ignored("discovery-key", NO_DISCOVERY),
+    ignored("discovery-cacert", NO_DISCOVERY),
+    ignored("discovery-user", NO_DISCOVERY),
+    ignored("discovery-password", NO_DISCOVERY),
     ignored("discovery-fallback", "there is no discovery service that could fail"),
-    refused("discovery-proxy", NO_DISCOVERY),
+    ignored("discovery-proxy", NO_DISCOVERY),
     refused("discovery-srv", NO_DISCOVERY),
-    refused("discovery-srv-name", NO_DISCOVERY),
+    ignored("discovery-srv-name", NO_DISCOVERY),
     ignored_switch(
         "strict-reconfig-check",
         "changes that would lose the quorum are always refused",
@@ -210,8 +224,11 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("tls-min-version", "'TLS1.2' or 'TLS1.3', with clients; members speak 1.3 ['TLS1.2']"),
     used("tls-max-version", "'TLS1.2' or 'TLS1.3', with clients ['TLS1.3']"),
-    refused("cors", "the HTTP side answers no preflight requests: put a proxy before it"),
-    refused(
+    refused_unless_all(
+        "cors",
+        "the HTTP side answers no preflight requests: put a proxy before it",
+    ),
+    refused_unless_all(
         "host-whitelist",
         "host names are not looked at: bind --listen-client-urls to where only those reach it who may",
     ),
@@ -242,10 +259,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("warning-unary-request-duration", "a slower request gets a line in the log ['300ms']"),
     refused_switch("enable-distributed-tracing", NO_TRACING),
-    refused("distributed-tracing-address", NO_TRACING),
-    refused("distributed-tracing-service-name", NO_TRACING),
-    refused("distributed-tracing-instance-id", NO_TRACING),
-    refused("distributed-tracing-sampling-rate", NO_TRACING),
+    ignored("distributed-tracing-address", NO_TRACING),
+    ignored("distributed-tracing-service-name", NO_TRACING),
+    ignored("distributed-tracing-instance-id", NO_TRACING),
+    ignored("distributed-tracing-sampling-rate", NO_TRACING),
     ignored_switch(
         "initial-corrupt-check",
         "replicas compare their digests from the first entry on",

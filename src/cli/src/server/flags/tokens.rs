@@ -201,7 +201,6 @@ mod tests {
     fn what_makes_no_sense_of_it_is_refused_in_words() {
         for (text, words) in [
             ("none", "simple, or jwt with its options"),
-            ("", "simple, or jwt with its options"),
             ("simple,ttl=5m", "simple tokens have no options"),
             ("jwt", "jwt needs sign-method"),
             ("jwt,sign-method=none,priv-key=k", "there is no sign-method none, there are HS256"),

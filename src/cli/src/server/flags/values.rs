@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::file;
+use super::options::split;
 use super::table::{FLAGS, Flag};
 use super::{Fate, FlagError};
 use crate::go_flags::truth;
@@ -31,7 +32,7 @@ impl Values {
         let mut values = Self::default();
         values.read_arguments(arguments)?;
         let environment: Vec<_> = environment.filter(|(_, value)| !value.is_empty()).collect();
-        let path = values.get("config-file").filter(|path| !path.is_empty()).map(str::to_owned);
+        let path = values.get("config-file").map(str::to_owned);
         let named = || {
             let named = environment.iter().find(|(name, _)| name == "ETCD_CONFIG_FILE");
             named.map(|(_, path)| path.clone())
@@ -57,8 +58,13 @@ impl Values {
         self.warnings.iter().map(String::as_str)
     }
 
-    /// The value of a flag, if it was given.
+    /// The value of a flag, if it was given. An empty one counts as none.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.raw(name).filter(|value| !value.is_empty())
+    }
+
+    /// The same, with an empty value as it is: no number, no truth, and none of a few words.
+    pub(super) fn raw(&self, name: &str) -> Option<&str> {
         debug_assert!(
             FLAGS.iter().any(|flag| flag.name == name && flag.fate == Fate::Used),
             "{name} is used, and not so in the table"
@@ -131,9 +137,15 @@ impl Values {
     pub(super) fn take(&mut self, flag: &'static Flag, value: String) -> Result<(), FlagError> {
         match flag.fate {
             Fate::Used => drop(self.given.insert(flag.name, value)),
-            Fate::Ignored => self.idle.push((flag.name, flag.what)),
             // Not asked for.
+            Fate::Ignored | Fate::Refused if value.is_empty() && !flag.is_switch => {}
+            Fate::Ignored => self.idle.push((flag.name, flag.what)),
             Fate::Refused if flag.is_switch && truth(&value) == Ok(false) => {}
+            Fate::Refused
+                if flag.harmless.is_some_and(|all| split(&value).contains(&all.into())) =>
+            {
+                self.idle.push((flag.name, flag.what));
+            }
             Fate::Refused => {
                 return Err(FlagError::Refused { name: flag.name, instead: flag.what });
             }
@@ -179,7 +191,8 @@ mod tests {
     fn a_variable_that_is_empty_says_nothing() {
         let empty = [("ETCD_NAME", ""), ("ETCD_QUOTA_BACKEND_BYTES", ""), ("ETCD_DISCOVERY", "")];
         assert_eq!(read(&[], &empty).unwrap(), Values::default());
-        assert_eq!(read(&["--name="], &[("ETCD_NAME", "b")]).unwrap().get("name"), Some(""));
+        // An empty argument goes before the environment all the same.
+        assert_eq!(read(&["--name="], &[("ETCD_NAME", "b")]).unwrap().get("name"), None);
     }
 
     #[test]
