@@ -26,6 +26,7 @@ mod operate;
 mod ports;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
+mod projects;
 mod restarts;
 mod rights;
 mod rust_client;

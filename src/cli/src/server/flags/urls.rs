@@ -38,7 +38,7 @@ impl Url {
         if !(is_address || is_file && !address.is_empty()) {
             return Err(wrong(name, url, MUST));
         }
-        Ok(Self { is_secure, is_file, address: address.to_owned() })
+        Ok(Self { is_secure, is_file, address: without_needless_brackets(address) })
     }
 
     /// The path of a socket file, if it is one: as in etcd, `unix://host:port` is a file of that name where the server runs.
@@ -53,6 +53,15 @@ impl Url {
         }
         let host = self.address.rsplit_once(':').map_or("", |(host, _)| host);
         host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+/// Charts write brackets around any address, in case it is one of IPv6: Go takes them off.
+fn without_needless_brackets(address: &str) -> String {
+    let inside = address.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
+    match inside {
+        Some((host, port)) if !host.contains(':') => format!("{host}:{port}"),
+        _ => address.to_owned(),
     }
 }
 
@@ -102,4 +111,23 @@ pub(super) fn urls(name: &'static str, list: &str) -> Result<Vec<Url>, FlagError
 pub(crate) fn addresses<'a>(urls: impl IntoIterator<Item = &'a Url>) -> String {
     let addresses: BTreeSet<&str> = urls.into_iter().map(|url| url.address.as_str()).collect();
     addresses.into_iter().collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_of_ipv6_keep_their_brackets() {
+        for (url, address) in [
+            ("http://[10.0.0.1]:2379", "10.0.0.1:2379"),
+            ("https://[localhost]:2379/", "localhost:2379"),
+            ("http://[::1]:2379", "[::1]:2379"),
+            ("http://[fe80::1%eth0]:2379", "[fe80::1%eth0]:2379"),
+            ("http://10.0.0.1:2379", "10.0.0.1:2379"),
+            ("unix:///run/[x]:1", "/run/[x]:1"),
+        ] {
+            assert_eq!(Url::parse("listen-client-urls", url).unwrap().address, address, "{url}");
+        }
+    }
 }
