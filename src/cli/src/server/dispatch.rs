@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
 use tonic::codegen::Service;
 use tracing::Instrument as _;
 
@@ -160,6 +161,17 @@ fn holding(body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
     }
 }
 
+/// A service that reads and writes messages with and without gzip. The limit holds for a message as it was sent and as it
+/// is after decompression.
+macro_rules! served {
+    ($server:ident, $service:expr, $bytes_max:expr) => {
+        $server::new($service)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .send_compressed(CompressionEncoding::Gzip)
+            .max_decoding_message_size($bytes_max)
+    };
+}
+
 impl Dispatch {
     pub(super) fn new(member: &Arc<Member>) -> Self {
         let bytes_max = member.options().request_bytes_max + MESSAGE_SLACK_BYTES;
@@ -168,24 +180,25 @@ impl Dispatch {
             bytes_max,
             nobodies: Arc::new(Semaphore::new(NOBODIES_MAX)),
             turns: Turns::new(),
-            kv: KvServer::new(KvService(Arc::clone(&member))).max_decoding_message_size(bytes_max),
-            watch: WatchServer::new(WatchService(Arc::clone(&member)))
-                .max_decoding_message_size(bytes_max),
-            watch_of_nobody: WatchServer::new(WatchService(Arc::clone(&member)))
-                .max_decoding_message_size(NOBODY_BYTES_MAX),
-            lease: LeaseServer::new(LeaseService(Arc::clone(&member))),
-            cluster: ClusterServer::new(ClusterService(Arc::clone(&member))),
-            maintenance: MaintenanceServer::new(MaintenanceService(Arc::clone(&member))),
-            auth: AuthServer::new(AuthService(Arc::clone(&member)))
-                .max_decoding_message_size(bytes_max),
-            login: AuthServer::new(AuthService(Arc::clone(&member)))
-                .max_decoding_message_size(LOGIN_BYTES_MAX),
-            lock: LockServer::new(LockService(Arc::clone(&member)))
-                .max_decoding_message_size(bytes_max),
-            election: ElectionServer::new(ElectionService(Arc::clone(&member)))
-                .max_decoding_message_size(bytes_max),
-            health: HealthServer::new(HealthService::new(&member))
-                .max_decoding_message_size(HEALTH_BYTES_MAX),
+            kv: served!(KvServer, KvService(Arc::clone(&member)), bytes_max),
+            watch: served!(WatchServer, WatchService(Arc::clone(&member)), bytes_max),
+            watch_of_nobody: served!(
+                WatchServer,
+                WatchService(Arc::clone(&member)),
+                NOBODY_BYTES_MAX
+            ),
+            lease: served!(LeaseServer, LeaseService(Arc::clone(&member)), bytes_max),
+            cluster: served!(ClusterServer, ClusterService(Arc::clone(&member)), bytes_max),
+            maintenance: served!(
+                MaintenanceServer,
+                MaintenanceService(Arc::clone(&member)),
+                bytes_max
+            ),
+            auth: served!(AuthServer, AuthService(Arc::clone(&member)), bytes_max),
+            login: served!(AuthServer, AuthService(Arc::clone(&member)), LOGIN_BYTES_MAX),
+            lock: served!(LockServer, LockService(Arc::clone(&member)), bytes_max),
+            election: served!(ElectionServer, ElectionService(Arc::clone(&member)), bytes_max),
+            health: served!(HealthServer, HealthService::new(&member), HEALTH_BYTES_MAX),
             http: HttpSide::new(&member),
             certified: None,
             offer: Offer::All,
@@ -254,7 +267,7 @@ impl Dispatch {
     }
 
     /// Answers a request of gRPC, wherever it comes from.
-    pub(super) fn grpc<B>(&mut self, request: Request<B>) -> Answer
+    pub(super) fn grpc<B>(&mut self, mut request: Request<B>) -> Answer
     where
         B: http_body::Body + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -285,6 +298,7 @@ impl Dispatch {
         let doubt = is_judged.then(|| Doubt::about(&self.member, &who, needs));
         let patience = if is_one { Patience::Of(MESSAGE_TIME_MAX) } else { Patience::Endless };
         let received = |body| Counted::new(body, &traffic, Way::In, &span);
+        let is_compressed = compress_like_the_request(request.headers_mut());
         let mut request = request.map(|body| Late::new(received(body), doubt, patience));
         request.extensions_mut().insert(who);
         request.extensions_mut().insert(self.turns.clone());
@@ -306,7 +320,7 @@ impl Dispatch {
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         };
-        let (bytes_max, member) = (self.bytes_max_of(&path), Arc::clone(&self.member));
+        let member = Arc::clone(&self.member);
         let turns = self.turns.clone();
         let within = span.clone();
         let answer = async move {
@@ -314,16 +328,21 @@ impl Dispatch {
                 Ok(answered) => answered?,
                 Err(status) => return Ok(counted(status.into_http())),
             };
-            say_too_large(&mut response, bytes_max);
+            say_too_large(response.headers_mut());
             if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
             }
-            let is_large = response.extensions().get::<Large>().is_some();
+            // To compress takes long, too.
+            let is_large = is_compressed || response.extensions().get::<Large>().is_some();
             let room = response.extensions().get::<Held>().cloned();
             let aside = |body| match is_large {
                 true => Body::new(Aside::new(body, &turns)),
                 false => body,
             };
+            let response = response.map(|body| match is_one {
+                true => body,
+                false => saying_too_large(body),
+            });
             let response = response.map(aside).map(|body| match room {
                 Some(room) => room.by_body(body),
                 None => body,
@@ -408,20 +427,52 @@ fn is_for_space(response: &Response<Body>) -> bool {
     matches!(why, Some(Error::QuotaExceeded { .. } | Error::NoSpace))
 }
 
-/// A message that was too large to be read is refused in the words that etcd's clients know.
-fn say_too_large(response: &mut Response<Body>, bytes_max: usize) {
+/// As servers in Go do, answers are compressed if the request is, whatever the client accepts. Reports whether that is so.
+fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
+    let is_compressed = headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
+    if !is_compressed {
+        headers.remove("grpc-accept-encoding");
+    }
+    is_compressed
+}
+
+/// A message that was too large to be read is refused in the words that etcd's clients know. `headers` are those of an
+/// answer, or the trailers of a stream.
+fn say_too_large(headers: &mut HeaderMap) {
     const OUT_OF_RANGE: &str = "11";
-    const WORDS: &str = "Error, decoded message length too large: found ";
-    let headers = response.headers_mut();
-    if headers.get("grpc-status").is_none_or(|code| code != OUT_OF_RANGE) {
+    const EXHAUSTED: &str = "8";
+    let is_size = |code: &HeaderValue| code == OUT_OF_RANGE || code == EXHAUSTED;
+    if !headers.get("grpc-status").is_some_and(is_size) {
         return;
     }
     let Some(status) = Status::from_header_map(headers) else { return };
-    let Some(rest) = status.message().strip_prefix(WORDS) else { return };
-    let found = rest.split(' ').next().unwrap_or_default();
-    let words = format!("grpc: received message larger than max ({found} vs. {bytes_max})");
-    headers.insert("grpc-status", HeaderValue::from_static("8"));
+    let Some(words) = too_large(status.message()) else { return };
+    headers.insert("grpc-status", HeaderValue::from_static(EXHAUSTED));
     if let Ok(words) = HeaderValue::from_str(&words.replace(' ', "%20")) {
         headers.insert("grpc-message", words);
     }
+}
+
+/// The words of servers in Go for those of the gRPC library here.
+fn too_large(message: &str) -> Option<String> {
+    let mut numbers = message.split([' ', ',']).filter(|word| word.parse::<u64>().is_ok());
+    if message.starts_with("Error, decoded message length too large: found ") {
+        let (found, max) = (numbers.next()?, numbers.next()?);
+        return Some(format!("grpc: received message larger than max ({found} vs. {max})"));
+    }
+    if message.starts_with("Error decompressing: size limit, of ") {
+        let max = numbers.next()?;
+        return Some(format!("grpc: received message after decompression larger than max {max}"));
+    }
+    None
+}
+
+/// The answers of a stream. It says so at its end if a request was too large.
+fn saying_too_large(body: Body) -> Body {
+    Body::new(body.map_frame(|mut frame| {
+        if let Some(trailers) = frame.trailers_mut() {
+            say_too_large(trailers);
+        }
+        frame
+    }))
 }

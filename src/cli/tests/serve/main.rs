@@ -6,6 +6,7 @@ mod generated;
 
 mod alarms;
 mod auth;
+mod compression;
 mod contenders;
 mod crew;
 mod differential;

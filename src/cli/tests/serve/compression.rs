@@ -1,0 +1,165 @@
+//! Messages that are compressed with gzip: calls and streams, and requests that are small until they are decompressed.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderName, TE};
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
+use prost_reflect::DescriptorPool;
+use tempfile::tempdir;
+use tonic::codec::CompressionEncoding::Gzip;
+use tonic::codegen::Service as _;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::Server;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
+
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+
+/// How an answer is encoded, by its headers.
+fn encoding<T>(response: &tonic::Response<T>) -> Option<String> {
+    let headers = response.metadata().clone().into_headers();
+    headers.get(ENCODING).map(|encoding| encoding.to_str().unwrap().to_owned())
+}
+
+fn put(value: Vec<u8>) -> pb::PutRequest {
+    pb::PutRequest { key: "k".into(), value: value.into(), ..Default::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn puts_ranges_watches_and_leases_speak_gzip() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let value = vec![7; 1 << 20];
+    let mut kv = KvClient::new(channel.clone()).send_compressed(Gzip).accept_compressed(Gzip);
+    let put = kv.put(put(value.clone())).await.unwrap();
+    assert_eq!(encoding(&put).as_deref(), Some("gzip"));
+    let revision = put.into_inner().header.unwrap().revision;
+    let range = pb::RangeRequest { key: "k".into(), ..Default::default() };
+    let range = kv.range(range).await.unwrap();
+    assert_eq!(encoding(&range).as_deref(), Some("gzip"));
+    assert_eq!(range.into_inner().kvs[0].value, value);
+
+    let mut watch = WatchClient::new(channel.clone()).send_compressed(Gzip).accept_compressed(Gzip);
+    let create =
+        pb::WatchCreateRequest { key: "k".into(), start_revision: revision, ..Default::default() };
+    let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let watched = watch.watch(tokio_stream::iter([create])).await.unwrap();
+    assert_eq!(encoding(&watched).as_deref(), Some("gzip"));
+    let mut watched = watched.into_inner();
+    assert!(watched.message().await.unwrap().unwrap().created);
+    let events = watched.message().await.unwrap().unwrap().events;
+    assert_eq!(events[0].kv.as_ref().unwrap().value, value);
+
+    let mut leases = LeaseClient::new(channel).send_compressed(Gzip).accept_compressed(Gzip);
+    leases.lease_grant(pb::LeaseGrantRequest { ttl: 60, id: 7 }).await.unwrap();
+    let renew = pb::LeaseKeepAliveRequest { id: 7 };
+    let renewed = leases.lease_keep_alive(tokio_stream::iter([renew, renew])).await.unwrap();
+    assert_eq!(encoding(&renewed).as_deref(), Some("gzip"));
+    let mut renewed = renewed.into_inner();
+    for _ in 0..2 {
+        assert_eq!(renewed.message().await.unwrap().unwrap().ttl, 60);
+    }
+}
+
+/// As servers in Go do: a client may accept gzip and send none.
+#[tokio::test]
+async fn answers_to_uncompressed_requests_are_not_compressed() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await).accept_compressed(Gzip);
+    let put = kv.put(put(vec![7; 1 << 20])).await.unwrap();
+    assert_eq!(encoding(&put), None);
+}
+
+/// A gzip file of zeros, without its end: each 13 bits of it stand for 258 bytes.
+fn zeros(compressed_bytes: usize) -> Vec<u8> {
+    let mut file = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let (mut bits, mut count) = (0_u64, 0);
+    let mut write = |value: u64, length: u32| {
+        bits |= value << count;
+        count += length;
+        while count >= 8 {
+            file.push(bits as u8);
+            (bits, count) = (bits >> 8, count - 8);
+        }
+        file.len()
+    };
+    // The last block, with the fixed codes. One zero, and then copies of 258 bytes from a distance of 1.
+    write(0b011, 3);
+    write(0b0000_1100, 8);
+    while write(0b1010_0011, 8) + 2 < compressed_bytes {
+        write(0, 5);
+    }
+    file
+}
+
+/// Sends one compressed message to a method, and ends. The status of the answer.
+async fn send(mut channel: Channel, path: String, message: &[u8]) -> Status {
+    let mut frame = BytesMut::new();
+    frame.put_u8(1);
+    frame.put_u32(message.len() as u32);
+    frame.put_slice(message);
+    let body = tonic::body::Body::new(Full::<Bytes>::new(frame.freeze()));
+    let mut request = Request::new(body);
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = path.parse().unwrap();
+    let headers: [(HeaderName, &str); 3] =
+        [(CONTENT_TYPE, "application/grpc"), (TE, "trailers"), (ENCODING, "gzip")];
+    let headers = headers.map(|(name, value)| (name, value.parse().unwrap()));
+    request.headers_mut().extend(HeaderMap::from_iter(headers));
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.unwrap();
+    let response = channel.call(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let trailers = body.collect().await.unwrap().trailers().cloned().unwrap_or_default();
+    let status = Status::from_header_map(&head.headers);
+    status.or_else(|| Status::from_header_map(&trailers)).expect(&path)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let pool =
+        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let mut methods = 0;
+    for service in pool.unwrap().services() {
+        for method in service.methods().filter(|method| method.name() != "RangeStream") {
+            let path = format!("/{}/{}", service.full_name(), method.name());
+            // Small enough as it is sent, and too large after that.
+            let (bytes, max) = match path.as_str() {
+                "/etcdserverpb.Auth/Authenticate" => (1 << 10, 16 << 10),
+                _ if path.starts_with("/grpc.health") => (1 << 10, 4 << 10),
+                _ => (40 << 10, 2_097_152),
+            };
+            let refused = send(channel.clone(), path.clone(), &zeros(bytes)).await;
+            let words = format!("grpc: received message after decompression larger than max {max}");
+            assert_eq!(
+                (refused.code(), refused.message()),
+                (Code::ResourceExhausted, &*words),
+                "{path}"
+            );
+            methods += 1;
+        }
+    }
+    assert!(methods > 40, "{methods}");
+    // 300 MB each, if they were not refused.
+    let before = server.peak_memory_bytes();
+    let bomb: Bytes = zeros(2 << 20).into();
+    let mut sent = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (channel, bomb) = (channel.clone(), bomb.clone());
+        sent.spawn(async move { send(channel, "/etcdserverpb.KV/Put".into(), &bomb).await });
+    }
+    for refused in sent.join_all().await {
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    }
+    let more = server.peak_memory_bytes() - before;
+    assert!(more < 128 << 20, "{more} bytes more");
+}
