@@ -17,6 +17,7 @@ use tonic::codec::CompressionEncoding;
 use tonic::codegen::Service;
 use tracing::Instrument as _;
 
+use super::address;
 use super::aside::{Aside, Large, Turns};
 use super::auth::AuthService;
 use super::cluster::ClusterService;
@@ -231,7 +232,7 @@ impl Dispatch {
         }
     }
 
-    fn route(&mut self, request: Request<Incoming>) -> Answer {
+    fn route(&mut self, mut request: Request<Incoming>) -> Answer {
         let is_grpc = request
             .headers()
             .get(CONTENT_TYPE)
@@ -243,13 +244,14 @@ impl Dispatch {
             }
             return self.grpc(request);
         }
+        if self.offer == Offer::Grpc {
+            return Box::pin(async { Ok(http_side::not_found()) });
+        }
+        if let Err(response) = address::normalize(request.uri_mut()) {
+            return Box::pin(async move { Ok(gateway::refused_unread(request, response).await) });
+        }
         let path = request.uri().path();
-        let is_offered = match self.offer {
-            Offer::All | Offer::Http => true,
-            Offer::Grpc => false,
-            Offer::Health => http_side::is_health(path),
-        };
-        if !is_offered {
+        if self.offer == Offer::Health && !http_side::is_health(path) {
             return Box::pin(async { Ok(http_side::not_found()) });
         }
         if gateway::is_for(path) {

@@ -9,6 +9,7 @@
 //! what streams is one `{"result": ...}` a line. Every request goes through [`Dispatch`] like one of gRPC, so that it
 //! is checked there and nowhere else.
 
+mod fields;
 mod json;
 mod routes;
 mod stream;
@@ -116,6 +117,15 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     }
 }
 
+/// An answer to a request that is refused whatever its body says.
+pub(super) async fn refused_unread(
+    request: Request<Incoming>,
+    response: Response<Body>,
+) -> Response<Body> {
+    forget(request.into_body()).await;
+    response
+}
+
 /// Reads the body of a request that is refused whatever it says, if it is a small one, and keeps none of it: who is
 /// answered while it still sends can take that for a failure of the connection, as curl does.
 async fn forget(body: Incoming) {
@@ -138,7 +148,7 @@ async fn text(body: Incoming, bytes_max: usize) -> Result<Bytes, Status> {
 
 /// The one message of a text, framed. No text is an empty message, and what comes after the first is not looked at.
 fn message(method: &MethodDescriptor, text: &[u8]) -> Result<Bytes, Status> {
-    match json::first(text) {
+    match json::first(&method.input(), text) {
         Ok(Some((value, _))) => json::framed(&method.input(), value),
         Ok(None) => json::framed(&method.input(), json!({})),
         Err(error) => Err(Status::invalid_argument(error.to_string())),

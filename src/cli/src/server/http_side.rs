@@ -123,6 +123,11 @@ pub(super) fn too_many() -> Response<Body> {
     text(StatusCode::TOO_MANY_REQUESTS, "too many requests\n".into())
 }
 
+/// The answer to a request that makes no sense.
+pub(super) fn bad_request(why: &str) -> Response<Body> {
+    text(StatusCode::BAD_REQUEST, format!("400 Bad Request: {why}\n"))
+}
+
 /// The answer where there is nothing.
 pub(super) fn not_found() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n".into())

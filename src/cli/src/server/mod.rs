@@ -21,6 +21,7 @@
 //! Services use nothing of the library but its public interface, and hold no state that others depend on: that is
 //! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
 
+mod address;
 mod alarms;
 mod aside;
 mod auth;

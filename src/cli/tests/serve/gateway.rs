@@ -444,7 +444,7 @@ fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
     let line: Value = serde_json::from_str(&body.line().unwrap()).unwrap();
     assert_eq!((code, &line["error"]["http_code"]), (200, &json!(429)), "{line}");
     // Deep.
-    let deep = format!("{}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
+    let deep = format!("{}{{}}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
     let (code, body) = server.http("POST", "/v3/kv/txn", &deep);
     assert!(code == 400 && body.contains("recursion limit"), "{code} {body}");
 }
@@ -585,4 +585,120 @@ fn an_empty_password_opens_nothing_in_json_either() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     let said = (&answer["error"]["code"], &answer["error"]["message"]);
     assert_eq!((code, said), (400, (&json!(3), &json!("etcdserver: user name is empty"))));
+}
+
+/// JSON parsers differ in which of two counts, so one that deletes could mean two things.
+#[test]
+fn json_field_given_twice_is_refused_and_named() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    assert_eq!(server.http("POST", "/v3/kv/put", r#"{"key":"YQ=="}"#).0, 200);
+    for (path, body, words) in [
+        ("kv/deleterange", r#"{"key":"YQ==","key":"Yg=="}"#, r#"duplicate field "key""#),
+        (
+            "kv/deleterange",
+            r#"{"key":"YQ==","range_end":"Yg==","rangeEnd":"AA=="}"#,
+            r#"duplicate field "rangeEnd""#,
+        ),
+        (
+            "kv/deleterange",
+            r#"{"rangeEnd":"Yg==","key":"YQ==","range_end":null}"#,
+            r#"duplicate field "range_end""#,
+        ),
+        (
+            "kv/txn",
+            r#"{"success":[{"requestPut":{"key":"YQ=="}},{"request_delete_range":{"key":"YQ==","key":"YQ=="}}]}"#,
+            r#"duplicate field "key""#,
+        ),
+        (
+            "kv/txn",
+            r#"{"success":[{"request_txn":{"compare":[{"key":"YQ==","mod_revision":1,"modRevision":2}]}}]}"#,
+            r#"duplicate field "modRevision""#,
+        ),
+        (
+            "kv/txn",
+            r#"{"success":[{"request_put":{"key":"YQ=="},"request_range":{"key":"YQ=="}}]}"#,
+            "oneof etcdserverpb.RequestOp.request is already set",
+        ),
+        (
+            "kv/txn",
+            r#"{"compare":[{"key":"YQ==","version":1,"value":"YQ=="}]}"#,
+            "oneof etcdserverpb.Compare.target_union is already set",
+        ),
+        (
+            "auth/user/add",
+            r#"{"name":"eve","options":{"no_password":true,"noPassword":false}}"#,
+            r#""noPassword""#,
+        ),
+    ] {
+        let (code, answer) = server.http("POST", &format!("/v3/{path}"), body);
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((code, &answer["code"]), (400, &json!(3)), "{body}: {answer}");
+        assert!(answer["message"].as_str().unwrap().contains(words), "{body}: {answer}");
+    }
+    let (code, body) =
+        server.http("POST", "/v3/kv/range", r#"{"key":"YQ==","a":1,"a":2,"limit":null}"#);
+    assert!(code == 200 && body.contains(r#""count":"1""#), "unknown fields are skipped: {body}");
+}
+
+#[test]
+fn json_field_given_twice_ends_a_stream() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for (path, body) in [
+        ("/v3/watch", r#"{"create_request":{"key":"YQ==","range_end":"Yg==","rangeEnd":"AA=="}}"#),
+        ("/v3/watch", r#"{"create_request":{"key":"YQ=="},"createRequest":{"key":"YQ=="}}"#),
+        ("/v3/watch", r#"{"create_request":{"key":"YQ=="},"progress_request":{}}"#),
+        ("/v3/lease/keepalive", r#"{"ID":"1","ID":"2"}"#),
+    ] {
+        let (_, answer) = server.http("POST", path, body);
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let said = (&answer["error"]["code"], &answer["error"]["http_code"]);
+        assert_eq!(said, (&json!(3), &json!(400)), "{body}: {answer}");
+        let words = answer["error"]["message"].as_str().unwrap();
+        assert!(words.contains("duplicate field") || words.contains("is already set"), "{words}");
+    }
+}
+
+/// The code, and where the answer sends the client.
+fn asked_at(address: &str, path: &str) -> (u16, Option<String>) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let body = r#"{"key":"YQ=="}"#;
+    let length = body.len();
+    let head = "Host: x\r\nConnection: close";
+    let request =
+        format!("POST {path} HTTP/1.1\r\n{head}\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).unwrap();
+    let answer = std::io::read_to_string(stream).unwrap();
+    let location = answer.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("location").then(|| value.to_owned())
+    });
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), location)
+}
+
+#[test]
+fn paths_are_cleaned_and_decoded_as_in_etcd() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let etcd = Etcd::alone();
+    for (path, code, location) in [
+        ("/v3/kv/range", 200, None),
+        ("//v3/kv/range", 301, Some("/v3/kv/range")),
+        ("/v3//kv/range?a=b//c", 301, Some("/v3/kv/range?a=b//c")),
+        ("/v3/kv/./range", 301, Some("/v3/kv/range")),
+        ("/v3/lease/../kv/range", 301, Some("/v3/kv/range")),
+        ("/v3/%6bv/range", 200, None),
+        ("/%76%33/kv/range", 200, None),
+        ("/v3/kv%2Frange", 200, None),
+        ("/v3/kv/range%20", 404, None),
+        ("/v3/kv/%zz", 400, None),
+        ("/none", 404, None),
+    ] {
+        let expected = (code, location.map(str::to_owned));
+        assert_eq!(asked_at(&server.address, path), expected, "{path}");
+        if let Some(etcd) = &etcd {
+            assert_eq!(asked_at(&etcd.address, path), expected, "{path} of etcd");
+        }
+    }
 }

@@ -2,29 +2,40 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
-use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
+use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
+use serde::de::{DeserializeSeed as _, IgnoredAny};
 use serde_json::{Deserializer, Serializer, Value};
 use tonic::Status;
+
+use super::fields::Fields;
 
 /// What comes before a message of gRPC: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
-/// The first value of some text, and how long it is; none if nothing has begun yet.
+/// The first value of some text, which is to be a message, and how long it is; none if nothing has begun yet. Fields that
+/// the message does not have are left out, as in etcd.
 ///
 /// # Errors
-/// It is no JSON. If only its end is missing the error says so, with `is_eof`.
-pub(super) fn first(text: &[u8]) -> Result<Option<(Value, usize)>, serde_json::Error> {
-    let mut values = Deserializer::from_slice(text).into_iter();
-    let value = values.next().transpose()?;
-    Ok(value.map(|value| (value, values.byte_offset())))
+/// It is no JSON, or has a field twice. If only its end is missing the error says so, with `is_eof`.
+pub(super) fn first(
+    of: &MessageDescriptor,
+    text: &[u8],
+) -> Result<Option<(Value, usize)>, serde_json::Error> {
+    // A seed cannot say how far it has read, and this can.
+    let mut values = Deserializer::from_slice(text).into_iter::<IgnoredAny>();
+    if values.next().transpose()?.is_none() {
+        return Ok(None);
+    }
+    let bytes = values.byte_offset();
+    let value = Fields(of.clone()).deserialize(&mut Deserializer::from_slice(&text[..bytes]))?;
+    Ok(Some((value, bytes)))
 }
 
-/// A message in a frame. Fields that it does not have are left out, as in etcd.
+/// A message in a frame.
 ///
 /// # Errors
 /// It is not of this kind.
-pub(super) fn framed(of: &MessageDescriptor, mut value: Value) -> Result<Bytes, Status> {
-    leave_out_unknown(of, &mut value);
+pub(super) fn framed(of: &MessageDescriptor, value: Value) -> Result<Bytes, Status> {
     let message = DynamicMessage::deserialize(of.clone(), value)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let length = message.encoded_len();
@@ -33,21 +44,6 @@ pub(super) fn framed(of: &MessageDescriptor, mut value: Value) -> Result<Bytes, 
     frame.put_u32(length as u32);
     frame.extend_from_slice(&message.encode_to_vec());
     Ok(frame.freeze())
-}
-
-/// Fields only: a name that an enumeration does not have stays, and is refused.
-fn leave_out_unknown(of: &MessageDescriptor, value: &mut Value) {
-    match value {
-        Value::Array(values) => values.iter_mut().for_each(|value| leave_out_unknown(of, value)),
-        Value::Object(fields) => fields.retain(|name, value| {
-            let field = of.get_field_by_name(name).or_else(|| of.get_field_by_json_name(name));
-            if let Some(Kind::Message(inner)) = field.as_ref().map(|field| field.kind()) {
-                leave_out_unknown(&inner, value);
-            }
-            field.is_some()
-        }),
-        _ => {}
-    }
 }
 
 /// How long the message of the next frame is, if all of it is there.

@@ -79,7 +79,7 @@ impl Requests {
         if !self.shape.may_be_whole(&self.read) && !is_due {
             return self.wait();
         }
-        match json_aside(self.read.len(), || json::first(&self.read)) {
+        match json_aside(self.read.len(), || json::first(&self.of, &self.read)) {
             // Nothing but space between two requests.
             Ok(None) => {
                 self.read.clear();
