@@ -30,6 +30,19 @@ impl ClusterService {
         members.collect()
     }
 
+    /// Refuses one more learner where `--max-learners` is reached. A member that is to vote does not count.
+    fn check_learners(&self) -> Result<(), Status> {
+        let members = self.0.node().members();
+        let stays = |member: &&bowline::Member| {
+            member.role == MemberRole::Learner && member.replaces.is_none()
+        };
+        let count = members.rows().values().filter(stays).count();
+        match self.0.options().learners_max {
+            Some(most) if count >= most => Err(Reason::TooManyLearners.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// As etcd says it: without a revision.
     fn header(&self) -> Option<pb::ResponseHeader> {
         self.0.header(bowline::Revision(0))
@@ -113,6 +126,9 @@ impl Cluster for ClusterService {
         };
         if self.0.node().members().rows().values().any(taken) {
             return Err(Reason::UrlsTaken.into());
+        }
+        if is_learner {
+            self.check_learners()?;
         }
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
         let id = self.0.node().keep_place(&place.addresses, role).await.map_err(refused)?;

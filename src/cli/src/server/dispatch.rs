@@ -254,7 +254,7 @@ impl Dispatch {
         if self.offer == Offer::Health && !http_side::is_health(path) {
             return Box::pin(async { Ok(http_side::not_found()) });
         }
-        if gateway::is_for(path) {
+        if self.member.options().offers_json && gateway::is_for(path) {
             // As in etcd a certificate names nobody there: who asks in JSON shows a token.
             let dispatch = self.clone().with_certificate(None);
             return Box::pin(async move { Ok(gateway::answer(dispatch, request).await) });

@@ -702,3 +702,27 @@ fn paths_are_cleaned_and_decoded_as_in_etcd() {
         }
     }
 }
+
+#[test]
+fn json_is_off_without_the_grpc_gateway() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--enable-grpc-gateway=false"]);
+    for path in ["/v3/kv/range", "/v3beta/kv/range", "/v3/watch", "/v3/auth/authenticate"] {
+        let (code, body) = server.http("POST", path, r#"{"key":"YQ=="}"#);
+        assert_eq!((code, &*body), (404, "404 page not found\n"), "{path}");
+    }
+    for path in ["/health", "/version", "/metrics"] {
+        assert_eq!(server.http("GET", path, "").0, 200, "{path}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = server.channel().await;
+        let mut kv = crate::generated::etcdserverpb::kv_client::KvClient::new(channel);
+        kv.put(crate::generated::etcdserverpb::PutRequest {
+            key: "a".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    });
+}

@@ -276,3 +276,16 @@ async fn members_with_two_urls_each_form_a_cluster() {
     let added = cluster.member_add(add(&two)).await.unwrap().into_inner();
     assert_eq!(added.member.unwrap().peer_ur_ls, two);
 }
+
+#[tokio::test]
+async fn max_learners_limits_learners_and_not_members_that_vote() {
+    let (dir, ports) = (tempdir().unwrap(), free_ports::<4>());
+    let server = Server::alone(&dir, &["--max-learners=2"]);
+    let mut cluster = ClusterClient::new(server.channel().await);
+    add(&mut cluster, ports[0], true).await.unwrap();
+    add(&mut cluster, ports[1], true).await.unwrap();
+    let refused = add(&mut cluster, ports[2], true).await.unwrap_err();
+    let words = "etcdserver: too many learner members in cluster";
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, words));
+    add(&mut cluster, ports[3], false).await.unwrap();
+}

@@ -7,7 +7,7 @@ use bowline::{Config, History, Limits, PeerProof, PeerTls};
 
 use super::gates;
 use super::log::LogOptions;
-use super::secure::{ClientTls, peer_tls, switch};
+use super::secure::{ClientTls, peer_tls, switch, switch_or};
 use super::tokens::TokenKind;
 use super::urls::{Door, Offer, Url, addresses, urls};
 use super::yaml::whole;
@@ -56,6 +56,10 @@ pub(crate) struct Options {
     pub(crate) progress_interval: Duration,
     /// The most streams on one connection.
     pub(crate) streams_max: u32,
+    /// The most learners that are added, if that is limited.
+    pub(crate) learners_max: Option<usize>,
+    /// Whether requests in JSON are answered.
+    pub(crate) offers_json: bool,
     /// After how long a silent connection is asked for a sign of life.
     pub(crate) ping_after: Option<Duration>,
     /// How long that is waited for.
@@ -161,6 +165,11 @@ impl Options {
                 Duration::from_secs(600),
             )?
             .max(Duration::from_millis(100)),
+            learners_max: match number(values, "max-learners", usize::MAX, 1, usize::MAX)? {
+                usize::MAX => None,
+                most => Some(most),
+            },
+            offers_json: switch_or(values, "enable-grpc-gateway", true)?,
             // As in etcd, 0 is no limit.
             streams_max: match number(values, "max-concurrent-streams", u32::MAX, 0, u32::MAX)? {
                 0 => u32::MAX,
@@ -347,6 +356,7 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
         "heartbeat-interval" => "4 to 10000 milliseconds",
         "election-timeout" => "20 to 50000 milliseconds",
         "max-request-bytes" | "max-txn-ops" => "a number from 1",
+        "max-learners" => "1 or more",
         "self-signed-cert-validity" => "1 to 100 years",
         "auth-token-ttl" => "1 to 2147483648 seconds",
         _ => "a number",

@@ -50,8 +50,17 @@ pub(crate) enum Shown {
 
 /// The values of a switch, as Go reads them.
 pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
+    switch_or(values, name, false)
+}
+
+/// The same for a switch that has another value where it is not given.
+pub(super) fn switch_or(
+    values: &Values,
+    name: &'static str,
+    default: bool,
+) -> Result<bool, FlagError> {
     match values.raw(name) {
-        None => Ok(false),
+        None => Ok(default),
         Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),
     }
 }

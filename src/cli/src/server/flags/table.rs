@@ -119,10 +119,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     refused_switch("socket-reuse-port", "give each member an address of its own"),
     ignored_switch("socket-reuse-address", "it is always set"),
-    ignored_switch(
-        "enable-grpc-gateway",
-        "the JSON gateway is offered as far as docs/etcd-compatibility.md says",
-    ),
+    used_switch("enable-grpc-gateway", "answer requests in JSON over HTTP, below /v3/ ['true']"),
     ignored("raft-read-timeout", "connections between members have limits of their own"),
     ignored("raft-write-timeout", "connections between members have limits of their own"),
     used(
@@ -296,9 +293,9 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("proxy-dial-timeout", NO_PROXY),
     ignored("proxy-write-timeout", NO_PROXY),
     ignored("proxy-read-timeout", NO_PROXY),
-    ignored(
+    used(
         "max-learners",
-        "there may be as many learners as there is room for: 64 members in all",
+        "the most learners that `member add` makes; without it, 64 members in all",
     ),
     ignored("downgrade-check-time", "there is no downgrade"),
     ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),

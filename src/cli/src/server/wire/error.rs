@@ -35,6 +35,7 @@ pub(crate) enum Reason {
     UrlsTaken,
     LearnerNotReady,
     NotLearner,
+    TooManyLearners,
     Unhealthy,
     NotForLearners,
     AuthNotEnabled,
@@ -90,6 +91,7 @@ impl Reason {
                 "can only promote a learner member which is in sync with leader",
             ),
             Reason::NotLearner => (FailedPrecondition, "can only promote a learner member"),
+            Reason::TooManyLearners => (FailedPrecondition, "too many learner members in cluster"),
             Reason::NotForLearners => (FailedPrecondition, "rpc not supported for learner"),
             Reason::AuthNotEnabled => (FailedPrecondition, "authentication is not enabled"),
             Reason::AuthFailed => {
