@@ -323,6 +323,8 @@ impl Dispatch {
             }
         };
         let member = Arc::clone(&self.member);
+        let watch_room = service == "etcdserverpb.Watch";
+        let watch_room = watch_room.then(|| self.member.watch_room().clone());
         let turns = self.turns.clone();
         let within = span.clone();
         let answer = async move {
@@ -344,6 +346,10 @@ impl Dispatch {
             let response = response.map(|body| match is_one {
                 true => body,
                 false => saying_too_large(body),
+            });
+            let response = response.map(|body| match watch_room {
+                Some(room) => room.counting(body),
+                None => body,
             });
             let response = response.map(aside).map(|body| match room {
                 Some(room) => room.by_body(body),

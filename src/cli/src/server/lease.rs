@@ -262,6 +262,8 @@ impl Lease for LeaseService {
             && let Some(status) =
                 self.0.client().lease_without_keys(lease).await.map_err(unanswered)?
         {
+            // Some of it has passed since: asked right after the grant, it is less than the whole, as in etcd.
+            let left = left.saturating_sub(Duration::from_nanos(1));
             response.ttl = left.as_secs() as i64;
             response.granted_ttl = status.ttl.as_secs() as i64;
             if keys && let Some(status) = client.lease(lease).await.map_err(unanswered)? {

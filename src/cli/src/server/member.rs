@@ -62,6 +62,7 @@ pub(super) struct Member {
     calls: Calls,
     no_space: NoSpace,
     room: Room,
+    watch_room: Room,
     spots: Spots,
     leaderless: Leaderless,
 }
@@ -89,6 +90,7 @@ impl Member {
             calls: Calls::new(),
             no_space: NoSpace::default(),
             room: Room::new(),
+            watch_room: Room::of_watches(),
             spots: Spots::default(),
             leaderless: Leaderless::new(),
         });
@@ -191,6 +193,11 @@ impl Member {
     }
 
     /// The room for answers that nobody has taken yet.
+    /// Room for what watches are told of the past.
+    pub(super) fn watch_room(&self) -> &Room {
+        &self.watch_room
+    }
+
     pub(super) fn room(&self) -> &Room {
         &self.room
     }

@@ -30,7 +30,11 @@ const COUNTED_BYTES: usize = 64 << 10;
 /// In what it is counted.
 const UNIT_BYTES: usize = 1 << 10;
 
+/// How many bytes there may be of the past that watches are told, in responses that gather several pages of it.
+const GATHERED_BYTES: usize = 128 << 20;
+
 /// All of a member's.
+#[derive(Clone)]
 pub(super) struct Room(Arc<Semaphore>);
 
 /// The room of one answer, for as long as there is anything of it.
@@ -48,6 +52,22 @@ fn units(bytes: usize) -> u32 {
 impl Room {
     pub(super) fn new() -> Self {
         Self(Arc::new(Semaphore::new(ROOM_BYTES / UNIT_BYTES)))
+    }
+
+    /// The room for what watches are told of the past.
+    pub(super) fn of_watches() -> Self {
+        Self(Arc::new(Semaphore::new(GATHERED_BYTES / UNIT_BYTES)))
+    }
+
+    /// A body whose large frames take their room until they are sent. There is no waiting: a frame without room is sent all
+    /// the same.
+    pub(super) fn counting(self, body: Body) -> Body {
+        Body::new(body.map_frame(move |frame| {
+            frame.map_data(|bytes: Bytes| match self.keep(bytes.len(), None) {
+                Ok(Some(held)) => held.by(bytes),
+                Ok(None) | Err(Full) => bytes,
+            })
+        }))
     }
 
     /// Room for an answer that is made: what is kept for it already, if that is enough. None, if it is a small one.

@@ -11,6 +11,7 @@
 
 mod batch;
 mod course;
+mod gather;
 mod progress;
 mod task;
 

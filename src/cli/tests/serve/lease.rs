@@ -276,3 +276,17 @@ async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
     }
     found
 }
+
+/// Go's sessions compare the two.
+#[tokio::test]
+async fn ttl_right_after_a_grant_is_below_the_whole() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut lease = LeaseClient::new(server.channel().await);
+    for id in 1..=20 {
+        grant(&mut lease, 90, id).await;
+        let asked = to_live(&mut lease, id).await;
+        assert!((80..90).contains(&asked.ttl), "{asked:?}");
+        assert_eq!(asked.granted_ttl, 90);
+    }
+}

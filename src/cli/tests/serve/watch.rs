@@ -28,7 +28,7 @@ impl Stream {
         if requires_leader {
             request.metadata_mut().insert("hasleader", "true".parse().unwrap());
         }
-        let responses = WatchClient::new(channel).watch(request).await.unwrap().into_inner();
+        let responses = taking(channel, usize::MAX).watch(request).await.unwrap().into_inner();
         Self { requests, responses }
     }
 
@@ -481,4 +481,92 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
             break;
         }
     }
+}
+
+/// A channel whose client takes messages of up to so many bytes.
+fn taking(channel: Channel, bytes_max: usize) -> WatchClient<Channel> {
+    WatchClient::new(channel).max_decoding_message_size(bytes_max)
+}
+
+async fn watch_past(
+    mut client: WatchClient<Channel>,
+    fragment: bool,
+) -> Streaming<pb::WatchResponse> {
+    let create = pb::WatchCreateRequest { start_revision: 2, fragment, ..on("large/", "large0") };
+    let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    // The stream stays open for answers.
+    client.watch(tokio_stream::iter([create])).await.unwrap().into_inner()
+}
+
+/// As etcd: one response, or pieces of one, and in pieces none is larger than a request may be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn past_of_a_watch_comes_in_one_response_or_its_fragments() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    for at in 0..10 {
+        let key = format!("large/{at}").into();
+        let put = pb::PutRequest { key, value: vec![b'a'; 1 << 20].into(), ..Default::default() };
+        kv.put(put).await.unwrap();
+    }
+    let mut whole = watch_past(taking(channel.clone(), usize::MAX), false).await;
+    assert!(whole.message().await.unwrap().unwrap().created);
+    let told = whole.message().await.unwrap().unwrap();
+    assert_eq!((told.events.len(), told.fragment), (10, false));
+    assert_eq!(told.header.unwrap().revision, 11);
+
+    let mut fragments = watch_past(taking(channel.clone(), 2 << 20), true).await;
+    assert!(fragments.message().await.unwrap().unwrap().created);
+    let mut events = 0;
+    loop {
+        let piece = fragments.message().await.unwrap().unwrap();
+        assert_eq!(piece.header.unwrap().revision, 11);
+        events += piece.events.len();
+        assert_eq!(piece.fragment, events < 10);
+        if !piece.fragment {
+            break;
+        }
+    }
+    // A client that takes less than all of it is not sent what it could take.
+    let mut small = watch_past(taking(channel, 2 << 20), false).await;
+    assert!(small.message().await.unwrap().unwrap().created);
+    assert_eq!(small.message().await.unwrap_err().code(), tonic::Code::OutOfRange);
+}
+
+/// Clients that ask for much of the past and do not read it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_that_nobody_reads_take_bounded_memory() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    for at in 0..15 {
+        let key = format!("large/{at}").into();
+        let put = pb::PutRequest { key, value: vec![at; 1 << 20].into(), ..Default::default() };
+        kv.put(put).await.unwrap();
+    }
+    let before = server.peak_memory_bytes();
+    let mut streams = Vec::new();
+    for _ in 0..60 {
+        // Each by a connection of its own: they share no window of flow control.
+        streams.push(watch_past(taking(server.channel().await, usize::MAX), false).await);
+    }
+    // A put is answered when what was asked before has had its turn.
+    for _ in 0..20 {
+        put(&mut kv, "other", "v").await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut told = Vec::new();
+    for stream in &mut streams {
+        let mut events = 0;
+        while events < 15 {
+            let next = tokio::time::timeout(Duration::from_secs(60), stream.message());
+            events += next.await.expect("it comes").unwrap().unwrap().events.len();
+        }
+        told.push(events);
+    }
+    assert_eq!(told, [15; 60]);
+    let more = (server.peak_memory_bytes() - before) >> 20;
+    assert!(more < 500, "{more} MiB more: 60 responses of 15 MiB would be 900");
 }

@@ -10,9 +10,11 @@ use tonic::Status;
 
 use super::super::driven::Answers;
 use super::super::member::Member;
+use super::super::room::Held as Room;
 use super::super::wire::{Reason, revision};
 use super::batch::{pieces, split, translate};
 use super::course::Course;
+use super::gather::{Outcome, gather};
 use super::progress::Serial;
 use crate::generated::etcdserverpb as pb;
 
@@ -82,6 +84,14 @@ struct Held {
     rest: pb::WatchResponse,
 }
 
+/// What has come already, or what comes next.
+async fn next(come: &mut Option<Outcome>, watch: &mut Watch) -> Outcome {
+    match come.take() {
+        Some(outcome) => outcome,
+        None => watch.next().await,
+    }
+}
+
 /// Whether the watch goes on.
 enum Next {
     On,
@@ -125,6 +135,7 @@ impl Task {
         mut orders: mpsc::UnboundedReceiver<Command>,
     ) {
         let mut ticks = ticks(self.member.options().progress_interval);
+        let mut come = None;
         loop {
             let next = tokio::select! {
                 order = orders.recv() => match order {
@@ -144,8 +155,12 @@ impl Task {
                     self.tell_held().await;
                     Next::On
                 }
-                batch = watch.next(), if self.held.is_none() => match batch {
-                    Some(Ok(batch)) => self.tell(batch).await,
+                outcome = next(&mut come, &mut watch), if self.held.is_none() => match outcome {
+                    Some(Ok(batch)) => {
+                        let gathered = gather(&self.member, &mut watch, batch).await;
+                        come = gathered.next;
+                        self.tell(gathered.batch, gathered.held).await
+                    }
                     Some(Err(error)) => self.end(error).await,
                     None => Next::Ended,
                 },
@@ -165,13 +180,19 @@ impl Task {
         }
     }
 
-    async fn tell(&mut self, batch: WatchBatch) -> Next {
+    async fn tell(&mut self, batch: WatchBatch, room: Option<Room>) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
             self.say_how_far(revision).await;
             return Next::On;
         }
-        let events = translate(batch.events, self.no_puts, self.no_deletes);
+        let mut events = translate(batch.events, self.no_puts, self.no_deletes);
+        if let Some(room) = room
+            && let Some(kv) = events.last_mut().and_then(|event| event.kv.as_mut())
+        {
+            // The room is kept until all of it is encoded.
+            kv.value = room.by(std::mem::take(&mut kv.value));
+        }
         if events.is_empty() {
             return Next::On;
         }
