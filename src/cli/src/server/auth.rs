@@ -42,14 +42,22 @@ impl AuthService {
         &self,
         who: &Identity,
         also: impl Fn(&Access) -> bool,
-    ) -> Result<Arc<Access>, Status> {
-        let access = self.0.client().read_access().await.map_err(refused)?;
+    ) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
+        let (header, access) = self.current().await?;
         let who = who.again(&access, self.0.tokens())?;
         match access.is_root(&who.caller()) {
             Err(AccessRefusal::Denied) if also(&access) => {}
             judged => judged.map_err(access_refused)?,
         }
-        Ok(access)
+        Ok((header, access))
+    }
+
+    /// Users and roles, and a header whose revision they are not older than. A change of them takes no revision: the table
+    /// that is read after the revision has all changes before it.
+    async fn current(&self) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
+        self.0.client().read_access().await.map_err(refused)?;
+        let header = self.0.header_now();
+        Ok((header, self.0.client().access()))
     }
 
     /// The hash to be kept of what a request says about a password. Nothing is the hash of none: as in etcd, whose
@@ -122,9 +130,8 @@ impl Auth for AuthService {
         &self,
         request: Request<pb::AuthStatusRequest>,
     ) -> Result<Response<pb::AuthStatusResponse>, Status> {
-        let access = self.table(&Identity::in_request(&request), |_| false).await?;
-        let (header, enabled) = (self.0.header_now(), access.is_enabled());
-        let auth_revision = access.revision();
+        let (header, access) = self.table(&Identity::in_request(&request), |_| false).await?;
+        let (enabled, auth_revision) = (access.is_enabled(), access.revision());
         Ok(Response::new(pb::AuthStatusResponse { header, enabled, auth_revision }))
     }
 
@@ -133,7 +140,7 @@ impl Auth for AuthService {
         request: Request<pb::AuthenticateRequest>,
     ) -> Result<Response<pb::AuthenticateResponse>, Status> {
         let pb::AuthenticateRequest { name, password } = request.into_inner();
-        let access = self.0.client().read_access().await.map_err(refused)?;
+        let (header, access) = self.current().await?;
         if !access.is_enabled() {
             return Err(Reason::AuthNotEnabled.into());
         }
@@ -143,7 +150,7 @@ impl Auth for AuthService {
         }
         // By the table that the password was right for: if it is another one by now, so is the token's user.
         let token = self.0.tokens().make(&name, &access)?;
-        Ok(Response::new(pb::AuthenticateResponse { header: self.0.header_now(), token }))
+        Ok(Response::new(pb::AuthenticateResponse { header, token }))
     }
 
     async fn user_add(
@@ -171,19 +178,19 @@ impl Auth for AuthService {
     ) -> Result<Response<pb::AuthUserGetResponse>, Status> {
         let who = Identity::in_request(&request);
         let name = request.into_inner().name;
-        let access = self.table(&who, |_| who.user() == Some(&name)).await?;
+        let (header, access) = self.table(&who, |_| who.user() == Some(&name)).await?;
         let user = access.users().get(&name).ok_or(Reason::UserNotFound)?;
         let roles = user.roles.iter().cloned().collect();
-        Ok(Response::new(pb::AuthUserGetResponse { header: self.0.header_now(), roles }))
+        Ok(Response::new(pb::AuthUserGetResponse { header, roles }))
     }
 
     async fn user_list(
         &self,
         request: Request<pb::AuthUserListRequest>,
     ) -> Result<Response<pb::AuthUserListResponse>, Status> {
-        let access = self.table(&Identity::in_request(&request), |_| false).await?;
+        let (header, access) = self.table(&Identity::in_request(&request), |_| false).await?;
         let users = access.users().keys().cloned().collect();
-        Ok(Response::new(pb::AuthUserListResponse { header: self.0.header_now(), users }))
+        Ok(Response::new(pb::AuthUserListResponse { header, users }))
     }
 
     async fn user_delete(
@@ -262,22 +269,22 @@ impl Auth for AuthService {
             let user = who.user().and_then(|user| access.users().get(user));
             user.is_some_and(|user| user.roles.contains(&name))
         };
-        let access = self.table(&who, has).await?;
+        let (header, access) = self.table(&who, has).await?;
         let role = access.roles().get(&name).ok_or(Reason::RoleNotFound)?;
         let perm = match name == ROOT {
             true => vec![everything()],
             false => role.iter().map(permission).collect(),
         };
-        Ok(Response::new(pb::AuthRoleGetResponse { header: self.0.header_now(), perm }))
+        Ok(Response::new(pb::AuthRoleGetResponse { header, perm }))
     }
 
     async fn role_list(
         &self,
         request: Request<pb::AuthRoleListRequest>,
     ) -> Result<Response<pb::AuthRoleListResponse>, Status> {
-        let access = self.table(&Identity::in_request(&request), |_| false).await?;
+        let (header, access) = self.table(&Identity::in_request(&request), |_| false).await?;
         let roles = access.roles().keys().cloned().collect();
-        Ok(Response::new(pb::AuthRoleListResponse { header: self.0.header_now(), roles }))
+        Ok(Response::new(pb::AuthRoleListResponse { header, roles }))
     }
 
     async fn role_delete(

@@ -252,12 +252,15 @@ impl Lease for LeaseService {
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         let lease = lease_id(id);
+        response.header = self.0.header_now();
         let left = match lease {
             Some(lease) => client.lease_left(lease).await.map_err(unanswered)?,
             None => None,
         };
-        // Before the keys are read: a client that watches from the next revision misses none that came later.
-        response.header = self.0.header_now();
+        if left.is_some() {
+            // As late as can be, but before the keys are read: a client that watches from the next revision misses none.
+            response.header = self.0.header_now();
+        }
         if let (Some(lease), Some(left)) = (lease, left)
             && let Some(status) =
                 self.0.client().lease_without_keys(lease).await.map_err(unanswered)?

@@ -29,6 +29,7 @@ mod ports;
 mod process;
 mod projects;
 mod restarts;
+mod revisions;
 mod rights;
 mod rust_client;
 mod snapshot;

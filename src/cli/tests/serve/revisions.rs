@@ -1,0 +1,249 @@
+//! What an answer reflects: the revision in its header.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::tempdir;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use crate::auth::{CHEAP, by, login};
+use crate::generated::etcdserverpb as pb;
+use crate::generated::v3electionpb::election_client::ElectionClient;
+use crate::generated::{v3electionpb, v3lockpb};
+use crate::process::Server;
+use pb::auth_client::AuthClient;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::request_op::Request as Op;
+use v3lockpb::lock_client::LockClient;
+
+fn put_of(key: &str) -> pb::PutRequest {
+    pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() }
+}
+
+fn revision(header: Option<pb::ResponseHeader>) -> i64 {
+    header.expect("every answer has a header").revision
+}
+
+/// Writers of keys of their own, until they are dropped.
+fn writers(channel: &Channel) -> JoinSet<()> {
+    let mut writers = JoinSet::new();
+    for at in 0..8 {
+        let mut kv = KvClient::new(channel.clone());
+        writers.spawn(async move {
+            // With users and roles on they are refused, which is no matter here.
+            while kv.put(put_of(&format!("writer/{at}"))).await.is_ok() {}
+        });
+    }
+    writers
+}
+
+/// Reads a key, with all versions that are left of it.
+async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> pb::RangeResponse {
+    let range = pb::RangeRequest { key: key.to_vec().into(), ..Default::default() };
+    kv.range(range).await.unwrap().into_inner()
+}
+
+/// Changes take one revision, which is that of the answer, whatever others write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_of_a_change_has_the_revision_of_the_change() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let _writers = writers(&channel);
+    let mut kv = KvClient::new(channel.clone());
+    let mut leases = LeaseClient::new(channel.clone());
+    let mut lock = LockClient::new(channel.clone());
+    let mut election = ElectionClient::new(channel.clone());
+    leases.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 9 }).await.unwrap();
+    let of_key =
+        async |key: &[u8]| get(&mut KvClient::new(channel.clone()), key).await.kvs[0].clone();
+    // A deletion has taken the revision if the key is there just before it, and not at it.
+    let deleted_at = async |key: &[u8], revision: i64| {
+        let mut kv = KvClient::new(channel.clone());
+        for (at, count) in [(revision - 1, 1), (revision, 0)] {
+            let range =
+                pb::RangeRequest { key: key.to_vec().into(), revision: at, ..Default::default() };
+            let found = kv.range(range).await.unwrap().into_inner();
+            assert_eq!(found.count, count, "{key:?} at {at}");
+        }
+    };
+    for round in 0..50 {
+        let put = kv.put(put_of("own")).await.unwrap().into_inner();
+        assert_eq!(of_key(b"own").await.mod_revision, revision(put.header), "put, {round}");
+        let ops = [put_of("txn")].map(|put| pb::RequestOp { request: Some(Op::RequestPut(put)) });
+        let txn = pb::TxnRequest { success: ops.into(), ..Default::default() };
+        let txn = kv.txn(txn).await.unwrap().into_inner();
+        assert_eq!(of_key(b"txn").await.mod_revision, revision(txn.header), "txn, {round}");
+        let delete = pb::DeleteRangeRequest { key: "own".into(), ..Default::default() };
+        let delete = kv.delete_range(delete).await.unwrap().into_inner();
+        deleted_at(b"own", revision(delete.header)).await;
+
+        leases.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 }).await.unwrap();
+        kv.put(pb::PutRequest { lease: 7, ..put_of("leased") }).await.unwrap();
+        let revoke = leases.lease_revoke(pb::LeaseRevokeRequest { id: 7 }).await.unwrap();
+        deleted_at(b"leased", revision(revoke.into_inner().header)).await;
+
+        let locked = v3lockpb::LockRequest { name: "lock".into(), lease: 9 };
+        let locked = lock.lock(locked).await.unwrap().into_inner();
+        let own = of_key(&locked.key).await;
+        assert_eq!(own.create_revision, revision(locked.header), "lock, {round}");
+        let unlock = v3lockpb::UnlockRequest { key: locked.key.clone() };
+        let unlock = lock.unlock(unlock).await.unwrap().into_inner();
+        deleted_at(&locked.key, revision(unlock.header)).await;
+
+        let campaign =
+            v3electionpb::CampaignRequest { name: "vote".into(), lease: 9, value: "a".into() };
+        let campaign = election.campaign(campaign).await.unwrap().into_inner();
+        let leader = campaign.leader.unwrap();
+        assert_eq!(of_key(&leader.key).await.create_revision, revision(campaign.header));
+        let proclaim =
+            v3electionpb::ProclaimRequest { leader: Some(leader.clone()), value: "b".into() };
+        let proclaim = election.proclaim(proclaim).await.unwrap().into_inner();
+        assert_eq!(of_key(&leader.key).await.mod_revision, revision(proclaim.header));
+        let resign = v3electionpb::ResignRequest { leader: Some(leader.clone()) };
+        let resign = election.resign(resign).await.unwrap().into_inner();
+        deleted_at(&leader.key, revision(resign.header)).await;
+    }
+}
+
+/// The same in JSON: what a put, a deletion and a revocation say.
+#[test]
+fn header_of_a_change_in_json_has_the_revision_of_the_change() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let channel = runtime.block_on(server.channel());
+    let _writers = runtime.block_on(async { writers(&channel) });
+    let ask = |path: &str, body: Value| -> Value {
+        let (code, answer) = server.http("POST", &format!("/v3/{path}"), &body.to_string());
+        assert_eq!(code, 200, "{path}: {answer}");
+        serde_json::from_str(&answer).unwrap()
+    };
+    for _ in 0..20 {
+        ask("lease/grant", json!({"ID": 7, "TTL": 600}));
+        let put = ask("kv/put", json!({"key": "YQ==", "lease": 7}));
+        let found = ask("kv/range", json!({"key": "YQ=="}));
+        assert_eq!(found["kvs"][0]["mod_revision"], put["header"]["revision"]);
+        let revoke = ask("lease/revoke", json!({"ID": 7}));
+        let at: i64 = revoke["header"]["revision"].as_str().unwrap().parse().unwrap();
+        let count =
+            |at: i64| ask("kv/range", json!({"key": "YQ==", "revision": at}))["count"].clone();
+        assert_eq!((count(at - 1), count(at)), (json!("1"), Value::Null));
+    }
+}
+
+/// What each read sees is at least as new as the revision in its header: a client that goes on from the next revision
+/// misses nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_of_a_read_is_not_newer_than_what_was_read() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    // One writer: users, roles, keys of a lease and a counter are as many as there are, each before a put that tells so.
+    LeaseClient::new(channel.clone())
+        .lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 })
+        .await
+        .unwrap();
+    let log = Arc::new([(); 4000].map(|()| AtomicI64::new(i64::MAX)));
+    let done = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn(write(channel.clone(), Arc::clone(&log), Arc::clone(&done)));
+    let mut readers = JoinSet::new();
+    for _ in 0..4 {
+        readers.spawn(read(channel.clone(), Arc::clone(&log), Arc::clone(&done)));
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    done.store(true, Ordering::Relaxed);
+    let written = writer.await.unwrap();
+    let reads: usize = readers.join_all().await.iter().sum();
+    assert!(written > 20 && reads > 50, "{written} rounds, {reads} reads");
+}
+
+/// Adds a user, a role and a key of the lease, and then puts the round's number. `log[n]` is the revision of round n's put.
+async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBool>) -> usize {
+    let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel));
+    for (round, revision_of) in log.iter().enumerate() {
+        if done.load(Ordering::Relaxed) {
+            return round;
+        }
+        let name = format!("{round:04}");
+        let options = Some(crate::generated::authpb::UserAddOptions { no_password: true });
+        let user = pb::AuthUserAddRequest { name: name.clone(), options, ..Default::default() };
+        auth.user_add(user).await.unwrap();
+        auth.role_add(pb::AuthRoleAddRequest { name: name.clone() }).await.unwrap();
+        kv.put(pb::PutRequest { lease: 7, ..put_of(&format!("leased/{name}")) }).await.unwrap();
+        let put = kv.put(put_of("rounds")).await.unwrap().into_inner();
+        revision_of.store(revision(put.header), Ordering::SeqCst);
+    }
+    log.len()
+}
+
+/// Reads everything in turn, and compares it with the rounds that were over at the revision of the header.
+async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBool>) -> usize {
+    let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel.clone()));
+    let mut leases = LeaseClient::new(channel);
+    let mut reads = 0;
+    while !done.load(Ordering::Relaxed) {
+        let users = auth.user_list(pb::AuthUserListRequest {}).await.unwrap().into_inner();
+        let roles = auth.role_list(pb::AuthRoleListRequest {}).await.unwrap().into_inner();
+        let lease = pb::LeaseTimeToLiveRequest { id: 7, keys: true };
+        let lease = leases.lease_time_to_live(lease).await.unwrap().into_inner();
+        let status = auth.auth_status(pb::AuthStatusRequest {}).await.unwrap().into_inner();
+        let rounds = get(&mut kv, b"rounds").await;
+        let version = rounds.kvs.first().map_or(0, |row| row.version);
+        let seen = [
+            ("UserList", users.header, users.users.len()),
+            ("RoleList", roles.header, roles.roles.len()),
+            ("LeaseTimeToLive", lease.header, lease.keys.len()),
+            // Each round has two changes of users and roles.
+            ("AuthStatus", status.header, (status.auth_revision as usize).saturating_sub(1) / 2),
+            ("Range", rounds.header, version as usize),
+        ];
+        for (method, header, seen) in seen {
+            let revision = revision(header);
+            let over = log.iter().take_while(|at| at.load(Ordering::SeqCst) <= revision).count();
+            assert!(seen >= over, "{method} sees {seen} rounds of {over} at revision {revision}");
+            reads += 1;
+        }
+    }
+    reads
+}
+
+/// A password takes long to check: what others write meanwhile is not what the login was judged by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
+    let dir = tempdir().unwrap();
+    // A check takes some 50 ms and more.
+    let server = Server::alone(&dir, &["--bcrypt-cost=10"]);
+    let channel = crate::auth::guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut kv = KvClient::new(channel.clone());
+    let mut auth = AuthClient::new(channel.clone());
+    for _ in 0..5 {
+        let asked = pb::AuthenticateRequest { name: "ann".into(), password: "ann's".into() };
+        let login = tokio::spawn({
+            let mut auth = AuthClient::new(channel.clone());
+            async move { auth.authenticate(asked).await.unwrap().into_inner() }
+        });
+        // A change of users, and then keys: the last of them is newer than the table that the login began with, or the
+        // login begins after it.
+        let (mut first, mut last) = (0, 0);
+        let mut puts = 0;
+        while !login.is_finished() {
+            let put = kv.put(by(&root, put_of("k"))).await.unwrap().into_inner();
+            last = revision(put.header);
+            first = if puts == 0 { last } else { first };
+            puts += 1;
+        }
+        let answered = revision(login.await.unwrap().header);
+        assert!(
+            answered < last || puts < 3,
+            "a login that began before {first} says {answered} of {last}, after {puts} puts"
+        );
+    }
+    auth.auth_disable(by(&root, pb::AuthDisableRequest {})).await.unwrap();
+    assert!(!CHEAP.is_empty());
+}
