@@ -1,4 +1,4 @@
-//! What an answer reflects: the revision in its header.
+//! What an answer reflects: the revision in its header, and reads at members that are cut off.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
+use tonic::{Request, Status};
 
 use crate::auth::{CHEAP, by, login};
 use crate::generated::etcdserverpb as pb;
@@ -18,6 +19,7 @@ use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request as Op;
+use pb::response_op::Response as Answered;
 use v3lockpb::lock_client::LockClient;
 
 fn put_of(key: &str) -> pb::PutRequest {
@@ -246,4 +248,73 @@ async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
     }
     auth.auth_disable(by(&root, pb::AuthDisableRequest {})).await.unwrap();
     assert!(!CHEAP.is_empty());
+}
+
+fn ranges(serializable: &[bool]) -> Vec<pb::RequestOp> {
+    let range = |serializable: &bool| {
+        let (key, serializable) = ("k".into(), *serializable);
+        let range = pb::RangeRequest { key, serializable, ..Default::default() };
+        pb::RequestOp { request: Some(Op::RequestRange(range)) }
+    };
+    serializable.iter().map(range).collect()
+}
+
+async fn ask(channel: &Channel, txn: pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+    let mut request = Request::new(txn);
+    request.set_timeout(Duration::from_secs(2));
+    KvClient::new(channel.clone()).txn(request).await.map(tonic::Response::into_inner)
+}
+
+/// One linearizable range is enough: all of the transaction has to see the newest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let servers = Server::three(&dirs);
+    let own = servers[2].channel().await;
+    KvClient::new(own.clone()).put(put_of("k")).await.unwrap();
+    let both = |success: &[bool], failure: &[bool]| pb::TxnRequest {
+        success: ranges(success),
+        failure: ranges(failure),
+        ..Default::default()
+    };
+    let nested = pb::RequestOp { request: Some(Op::RequestTxn(both(&[false], &[]))) };
+    let nested =
+        pb::TxnRequest { success: [ranges(&[true]), vec![nested]].concat(), ..Default::default() };
+    let mixed = [
+        both(&[true, false], &[]),
+        both(&[false, true], &[]),
+        both(&[true], &[false]),
+        both(&[], &[true, false]),
+        nested,
+    ];
+    for server in &servers[..2] {
+        server.pause();
+    }
+    ask(&own, both(&[true, true], &[true])).await.expect("a local read asks no other member");
+    for txn in &mixed {
+        let answered = ask(&own, txn.clone()).await;
+        assert!(answered.is_err(), "nobody confirms that it is the newest: {answered:?}");
+    }
+    for server in &servers[..2] {
+        server.go_on();
+    }
+    let newest = loop {
+        // An election may be under way.
+        let put = KvClient::new(servers[0].channel().await).put(put_of("k")).await;
+        if let Ok(put) = put {
+            break revision(put.into_inner().header);
+        }
+    };
+    for txn in mixed {
+        let answered = loop {
+            if let Ok(answered) = ask(&own, txn.clone()).await {
+                break answered;
+            }
+        };
+        for answer in &answered.responses {
+            if let Some(Answered::ResponseRange(range)) = &answer.response {
+                assert!(range.kvs[0].mod_revision >= newest, "{range:?}");
+            }
+        }
+    }
 }
