@@ -32,7 +32,7 @@ pub(crate) struct Office {
 pub(crate) struct Card {
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
-    number: u64,
+    pub(crate) number: u64,
 }
 
 /// What a certificate says.
@@ -66,6 +66,24 @@ impl Office {
         fs::write(office.ca(), office.issuer.pem()).unwrap();
         office.revoke(&[]);
         office
+    }
+
+    /// An authority that this one has signed. Its certificates need its own beside them.
+    pub(crate) fn intermediate(&mut self) -> (Self, Card) {
+        self.issued += 1;
+        let number = self.issued;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, format!("intermediate {number}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.serial_number = Some(SerialNumber::from(number));
+        let key = KeyPair::generate().unwrap();
+        let issuer = CertifiedIssuer::signed_by(params, key, &self.issuer).unwrap();
+        let office = Self { dir: tempfile::tempdir().unwrap(), issuer, issued: 0 };
+        fs::write(office.ca(), office.issuer.pem()).unwrap();
+        office.revoke(&[]);
+        let card = Card { cert: office.ca(), key: PathBuf::new(), number };
+        (office, card)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -666,3 +666,85 @@ fn a_revocation_list_counts_as_it_is_too() {
     assert!(ask(&ann).unwrap().starts_with("HTTP/1.1 200"));
     assert!(ask(&bob).unwrap_err().contains("CertificateRevoked"), "{:?}", ask(&bob));
 }
+
+/// Whether a client with this certificate can write; the error, if not.
+async fn comes_in(office: &Office, server: &Server, card: &Card) -> Result<(), String> {
+    let channel = office.endpoint(&server.address, Some(card)).connect_lazy();
+    put_key(&channel, "k").await.map_err(|refused| format!("{refused:?}"))
+}
+
+/// The card with its authority's certificate behind its own, as a client shows a chain.
+fn chained(card: &Card, authority: &Office) -> Card {
+    let chain = [std::fs::read(&card.cert).unwrap(), std::fs::read(authority.ca()).unwrap()];
+    let cert = card.cert.with_extension("chain.pem");
+    std::fs::write(&cert, chain.concat()).unwrap();
+    Card { cert, ..card.clone() }
+}
+
+#[tokio::test]
+async fn clients_of_an_intermediate_authority_come_in_with_their_chain_only() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (mut between, _) = office.intermediate();
+    let server = mutual(&mut office, &dir, &[]);
+    let ann = between.client("ann");
+    comes_in(&office, &server, &chained(&ann, &between)).await.unwrap();
+    comes_in(&office, &server, &ann).await.expect_err("nothing leads to the authority");
+    // What the intermediate one signs may not sign: here, a chain whose authority is a client.
+    let (foreign, _) = Office::new().intermediate();
+    comes_in(&office, &server, &chained(&ann, &foreign)).await.expect_err("another's chain");
+}
+
+#[tokio::test]
+async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (mut left, left_card) = office.intermediate();
+    let (mut right, _) = office.intermediate();
+    let (ann, bob, eve) = (left.client("ann"), right.client("bob"), right.client("eve"));
+    let cards = [chained(&ann, &left), chained(&bob, &right), chained(&eve, &right)];
+    let path = dir.path().join("all.crl");
+    let write = |office: &Office, left: &Office, right: &Office| {
+        let lists = [office, left, right].map(|office| std::fs::read(office.crl()).unwrap());
+        crate::office::put(&path, &lists.concat());
+    };
+    write(&office, &left, &right);
+    let data = tempdir().unwrap();
+    let crl = format!("--client-crl-file={}", text(&path));
+    let server = mutual(&mut office, &data, &[&crl]);
+    let let_in = async |office: &Office, expected: [bool; 3]| {
+        let begun = Instant::now();
+        loop {
+            let mut found = [false; 3];
+            for (found, card) in found.iter_mut().zip(&cards) {
+                *found = comes_in(office, &server, card).await.is_ok();
+            }
+            if found == expected {
+                return;
+            }
+            assert!(begun.elapsed() < SEEN_MAX, "{found:?}, not {expected:?}");
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    let_in(&office, [true, true, true]).await;
+    // The list of the one that signed it names the end entity.
+    right.revoke(&[&eve]);
+    write(&office, &left, &right);
+    let_in(&office, [true, true, false]).await;
+    // The list of the root names an authority: all that it has signed are out.
+    office.revoke(&[&left_card]);
+    write(&office, &left, &right);
+    let_in(&office, [false, true, false]).await;
+    let (_, said) = server.stop();
+    assert!(said.contains("a client was turned away: its certificate was revoked"), "{said}");
+}
+
+/// A certificate for which there is no list might be revoked.
+#[tokio::test]
+async fn an_intermediate_authority_without_a_list_lets_nobody_in() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (mut between, _) = office.intermediate();
+    let crl = format!("--client-crl-file={}", text(&office.crl()));
+    let server = mutual(&mut office, &dir, &[&crl]);
+    let (ann, bob) = (between.client("ann"), office.client("bob"));
+    comes_in(&office, &server, &bob).await.unwrap();
+    comes_in(&office, &server, &chained(&ann, &between)).await.expect_err("there is no list");
+}
