@@ -191,6 +191,12 @@ impl KeepingAlive {
     }
 }
 
+/// The seconds that a lease surely lives. A clock may show no time since the grant: asked right after it, less than the
+/// whole TTL is left, as in etcd.
+fn seconds_left(left: Duration) -> i64 {
+    left.saturating_sub(Duration::from_nanos(1)).as_secs() as i64
+}
+
 fn known(id: i64) -> Result<LeaseId, Status> {
     lease_id(id).ok_or_else(|| Reason::LeaseNotFound.into())
 }
@@ -265,9 +271,7 @@ impl Lease for LeaseService {
             && let Some(status) =
                 self.0.client().lease_without_keys(lease).await.map_err(unanswered)?
         {
-            // Some of it has passed since: asked right after the grant, it is less than the whole, as in etcd.
-            let left = left.saturating_sub(Duration::from_nanos(1));
-            response.ttl = left.as_secs() as i64;
+            response.ttl = seconds_left(left);
             response.granted_ttl = status.ttl.as_secs() as i64;
             if keys && let Some(status) = client.lease(lease).await.map_err(unanswered)? {
                 response.keys = status.keys;
@@ -294,5 +298,20 @@ impl Lease for LeaseService {
         let leases = leases.into_iter();
         let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();
         Ok(Response::new(LeaseLeasesResponse { header, leases }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_than_the_whole_ttl_is_left_right_after_a_grant() {
+        let millis = Duration::from_millis;
+        for (left, seconds) in
+            [(90_000, 89), (89_999, 89), (89_001, 89), (89_000, 88), (1, 0), (0, 0)]
+        {
+            assert_eq!(seconds_left(millis(left)), seconds, "{left} ms");
+        }
     }
 }

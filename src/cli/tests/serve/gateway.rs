@@ -651,8 +651,8 @@ fn json_field_given_twice_ends_a_stream() {
         ("/v3/watch", r#"{"create_request":{"key":"YQ=="},"progress_request":{}}"#),
         ("/v3/lease/keepalive", r#"{"ID":"1","ID":"2"}"#),
     ] {
-        let (_, answer) = server.http("POST", path, body);
-        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let (_, mut answer) = http(&server.address, "POST", path, body);
+        let answer: Value = serde_json::from_str(&answer.line().unwrap()).unwrap();
         let said = (&answer["error"]["code"], &answer["error"]["http_code"]);
         assert_eq!(said, (&json!(3), &json!(400)), "{body}: {answer}");
         let words = answer["error"]["message"].as_str().unwrap();
