@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -36,6 +37,10 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
+/// The bounds of the buckets for how long calls take, in seconds: those of Prometheus' client for Go.
+pub(super) const SECONDS: [f64; 11] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
 /// How long the version may be that a client says it speaks, and how many of each kind of call are told apart.
 const VERSION_BYTES_MAX: usize = 16;
 const CLIENTS_MAX: usize = 32;
@@ -66,6 +71,33 @@ struct Method {
     streams: bool,
     begun: AtomicU64,
     ended: [AtomicU64; CODES.len()],
+    times: Times,
+}
+
+/// How long calls have taken: by the first bound that is not below, with one more for those above all; and the sum.
+#[derive(Default)]
+struct Times {
+    buckets: [AtomicU64; SECONDS.len() + 1],
+    nanos: AtomicU64,
+}
+
+impl Times {
+    fn note(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let at = SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(SECONDS.len());
+        self.buckets[at].fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+/// How long the calls of a method have taken.
+pub(super) struct MethodTimes<'a> {
+    /// What tells it from the others.
+    pub(super) labels: &'a str,
+    /// The calls of each bucket and of all below it. The last has all.
+    pub(super) cumulative: [u64; SECONDS.len() + 1],
+    /// The sum of all, in seconds.
+    pub(super) seconds: f64,
 }
 
 impl Calls {
@@ -86,6 +118,7 @@ impl Calls {
                 streams: method.is_server_streaming(),
                 begun: AtomicU64::new(0),
                 ended: std::array::from_fn(|_| AtomicU64::new(0)),
+                times: Times::default(),
             };
             (format!("/{service}/{name}"), Arc::new(counted))
         });
@@ -114,11 +147,25 @@ impl Calls {
         (self.healthy.load(Ordering::Relaxed), self.unhealthy.load(Ordering::Relaxed))
     }
 
+    /// How long the calls of each method have taken, from their heads to their ends.
+    pub(super) fn times(&self) -> impl Iterator<Item = MethodTimes<'_>> {
+        self.methods.values().map(|method| {
+            let Method { labels, times, .. } = &**method;
+            let mut sum = 0;
+            let cumulative = std::array::from_fn(|at| {
+                sum += times.buckets[at].load(Ordering::Relaxed);
+                sum
+            });
+            let seconds = Duration::from_nanos(times.nanos.load(Ordering::Relaxed)).as_secs_f64();
+            MethodTimes { labels, cumulative, seconds }
+        })
+    }
+
     /// A method is called; `None` if there is none at this path.
     pub(super) fn begins(&self, path: &str) -> Option<Call> {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
-        Some(Call(Some(Arc::clone(method))))
+        Some(Call(Some((Arc::clone(method), Instant::now()))))
     }
 
     /// Somebody calls whose headers say what its client is.
@@ -174,16 +221,17 @@ impl Calls {
     }
 }
 
-/// A call that has begun, until its end is counted. Dropped before that it was broken off.
-pub(super) struct Call(Option<Arc<Method>>);
+/// A call that has begun, and when, until its end is counted. Dropped before that it was broken off.
+pub(super) struct Call(Option<(Arc<Method>, Instant)>);
 
 impl Call {
     fn is_stream(&self) -> bool {
-        self.0.as_ref().is_some_and(|method| method.is_stream)
+        self.0.as_ref().is_some_and(|(method, _)| method.is_stream)
     }
 
     fn ends(&mut self, code: Code) {
-        if let Some(method) = self.0.take() {
+        if let Some((method, begun)) = self.0.take() {
+            method.times.note(begun.elapsed());
             method.ended[code as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -196,7 +244,9 @@ impl Call {
     pub(super) fn follow(mut self, response: Response<Body>) -> Response<Body> {
         match Status::from_header_map(response.headers()) {
             Some(status) => self.ends(status.code()),
-            None if !self.0.as_ref().is_some_and(|method| method.streams) => self.ends(Code::Ok),
+            None if !self.0.as_ref().is_some_and(|(method, _)| method.streams) => {
+                self.ends(Code::Ok)
+            }
             None => return response.map(|body| Body::new(Followed { body, call: self })),
         }
         response

@@ -7,7 +7,7 @@ use std::fmt::{Display, Write};
 use bowline::{Ending, MetricsSnapshot, NodeStatus, RequestKind};
 
 use super::alarms;
-use super::calls::Calls;
+use super::calls::{Calls, MethodTimes, SECONDS};
 use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::process::Process;
 use crate::generated::etcdserverpb as pb;
@@ -19,6 +19,9 @@ pub(super) fn text(member: &Member) -> String {
     families.server(member, &metrics, &member.node().status());
     families.store(&metrics);
     families.calls(member.calls());
+    if member.options().metrics_extensive {
+        families.times(member.calls());
+    }
     if let Some(process) = Process::now() {
         families.process(&process);
     }
@@ -192,6 +195,21 @@ impl Families {
         self.one("etcd_network_client_grpc_received_bytes_total", "counter", help, received);
         let help = "Bytes of messages of gRPC to clients.";
         self.one("etcd_network_client_grpc_sent_bytes_total", "counter", help, sent);
+    }
+
+    /// In etcd, too, only if it is asked for: there are fourteen lines a method.
+    fn times(&mut self, calls: &Calls) {
+        let name = "grpc_server_handling_seconds";
+        self.head(name, "histogram", "Time from the head of a call of gRPC to its end.");
+        for MethodTimes { labels, cumulative, seconds } in calls.times() {
+            let count = cumulative[SECONDS.len()];
+            for (bound, below) in SECONDS.iter().zip(cumulative) {
+                self.line(format_args!("{name}_bucket{{{labels},le=\"{bound}\"}} {below}"));
+            }
+            self.line(format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {count}"));
+            self.line(format_args!("{name}_sum{{{labels}}} {seconds}"));
+            self.line(format_args!("{name}_count{{{labels}}} {count}"));
+        }
     }
 
     fn process(&mut self, process: &Process) {

@@ -47,6 +47,11 @@ impl Crew {
         Self { flags: &[], ..Self::still(processes, processes) }.begun()
     }
 
+    /// Starts three processes with these flags.
+    pub(crate) fn of_three_with(flags: &'static [&'static str]) -> Self {
+        Self { flags, ..Self::still(3, 3) }.begun()
+    }
+
     /// Starts all processes.
     pub(crate) fn begun(mut self) -> Self {
         let started: Vec<_> = (0..self.clients.len()).map(|at| self.start(at)).collect();

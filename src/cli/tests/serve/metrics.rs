@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tempfile::tempdir;
 use tonic::transport::Channel;
 
+use crate::crew::Crew;
 use crate::generated::etcdserverpb as pb;
 use crate::process::{Etcd, Server, http};
 use pb::kv_client::KvClient;
@@ -106,9 +107,9 @@ async fn moved(address: &str) -> Vec<(&'static str, f64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Etcd::with(&["--metrics=extensive"]) else { return };
     let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&dir, &["--metrics=extensive"]);
     let (ours, theirs) = (moved(&server.address).await, moved(&etcd.address).await);
     assert_eq!(ours, theirs);
     assert!(ours.iter().all(|(_, moved)| *moved > 0.0), "{ours:?}");
@@ -146,6 +147,101 @@ async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
         });
         assert!(is_named, "{name} is neither here nor in docs/operating/metrics.md");
     }
+}
+
+/// Every series in the alert rules and in the Grafana dashboard of etcd's mixin.
+const MIXIN: [&str; 23] = [
+    "etcd_disk_backend_commit_duration_seconds_bucket",
+    "etcd_disk_wal_fsync_duration_seconds_bucket",
+    "etcd_mvcc_db_total_size_in_bytes",
+    "etcd_mvcc_db_total_size_in_use_in_bytes",
+    "etcd_network_client_grpc_received_bytes_total",
+    "etcd_network_client_grpc_sent_bytes_total",
+    "etcd_network_peer_received_bytes_total",
+    "etcd_network_peer_round_trip_time_seconds_bucket",
+    "etcd_network_peer_sent_bytes_total",
+    "etcd_network_peer_sent_failures_total",
+    "etcd_server_has_leader",
+    "etcd_server_leader_changes_seen_total",
+    "etcd_server_proposals_applied_total",
+    "etcd_server_proposals_committed_total",
+    "etcd_server_proposals_failed_total",
+    "etcd_server_proposals_pending",
+    "etcd_server_quota_backend_bytes",
+    "grpc_server_handled_total",
+    "grpc_server_handling_seconds_bucket",
+    "grpc_server_started_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+];
+
+#[test]
+fn series_of_etcds_alerts_and_dashboard_are_served_or_on_the_page() {
+    let page = include_str!("../../../../docs/operating/metrics.md");
+    let (_, table) = page.split_once("### Alerts and dashboards made for etcd").unwrap();
+    let (table, _) = table.split_once("## Slow requests").unwrap();
+    let crew = Crew::of_three_with(&["--metrics=extensive"]);
+    for address in crew.addresses() {
+        let (code, mut body) = http(&address, "GET", "/metrics", "");
+        assert_eq!(code, 200);
+        let body = body.text();
+        for name in MIXIN {
+            let is_served = body.lines().any(|line| {
+                line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            });
+            let family = name.strip_suffix("_bucket").unwrap_or(name);
+            let is_named = table.contains(&format!("`{family}`"));
+            assert_eq!(is_served, !is_named, "{name} at {address}");
+        }
+    }
+}
+
+/// The histogram of one method: the buckets by their bounds, and the count.
+fn handling(server: &Server, method: &str) -> (Vec<(String, u64)>, u64) {
+    let page = server.http("GET", "/metrics", "").1;
+    let samples = |suffix: &str| {
+        let start = format!("grpc_server_handling_seconds_{suffix}{{grpc_method=\"{method}\",");
+        let of = |line: &str| {
+            let rest = line.strip_prefix(&start)?;
+            let (labels, value) = rest.rsplit_once("} ")?;
+            let bound = labels.split_once("le=\"").map_or("", |(_, bound)| bound);
+            Some((bound.trim_end_matches('"').to_owned(), value.parse::<f64>().unwrap() as u64))
+        };
+        page.lines().filter_map(of).collect::<Vec<_>>()
+    };
+    (samples("bucket"), samples("count").first().map_or(0, |(_, count)| *count))
+}
+
+#[tokio::test]
+async fn handling_time_of_calls_and_streams_is_measured_if_metrics_are_extensive() {
+    let dirs = [(); 2].map(|()| tempdir().unwrap());
+    let basic = Server::alone(&dirs[0], &[]);
+    assert_eq!(handling(&basic, "Put"), (Vec::new(), 0));
+    let server = Server::alone(&dirs[1], &["--metrics=extensive"]);
+    let channel = server.channel().await;
+    for _ in 0..7 {
+        KvClient::new(channel.clone()).put(put("k")).await.unwrap();
+    }
+    let (buckets, count) = handling(&server, "Put");
+    let bounds: Vec<_> = buckets.iter().map(|(bound, _)| bound.as_str()).collect();
+    let expected =
+        ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1", "2.5", "5", "10", "+Inf"];
+    assert_eq!((bounds, count), (expected.to_vec(), 7));
+    assert!(buckets.is_sorted_by_key(|(_, count)| *count), "{buckets:?}");
+    assert_eq!(buckets.last().unwrap().1, 7);
+    // A stream is measured when it ends, and was open for so long.
+    let mut leases = LeaseClient::new(channel);
+    let (sender, requests) = tokio::sync::mpsc::channel(1);
+    let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
+    let mut renewed = leases.lease_keep_alive(requests).await.unwrap().into_inner();
+    assert_eq!(handling(&server, "LeaseKeepAlive").1, 0);
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    drop(sender);
+    assert!(renewed.message().await.unwrap().is_none());
+    let (buckets, count) = handling(&server, "LeaseKeepAlive");
+    let within = buckets.iter().find(|(bound, _)| bound == "0.25").unwrap().1;
+    assert_eq!((count, within), (1, 0), "{buckets:?}");
 }
 
 /// The ratio of the two is what etcd's alert on fragmentation looks at.

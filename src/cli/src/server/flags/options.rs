@@ -56,6 +56,8 @@ pub(crate) struct Options {
     pub(crate) progress_interval: Duration,
     /// The most streams on one connection.
     pub(crate) streams_max: u32,
+    /// Whether `/metrics` has how long calls take.
+    pub(crate) metrics_extensive: bool,
     /// The most learners that are added, if that is limited.
     pub(crate) learners_max: Option<usize>,
     /// Whether requests in JSON are answered.
@@ -165,6 +167,11 @@ impl Options {
                 Duration::from_secs(600),
             )?
             .max(Duration::from_millis(100)),
+            metrics_extensive: match values.get("metrics") {
+                None | Some("basic" | "") => false,
+                Some("extensive") => true,
+                Some(other) => return Err(wrong("metrics", other, "basic or extensive")),
+            },
             learners_max: match number(values, "max-learners", usize::MAX, 1, usize::MAX)? {
                 usize::MAX => None,
                 most => Some(most),

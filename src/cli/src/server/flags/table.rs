@@ -239,7 +239,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("auth-token-ttl", "how many seconds a simple token may go unused ['300']"),
     ignored_switch("enable-pprof", "there is no Go to be profiled: use perf"),
-    ignored("metrics", "there is one set of metrics"),
+    used("metrics", "'basic', or 'extensive', which adds how long calls take, by method ['basic']"),
     used("listen-metrics-urls", "where else to listen for /metrics, /health, /livez and /readyz"),
     ignored("logger", "there is one logger"),
     used(
