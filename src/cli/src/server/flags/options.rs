@@ -605,7 +605,7 @@ mod tests {
     }
 
     /// Flags whose empty value is an error in etcd, too: numbers, durations, and one of a few words.
-    const NEVER_EMPTY: [&str; 15] = [
+    const NEVER_EMPTY: [&str; 16] = [
         "auth-token-ttl",
         "bcrypt-cost",
         "election-timeout",
@@ -614,6 +614,7 @@ mod tests {
         "heartbeat-interval",
         "initial-cluster-state",
         "max-concurrent-streams",
+        "max-learners",
         "max-request-bytes",
         "max-txn-ops",
         "quota-backend-bytes",
