@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bowline::{Access, AccessRefusal, Error};
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,6 +21,9 @@ use super::address;
 use super::aside::{Aside, Large, Turns};
 use super::auth::AuthService;
 use super::cluster::ClusterService;
+use super::compression::{
+    COMPRESSED_STREAM_BYTES_MAX, compress_like_the_request, say_too_large, saying_too_large,
+};
 use super::deadline::Deadline;
 use super::election::ElectionService;
 use super::flags::Offer;
@@ -61,6 +64,9 @@ const LOGIN_BYTES_MAX: usize = 16 << 10;
 const HEALTH_BYTES_MAX: usize = 4 << 10;
 const NOBODY_BYTES_MAX: usize = 16 << 10;
 
+/// The largest message about leases: some numbers.
+const LEASE_BYTES_MAX: usize = 256 << 10;
+
 /// How many such calls may be under way on a connection, while users are asked for. More logins than that could not
 /// wait for their turn.
 const NOBODIES_MAX: usize = 128;
@@ -82,6 +88,8 @@ pub(super) struct Dispatch {
     watch: WatchServer<WatchService>,
     /// The same for nobody.
     watch_of_nobody: WatchServer<WatchService>,
+    /// The same with compressed requests.
+    watch_compressed: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
     cluster: ClusterServer<ClusterService>,
     maintenance: MaintenanceServer<MaintenanceService>,
@@ -90,6 +98,8 @@ pub(super) struct Dispatch {
     login: AuthServer<AuthService>,
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
+    /// The same for observers with compressed requests.
+    observe_compressed: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
     http: HttpSide,
 }
@@ -146,6 +156,9 @@ impl Needs {
 const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
 const HEALTH: &str = "/grpc.health.v1.";
 
+const LEASE: &str = "/etcdserverpb.Lease/";
+const OBSERVE: &str = "/v3electionpb.Election/Observe";
+
 /// The methods that take many requests, each of which is judged by the service.
 const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
 
@@ -188,7 +201,12 @@ impl Dispatch {
                 WatchService(Arc::clone(&member)),
                 NOBODY_BYTES_MAX
             ),
-            lease: served!(LeaseServer, LeaseService(Arc::clone(&member)), bytes_max),
+            watch_compressed: served!(
+                WatchServer,
+                WatchService(Arc::clone(&member)),
+                COMPRESSED_STREAM_BYTES_MAX
+            ),
+            lease: served!(LeaseServer, LeaseService(Arc::clone(&member)), LEASE_BYTES_MAX),
             cluster: served!(ClusterServer, ClusterService(Arc::clone(&member)), bytes_max),
             maintenance: served!(
                 MaintenanceServer,
@@ -199,6 +217,11 @@ impl Dispatch {
             login: served!(AuthServer, AuthService(Arc::clone(&member)), LOGIN_BYTES_MAX),
             lock: served!(LockServer, LockService(Arc::clone(&member)), bytes_max),
             election: served!(ElectionServer, ElectionService(Arc::clone(&member)), bytes_max),
+            observe_compressed: served!(
+                ElectionServer,
+                ElectionService(Arc::clone(&member)),
+                COMPRESSED_STREAM_BYTES_MAX
+            ),
             health: served!(HealthServer, HealthService::new(&member), HEALTH_BYTES_MAX),
             http: HttpSide::new(&member),
             certified: None,
@@ -228,6 +251,7 @@ impl Dispatch {
         match path {
             LOGIN => LOGIN_BYTES_MAX,
             _ if path.starts_with(HEALTH) => HEALTH_BYTES_MAX,
+            _ if path.starts_with(LEASE) => LEASE_BYTES_MAX,
             _ => self.bytes_max,
         }
     }
@@ -305,23 +329,7 @@ impl Dispatch {
         request.extensions_mut().insert(who);
         request.extensions_mut().insert(self.turns.clone());
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-        let answer: Answer = match service {
-            "etcdserverpb.KV" => self.kv.call(request),
-            "etcdserverpb.Watch" if is_nobody => self.watch_of_nobody.call(request),
-            "etcdserverpb.Watch" => self.watch.call(request),
-            "etcdserverpb.Lease" => self.lease.call(request),
-            "etcdserverpb.Cluster" => self.cluster.call(request),
-            "etcdserverpb.Maintenance" => self.maintenance.call(request),
-            "etcdserverpb.Auth" if path == LOGIN => self.login.call(request),
-            "etcdserverpb.Auth" => self.auth.call(request),
-            "v3lockpb.Lock" => self.lock.call(request),
-            "v3electionpb.Election" => self.election.call(request),
-            "grpc.health.v1.Health" => self.health.call(request),
-            _ => {
-                let words = format!("unknown service {service}");
-                Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
-            }
-        };
+        let answer = self.answer_of(service, &path, (is_nobody, is_compressed), request);
         let member = Arc::clone(&self.member);
         let watch_room = service == "etcdserverpb.Watch";
         let watch_room = watch_room.then(|| self.member.watch_room().clone());
@@ -360,6 +368,42 @@ impl Dispatch {
             Ok(counted(response))
         };
         Box::pin(answer.instrument(within))
+    }
+
+    /// The answer of the service that a request is for.
+    fn answer_of<B>(
+        &mut self,
+        service: &str,
+        path: &str,
+        (is_nobody, is_compressed): (bool, bool),
+        request: Request<B>,
+    ) -> Answer
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+        B::Data: Send,
+    {
+        match service {
+            "etcdserverpb.KV" => self.kv.call(request),
+            "etcdserverpb.Watch" if is_nobody => self.watch_of_nobody.call(request),
+            "etcdserverpb.Watch" if is_compressed => self.watch_compressed.call(request),
+            "etcdserverpb.Watch" => self.watch.call(request),
+            "etcdserverpb.Lease" => self.lease.call(request),
+            "etcdserverpb.Cluster" => self.cluster.call(request),
+            "etcdserverpb.Maintenance" => self.maintenance.call(request),
+            "etcdserverpb.Auth" if path == LOGIN => self.login.call(request),
+            "etcdserverpb.Auth" => self.auth.call(request),
+            "v3lockpb.Lock" => self.lock.call(request),
+            "v3electionpb.Election" if is_compressed && path == OBSERVE => {
+                self.observe_compressed.call(request)
+            }
+            "v3electionpb.Election" => self.election.call(request),
+            "grpc.health.v1.Health" => self.health.call(request),
+            _ => {
+                let words = format!("unknown service {service}");
+                Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
+            }
+        }
     }
 
     /// Whether a request may be read at all: nobody keeps what somebody sends who may not ask. It is judged once more when
@@ -433,54 +477,4 @@ fn is_for_space(response: &Response<Body>) -> bool {
     let why = response.extensions().get::<Status>().and_then(|status| status.source());
     let why = why.and_then(|why| why.downcast_ref());
     matches!(why, Some(Error::QuotaExceeded { .. } | Error::NoSpace))
-}
-
-/// As servers in Go do, answers are compressed if the request is, whatever the client accepts. Reports whether that is so.
-fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
-    let is_compressed = headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
-    if !is_compressed {
-        headers.remove("grpc-accept-encoding");
-    }
-    is_compressed
-}
-
-/// A message that was too large to be read is refused in the words that etcd's clients know. `headers` are those of an
-/// answer, or the trailers of a stream.
-fn say_too_large(headers: &mut HeaderMap) {
-    const OUT_OF_RANGE: &str = "11";
-    const EXHAUSTED: &str = "8";
-    let is_size = |code: &HeaderValue| code == OUT_OF_RANGE || code == EXHAUSTED;
-    if !headers.get("grpc-status").is_some_and(is_size) {
-        return;
-    }
-    let Some(status) = Status::from_header_map(headers) else { return };
-    let Some(words) = too_large(status.message()) else { return };
-    headers.insert("grpc-status", HeaderValue::from_static(EXHAUSTED));
-    if let Ok(words) = HeaderValue::from_str(&words.replace(' ', "%20")) {
-        headers.insert("grpc-message", words);
-    }
-}
-
-/// The words of servers in Go for those of the gRPC library here.
-fn too_large(message: &str) -> Option<String> {
-    let mut numbers = message.split([' ', ',']).filter(|word| word.parse::<u64>().is_ok());
-    if message.starts_with("Error, decoded message length too large: found ") {
-        let (found, max) = (numbers.next()?, numbers.next()?);
-        return Some(format!("grpc: received message larger than max ({found} vs. {max})"));
-    }
-    if message.starts_with("Error decompressing: size limit, of ") {
-        let max = numbers.next()?;
-        return Some(format!("grpc: received message after decompression larger than max {max}"));
-    }
-    None
-}
-
-/// The answers of a stream. It says so at its end if a request was too large.
-fn saying_too_large(body: Body) -> Body {
-    Body::new(body.map_frame(|mut frame| {
-        if let Some(trailers) = frame.trailers_mut() {
-            say_too_large(trailers);
-        }
-        frame
-    }))
 }

@@ -27,6 +27,7 @@ mod aside;
 mod auth;
 mod calls;
 mod cluster;
+mod compression;
 mod deadline;
 mod directory;
 mod dispatch;

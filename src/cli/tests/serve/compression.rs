@@ -136,6 +136,10 @@ async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
             let (bytes, max) = match path.as_str() {
                 "/etcdserverpb.Auth/Authenticate" => (1 << 10, 16 << 10),
                 _ if path.starts_with("/grpc.health") => (1 << 10, 4 << 10),
+                "/etcdserverpb.Watch/Watch" | "/v3electionpb.Election/Observe" => {
+                    (8 << 10, 256 << 10)
+                }
+                _ if path.starts_with("/etcdserverpb.Lease/") => (8 << 10, 256 << 10),
                 _ => (40 << 10, 2_097_152),
             };
             let refused = send(channel.clone(), path.clone(), &zeros(bytes)).await;
@@ -162,4 +166,28 @@ async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
     }
     let more = server.peak_memory_bytes() - before;
     assert!(more < 128 << 20, "{more} bytes more");
+}
+
+/// A stream keeps the memory of its largest message. Small messages must not become large ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compressed_requests_of_open_streams_keep_little_memory() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let before = server.peak_memory_bytes();
+    let mut streams = Vec::new();
+    for _ in 0..300 {
+        // A key of 200 KB, which is some hundred bytes on the wire.
+        let create = pb::WatchCreateRequest { key: vec![7; 200_000].into(), ..Default::default() };
+        let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        let mut client = WatchClient::new(channel.clone()).send_compressed(Gzip);
+        let (sender, requests) = tokio::sync::mpsc::channel(1);
+        sender.send(create).await.unwrap();
+        let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
+        let mut watched = client.watch(requests).await.unwrap().into_inner();
+        assert!(watched.message().await.unwrap().unwrap().created);
+        streams.push((sender, watched));
+    }
+    let each = (server.peak_memory_bytes() - before) / streams.len() as u64;
+    assert!(each < 1 << 20, "{each} bytes a stream");
 }

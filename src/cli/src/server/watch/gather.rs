@@ -54,6 +54,10 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
             }
         }
     }
+    // The room for what there is, instead of the room for as much as there could be.
+    if let Ok(held) = member.watch_room().keep(bytes, None) {
+        gathered.held = held;
+    }
     gathered
 }
 
