@@ -58,6 +58,7 @@ mod terminal;
 mod tls;
 mod txn;
 mod user;
+mod verifier;
 mod watch;
 
 pub(crate) use datascale::DatascaleOptions;

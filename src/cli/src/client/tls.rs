@@ -1,5 +1,6 @@
 //! Connections that are secured, as the options say.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,11 +9,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
 use super::failure::{Failure, root_cause};
 use super::options::Tls;
+use super::verifier::Verifier;
 
 /// Where systems keep the authorities that they trust.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -28,43 +30,39 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
         config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
     }
-    let secured = if options.skip_verify {
-        endpoint.tls_config_with_verifier(config, Arc::new(Anybody(ring::default_provider())))
-    } else {
-        let authorities = read(&authorities(options)?)?;
-        endpoint.tls_config(config.ca_certificate(Certificate::from_pem(authorities)))
-    };
-    secured.map_err(|error| {
-        Failure::Usage(format!("the files of --cacert, --cert and --key: {}", root_cause(&error)))
-    })
+    let secured = endpoint.tls_config_with_verifier(config, verifier(options)?);
+    secured.map_err(|error| unusable(root_cause(&error)))
 }
 
 /// The same, for connections that speak nothing in particular.
 pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
-    let wrong = |error: &dyn std::error::Error| {
-        Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
-    };
     let provider = Arc::new(ring::default_provider());
     let config =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.map_err(|error| wrong(&error))?;
-    let config = if options.skip_verify {
-        let anybody = Arc::new(Anybody(ring::default_provider()));
-        config.dangerous().with_custom_certificate_verifier(anybody)
-    } else {
-        let mut roots = RootCertStore::empty();
-        let pem = read(&authorities(options)?)?;
-        let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
-        roots.add_parsable_certificates(certificates);
-        config.with_root_certificates(roots)
-    };
+    let config = config.map_err(unusable)?;
+    let config = config.dangerous().with_custom_certificate_verifier(verifier(options)?);
     let (Some(cert), Some(key)) = (&options.cert, &options.key) else {
         return Ok(config.with_no_client_auth());
     };
     let chain = CertificateDer::pem_slice_iter(&read(cert)?).collect::<Result<Vec<_>, _>>();
-    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| wrong(&error))?;
-    let chain = chain.map_err(|error| wrong(&error))?;
-    config.with_client_auth_cert(chain, key).map_err(|error| wrong(&error))
+    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(unusable)?;
+    config.with_client_auth_cert(chain.map_err(unusable)?, key).map_err(unusable)
+}
+
+fn unusable(error: impl Display) -> Failure {
+    Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
+}
+
+/// What judges the server's certificate.
+fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Failure> {
+    let provider = ring::default_provider();
+    if options.skip_verify {
+        return Ok(Arc::new(Anybody(provider)));
+    }
+    let path = authorities(options)?;
+    let trusted = CertificateDer::pem_slice_iter(&read(&path)?).flatten().collect();
+    let verifier = Verifier::new(trusted, Arc::new(provider));
+    Ok(Arc::new(verifier.map_err(|why| unusable(format!("{}: {why}", path.display())))?))
 }
 
 fn authorities(options: &Tls) -> Result<PathBuf, Failure> {

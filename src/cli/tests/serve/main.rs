@@ -32,6 +32,7 @@ mod restarts;
 mod revisions;
 mod rights;
 mod rust_client;
+mod self_signed;
 mod snapshot;
 mod tls;
 mod tls_members;

@@ -1,0 +1,86 @@
+//! Judges a server's certificate by the authorities of `--cacert`. As for Go and curl, a certificate that is itself in
+//! that file is good for its own hosts, even if it says that it is an authority: `openssl req -x509` makes such ones.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and is not itself in the file of --cacert";
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    inner: Arc<WebPkiServerVerifier>,
+    trusted: Vec<CertificateDer<'static>>,
+}
+
+impl Verifier {
+    /// Trusts these certificates.
+    ///
+    /// # Errors
+    /// None of them can be read.
+    pub(crate) fn new(
+        trusted: Vec<CertificateDer<'static>>,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trusted.iter().cloned());
+        let inner = WebPkiServerVerifier::builder_with_provider(roots.into(), provider).build();
+        let inner = inner.map_err(|error| format!("no certificate can be read: {error}"))?;
+        Ok(Self { inner, trusted })
+    }
+}
+
+/// Reports whether a certificate failed only because it says that it is an authority. Its time has been judged before.
+fn is_authority(error: &Error) -> bool {
+    let Error::InvalidCertificate(CertificateError::Other(why)) = error else { return false };
+    why.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity)
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        cert: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        host: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.inner.verify_server_cert(cert, between, host, ocsp, now) {
+            // The handshake proves that the server has the key.
+            Err(error) if is_authority(&error) && self.trusted.iter().any(|own| own == cert) => {
+                verify_server_name(&ParsedCertificate::try_from(cert)?, host)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            Err(error) if is_authority(&error) => Err(Error::General(NOT_LISTED.to_owned())),
+            judged => judged,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}

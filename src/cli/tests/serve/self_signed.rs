@@ -1,0 +1,97 @@
+//! Servers whose certificate nobody but themselves has signed, in the forms that `openssl req -x509` makes, and clients
+//! that trust that very certificate.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+use tempfile::{TempDir, tempdir};
+
+use crate::process::{Server, bowline, etcdctl_is_installed, flags, free_ports};
+
+/// A certificate and its key, in files.
+struct Own {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+/// Writes a certificate for some host. It is good until the year.
+fn certificate(dir: &TempDir, name: &str, is_ca: IsCa, host: &str, until: i32) -> Own {
+    let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+    params.is_ca = is_ca;
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(until, 1, 1);
+    let key = KeyPair::generate().unwrap();
+    let cert = params.self_signed(&key).unwrap();
+    let own = Own {
+        cert: dir.path().join(format!("{name}.pem")),
+        key: dir.path().join(format!("{name}.key")),
+    };
+    std::fs::write(&own.cert, cert.pem()).unwrap();
+    std::fs::write(&own.key, key.serialize_pem()).unwrap();
+    own
+}
+
+fn authority() -> IsCa {
+    IsCa::Ca(BasicConstraints::Unconstrained)
+}
+
+fn serve(dir: &TempDir, own: &Own) -> Server {
+    let [peer, client] = free_ports();
+    let mut all = flags(0, &[peer], client, dir.path());
+    all.retain(|flag| !flag.contains("client-urls"));
+    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
+    all.push(format!("--advertise-client-urls=https://127.0.0.1:{client}"));
+    all.push(format!("--cert-file={}", own.cert.display()));
+    all.push(format!("--key-file={}", own.key.display()));
+    Server::start(&all, client, &[]).ready()
+}
+
+/// Asks a server for a key; the error, if that fails.
+fn ask(mut command: Command, server: &Server, trusted: &Path) -> Result<(), String> {
+    command.args(["get", "k", "--command-timeout=20s", "--cacert"]).arg(trusted);
+    command.arg(format!("--endpoints=https://{}", server.address)).env("ETCDCTL_API", "3");
+    let done = command.output().unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    if done.status.success() { Ok(()) } else { Err(said) }
+}
+
+#[test]
+fn a_certificate_in_the_file_of_authorities_is_good_for_its_own_server() {
+    let files = tempdir().unwrap();
+    for (name, is_ca) in
+        [("ca", authority()), ("no-ca", IsCa::ExplicitNoCa), ("unsaid", IsCa::NoCa)]
+    {
+        let (dir, own) = (tempdir().unwrap(), certificate(&files, name, is_ca, "127.0.0.1", 2100));
+        let server = serve(&dir, &own);
+        ask(bowline(), &server, &own.cert).unwrap_or_else(|said| panic!("{name}: {said}"));
+        // Among others in the file, it counts as well.
+        let other = certificate(&files, "other", authority(), "127.0.0.1", 2100);
+        let both = files.path().join("both.pem");
+        let pem = [&other.cert, &own.cert].map(|path| std::fs::read(path).unwrap()).concat();
+        std::fs::write(&both, pem).unwrap();
+        ask(bowline(), &server, &both).unwrap_or_else(|said| panic!("{name}: {said}"));
+        if etcdctl_is_installed() {
+            ask(Command::new("etcdctl"), &server, &own.cert)
+                .unwrap_or_else(|said| panic!("{name}: {said}"));
+        }
+    }
+}
+
+#[test]
+fn an_authority_that_serves_is_refused_unless_it_is_trusted_itself() {
+    let files = tempdir().unwrap();
+    let trusted = certificate(&files, "trusted", authority(), "127.0.0.1", 2100);
+    for (name, host, until, trusts_own, words) in [
+        ("not trusted", "127.0.0.1", 2100, false, "is not itself in the file of --cacert"),
+        ("of another host", "other.example", 2100, true, "not valid for name"),
+        ("expired", "127.0.0.1", 2021, true, "Expired"),
+    ] {
+        let (dir, own) = (tempdir().unwrap(), certificate(&files, "own", authority(), host, until));
+        let server = serve(&dir, &own);
+        let said = ask(bowline(), &server, if trusts_own { &own.cert } else { &trusted.cert });
+        let said = said.expect_err(name);
+        let is_refused = said.contains(words) || said.contains(&words.to_lowercase());
+        assert!(is_refused, "{name}: {said}");
+    }
+}
