@@ -120,12 +120,15 @@ impl Stance {
     }
 }
 
-/// Whether the key is named as Bowline and etcd's clients name lock requests: by a lease, perhaps with a number after a dot.
+/// Whether the key is named as Bowline and etcd's clients name lock requests: by a lease in hexadecimal, perhaps with a
+/// number after a dot, or in decimal, as etcd's client for Node.js does. Never with leading zeros, as sequential keys are.
 fn is_named_as_request(key: &[u8]) -> bool {
     let last = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let lease = last.split(|byte| *byte == b'.').next().unwrap_or_default();
-    let lease = std::str::from_utf8(lease).ok().and_then(|text| text.parse::<LeaseId>().ok());
-    lease.is_some_and(|lease| last.starts_with(lease.to_string().as_bytes()))
+    let Ok(lease) = std::str::from_utf8(lease) else { return false };
+    let is_hexadecimal = lease.parse().is_ok_and(|id: LeaseId| id.to_string() == lease);
+    let is_decimal = lease.parse().is_ok_and(|id: u64| id > 0 && id.to_string() == lease);
+    is_hexadecimal || is_decimal
 }
 
 /// Where in the program a wish is made, and by which task.
@@ -147,7 +150,8 @@ mod tests {
             let key = format!("locks/a/{name}");
             Stance::rule_in_line(key.as_bytes(), &Bytes::from("any value"))
         };
-        for request in ["1234", "694d7f3a", "694d7f3a.2", "ffffffffffffffff"] {
+        for request in ["1234", "694d7f3a", "694d7f3a.2", "ffffffffffffffff", "7587862969264072117"]
+        {
             assert_eq!(rule(request), Rule::Alone, "{request}");
         }
         // A group's member, sequential keys, a uuid, a member of a barrier.
