@@ -9,9 +9,9 @@ use super::http_side;
 /// Replaces the path by its decoded form. `/%76%33/kv/range` and `/v3/kv/range` are the same path.
 ///
 /// # Errors
-/// The answer to send instead, as etcd does: a redirect to the cleaned path if the path has `//`, `.` or `..`, 400 if it
-/// is encoded wrongly, 404 if it stands for no path that is served.
-#[expect(clippy::result_large_err, reason = "it is sent, and made once a request")]
+/// The answer to send instead, as etcd does: a redirect to the cleaned path if the path has `//`, `.` or `..`, 400 if its
+/// encoding is invalid, 404 if no served path has such characters.
+#[expect(clippy::result_large_err, reason = "made at most once a request, and sent")]
 pub(super) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     let path = uri.path();
     if let Some(clean) = cleaned(path) {
@@ -23,7 +23,7 @@ pub(super) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     let Some(decoded) = decoded(path) else {
         return Err(http_side::bad_request("malformed percent-encoding in the path"));
     };
-    // No path that is served has others. A decoded `?` would begin a query.
+    // Served paths have no other characters. A decoded `?` would begin a query.
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(byte);
     if !decoded.iter().all(is_plain) {
         return Err(http_side::not_found());
@@ -36,7 +36,7 @@ pub(super) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     Ok(())
 }
 
-/// The path without empty, `.` and `..` segments, if that is another one. A slash at the end stays.
+/// Removes empty, `.` and `..` segments, and keeps a slash at the end. Returns `None` if the path has none of them.
 fn cleaned(path: &str) -> Option<String> {
     let rest = path.strip_prefix('/')?;
     let is_unclean = |segment: &str| ["", ".", ".."].contains(&segment);
@@ -57,7 +57,7 @@ fn cleaned(path: &str) -> Option<String> {
     Some(format!("/{}{slash}", segments.join("/")))
 }
 
-/// The bytes for which a percent-encoded path stands.
+/// Decodes a percent-encoded path.
 fn decoded(path: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.bytes();
@@ -71,7 +71,7 @@ fn decoded(path: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A redirect that stays on this server: browsers take `\` for `/`, so it is encoded.
+/// Redirects to a path on this server. Browsers read `\` as `/`, so it is encoded: `/\host` would leave the server.
 fn moved(path: &str, query: Option<&str>) -> Response<Body> {
     let mut location = String::with_capacity(path.len());
     for byte in path.bytes() {

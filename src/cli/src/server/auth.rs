@@ -52,8 +52,8 @@ impl AuthService {
         Ok((header, access))
     }
 
-    /// Users and roles, and a header whose revision they are not older than. A change of them takes no revision: the table
-    /// that is read after the revision has all changes before it.
+    /// Returns users and roles, and a header whose revision is not newer than they are. The header is taken first: the
+    /// table then has every change before that revision.
     async fn current(&self) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
         self.0.client().read_access().await.map_err(refused)?;
         let header = self.0.header_now();

@@ -37,7 +37,7 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-/// The bounds of the buckets for how long calls take, in seconds: those of Prometheus' client for Go.
+/// Bounds of the buckets of `grpc_server_handling_seconds`, in seconds: the default of Prometheus' client for Go.
 pub(super) const SECONDS: [f64; 11] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
@@ -74,7 +74,7 @@ struct Method {
     times: Times,
 }
 
-/// How long calls have taken: by the first bound that is not below, with one more for those above all; and the sum.
+/// A histogram of the duration of calls. The last bucket counts those above the last bound.
 #[derive(Default)]
 struct Times {
     buckets: [AtomicU64; SECONDS.len() + 1],
@@ -90,13 +90,13 @@ impl Times {
     }
 }
 
-/// How long the calls of a method have taken.
+/// Durations of the calls of one method.
 pub(super) struct MethodTimes<'a> {
-    /// What tells it from the others.
+    /// The method, as labels.
     pub(super) labels: &'a str,
-    /// The calls of each bucket and of all below it. The last has all.
+    /// Number of calls up to each bound; the last element counts all calls.
     pub(super) cumulative: [u64; SECONDS.len() + 1],
-    /// The sum of all, in seconds.
+    /// Sum of all durations, in seconds.
     pub(super) seconds: f64,
 }
 
@@ -147,7 +147,7 @@ impl Calls {
         (self.healthy.load(Ordering::Relaxed), self.unhealthy.load(Ordering::Relaxed))
     }
 
-    /// How long the calls of each method have taken, from their heads to their ends.
+    /// Returns the durations of the calls of each method. A stream lasts until its last message.
     pub(super) fn times(&self) -> impl Iterator<Item = MethodTimes<'_>> {
         self.methods.values().map(|method| {
             let Method { labels, times, .. } = &**method;

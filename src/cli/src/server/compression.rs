@@ -1,15 +1,16 @@
-//! Messages that are compressed with gzip, and messages that are too large as sent or after decompression.
+//! Compression of messages with gzip, and errors for messages that are too large, as sent or after decompression.
 
 use http::{HeaderMap, HeaderValue};
 use http_body_util::BodyExt as _;
 use tonic::Status;
 use tonic::body::Body;
 
-/// The largest message of a stream whose messages are compressed, after decompression. A stream keeps the memory of its
-/// largest message, or the key that it names: a few bytes on the wire must not hold megabytes.
+/// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its largest
+/// message, so a few hundred bytes on the wire could otherwise hold megabytes.
 pub(super) const COMPRESSED_STREAM_BYTES_MAX: usize = 256 << 10;
 
-/// As servers in Go do, answers are compressed if the request is, whatever the client accepts. Reports whether that is so.
+/// Keeps the answer uncompressed unless the request is compressed, as servers in Go do, even if the client accepts gzip.
+/// Reports whether the request is compressed.
 pub(super) fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
     let is_compressed = headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
     if !is_compressed {
@@ -18,8 +19,8 @@ pub(super) fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
     is_compressed
 }
 
-/// A message that was too large to be read is refused in the words that etcd's clients know. `headers` are those of an
-/// answer, or the trailers of a stream.
+/// Replaces the error for a message that is too large by the code and text of servers in Go, which clients compare.
+/// `headers` are the headers of an answer or the trailers of a stream.
 pub(super) fn say_too_large(headers: &mut HeaderMap) {
     const OUT_OF_RANGE: &str = "11";
     const EXHAUSTED: &str = "8";
@@ -35,7 +36,7 @@ pub(super) fn say_too_large(headers: &mut HeaderMap) {
     }
 }
 
-/// The words of servers in Go for those of the gRPC library here.
+/// Translates the texts of the gRPC library into those of servers in Go. Returns `None` for other texts.
 fn too_large(message: &str) -> Option<String> {
     let mut numbers = message.split([' ', ',']).filter(|word| word.parse::<u64>().is_ok());
     if message.starts_with("Error, decoded message length too large: found ") {
@@ -49,7 +50,7 @@ fn too_large(message: &str) -> Option<String> {
     None
 }
 
-/// The answers of a stream. It says so at its end if a request was too large.
+/// Applies [`say_too_large`] to the trailers of a stream, whose requests are read after its headers are sent.
 pub(super) fn saying_too_large(body: Body) -> Body {
     Body::new(body.map_frame(|mut frame| {
         if let Some(trailers) = frame.trailers_mut() {

@@ -64,7 +64,7 @@ const LOGIN_BYTES_MAX: usize = 16 << 10;
 const HEALTH_BYTES_MAX: usize = 4 << 10;
 const NOBODY_BYTES_MAX: usize = 16 << 10;
 
-/// The largest message about leases: some numbers.
+/// Largest message about leases, in bytes: they hold only numbers.
 const LEASE_BYTES_MAX: usize = 256 << 10;
 
 /// How many such calls may be under way on a connection, while users are asked for. More logins than that could not
@@ -98,7 +98,7 @@ pub(super) struct Dispatch {
     login: AuthServer<AuthService>,
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
-    /// The same for observers with compressed requests.
+    /// The same for `Observe` with compressed requests.
     observe_compressed: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
     http: HttpSide,
@@ -175,8 +175,7 @@ fn holding(body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
     }
 }
 
-/// A service that reads and writes messages with and without gzip. The limit holds for a message as it was sent and as it
-/// is after decompression.
+/// Makes a server that accepts and sends gzip. The limit holds for a message as sent and after decompression.
 macro_rules! served {
     ($server:ident, $service:expr, $bytes_max:expr) => {
         $server::new($service)
@@ -344,7 +343,7 @@ impl Dispatch {
             if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
             }
-            // To compress takes long, too.
+            // Compression takes long, too.
             let is_large = is_compressed || response.extensions().get::<Large>().is_some();
             let room = response.extensions().get::<Held>().cloned();
             let aside = |body| match is_large {
@@ -370,7 +369,7 @@ impl Dispatch {
         Box::pin(answer.instrument(within))
     }
 
-    /// The answer of the service that a request is for.
+    /// Calls the service that a request is for.
     fn answer_of<B>(
         &mut self,
         service: &str,

@@ -117,7 +117,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     }
 }
 
-/// An answer to a request that is refused whatever its body says.
+/// Discards the body of a request, and returns the answer.
 pub(super) async fn refused_unread(
     request: Request<Incoming>,
     response: Response<Body>,

@@ -123,7 +123,7 @@ pub(super) fn too_many() -> Response<Body> {
     text(StatusCode::TOO_MANY_REQUESTS, "too many requests\n".into())
 }
 
-/// The answer to a request that makes no sense.
+/// The answer to a malformed request.
 pub(super) fn bad_request(why: &str) -> Response<Body> {
     text(StatusCode::BAD_REQUEST, format!("400 Bad Request: {why}\n"))
 }

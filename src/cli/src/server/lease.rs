@@ -191,8 +191,8 @@ impl KeepingAlive {
     }
 }
 
-/// The seconds that a lease surely lives. A clock may show no time since the grant: asked right after it, less than the
-/// whole TTL is left, as in etcd.
+/// Rounds the remaining TTL down to whole seconds. Right after a grant the result is below the TTL, as in etcd, even if
+/// the clock shows no time since the grant.
 fn seconds_left(left: Duration) -> i64 {
     left.saturating_sub(Duration::from_nanos(1)).as_secs() as i64
 }
@@ -264,7 +264,7 @@ impl Lease for LeaseService {
             None => None,
         };
         if left.is_some() {
-            // As late as can be, but before the keys are read: a client that watches from the next revision misses none.
+            // Before the keys are read: a client that watches from the next revision misses no key.
             response.header = self.0.header_now();
         }
         if let (Some(lease), Some(left)) = (lease, left)

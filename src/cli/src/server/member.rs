@@ -193,7 +193,7 @@ impl Member {
     }
 
     /// The room for answers that nobody has taken yet.
-    /// Room for what watches are told of the past.
+    /// The room for responses of watches.
     pub(super) fn watch_room(&self) -> &Room {
         &self.watch_room
     }

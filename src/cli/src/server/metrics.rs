@@ -197,7 +197,7 @@ impl Families {
         self.one("etcd_network_client_grpc_sent_bytes_total", "counter", help, sent);
     }
 
-    /// In etcd, too, only if it is asked for: there are fourteen lines a method.
+    /// Served only with `--metrics=extensive`, as in etcd: it has fourteen lines a method.
     fn times(&mut self, calls: &Calls) {
         let name = "grpc_server_handling_seconds";
         self.head(name, "histogram", "Time from the head of a call of gRPC to its end.");

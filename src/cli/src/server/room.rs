@@ -30,7 +30,7 @@ const COUNTED_BYTES: usize = 64 << 10;
 /// In what it is counted.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// How many bytes there may be of the past that watches are told, in responses that gather several pages of it.
+/// Bytes of all responses of watches that gather several pages of the history.
 const GATHERED_BYTES: usize = 128 << 20;
 
 /// All of a member's.
@@ -54,13 +54,12 @@ impl Room {
         Self(Arc::new(Semaphore::new(ROOM_BYTES / UNIT_BYTES)))
     }
 
-    /// The room for what watches are told of the past.
+    /// The room for responses of watches.
     pub(super) fn of_watches() -> Self {
         Self(Arc::new(Semaphore::new(GATHERED_BYTES / UNIT_BYTES)))
     }
 
-    /// A body whose large frames take their room until they are sent. There is no waiting: a frame without room is sent all
-    /// the same.
+    /// Makes large frames of a body hold room until they are sent. A frame that finds no room is sent without.
     pub(super) fn counting(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| {
             frame.map_data(|bytes: Bytes| match self.keep(bytes.len(), None) {

@@ -20,7 +20,7 @@ use pb::watch_request::RequestUnion;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
-/// How an answer is encoded, by its headers.
+/// The encoding in the headers of an answer.
 fn encoding<T>(response: &tonic::Response<T>) -> Option<String> {
     let headers = response.metadata().clone().into_headers();
     headers.get(ENCODING).map(|encoding| encoding.to_str().unwrap().to_owned())
@@ -99,7 +99,7 @@ fn zeros(compressed_bytes: usize) -> Vec<u8> {
     file
 }
 
-/// Sends one compressed message to a method, and ends. The status of the answer.
+/// Sends one compressed message to a method, ends the request, and returns the status.
 async fn send(mut channel: Channel, path: String, message: &[u8]) -> Status {
     let mut frame = BytesMut::new();
     frame.put_u8(1);

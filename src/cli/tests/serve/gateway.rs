@@ -587,7 +587,7 @@ fn an_empty_password_opens_nothing_in_json_either() {
     assert_eq!((code, said), (400, (&json!(3), &json!("etcdserver: user name is empty"))));
 }
 
-/// JSON parsers differ in which of two counts, so one that deletes could mean two things.
+/// JSON parsers disagree on which of two values counts, so a deletion could mean two ranges.
 #[test]
 fn json_field_given_twice_is_refused_and_named() {
     let dir = tempdir().unwrap();
@@ -660,7 +660,7 @@ fn json_field_given_twice_ends_a_stream() {
     }
 }
 
-/// The code, and where the answer sends the client.
+/// Posts a range, and returns the status code and the `Location` header.
 fn asked_at(address: &str, path: &str) -> (u16, Option<String>) {
     let mut stream = TcpStream::connect(address).unwrap();
     let body = r#"{"key":"YQ=="}"#;

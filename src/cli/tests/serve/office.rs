@@ -68,7 +68,7 @@ impl Office {
         office
     }
 
-    /// An authority that this one has signed. Its certificates need its own beside them.
+    /// Makes an authority that this one has signed. Clients with its certificates must send its own certificate, too.
     pub(crate) fn intermediate(&mut self) -> (Self, Card) {
         self.issued += 1;
         let number = self.issued;

@@ -1,4 +1,4 @@
-//! What an answer reflects: the revision in its header, and reads at members that are cut off.
+//! Revisions in the headers of answers, and reads at members that are cut off.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -35,21 +35,19 @@ fn writers(channel: &Channel) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     for at in 0..8 {
         let mut kv = KvClient::new(channel.clone());
-        writers.spawn(async move {
-            // With users and roles on they are refused, which is no matter here.
-            while kv.put(put_of(&format!("writer/{at}"))).await.is_ok() {}
-        });
+        writers
+            .spawn(async move { while kv.put(put_of(&format!("writer/{at}"))).await.is_ok() {} });
     }
     writers
 }
 
-/// Reads a key, with all versions that are left of it.
+/// Reads a key.
 async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> pb::RangeResponse {
     let range = pb::RangeRequest { key: key.to_vec().into(), ..Default::default() };
     kv.range(range).await.unwrap().into_inner()
 }
 
-/// Changes take one revision, which is that of the answer, whatever others write.
+/// A change takes one revision, and its answer has that revision, whatever other clients write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_of_a_change_has_the_revision_of_the_change() {
     let dir = tempdir().unwrap();
@@ -112,7 +110,7 @@ async fn header_of_a_change_has_the_revision_of_the_change() {
     }
 }
 
-/// The same in JSON: what a put, a deletion and a revocation say.
+/// The same for puts and revocations in JSON.
 #[test]
 fn header_of_a_change_in_json_has_the_revision_of_the_change() {
     let dir = tempdir().unwrap();
@@ -138,14 +136,14 @@ fn header_of_a_change_in_json_has_the_revision_of_the_change() {
     }
 }
 
-/// What each read sees is at least as new as the revision in its header: a client that goes on from the next revision
-/// misses nothing.
+/// A read sees every change up to the revision in its header, so a client that watches from the next revision misses
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_of_a_read_is_not_newer_than_what_was_read() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    // One writer: users, roles, keys of a lease and a counter are as many as there are, each before a put that tells so.
+    // One writer adds a user, a role and a leased key in each round, and then puts a key that marks the end of the round.
     LeaseClient::new(channel.clone())
         .lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 })
         .await
@@ -183,7 +181,7 @@ async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBo
     log.len()
 }
 
-/// Reads everything in turn, and compares it with the rounds that were over at the revision of the header.
+/// Calls each read in turn, and compares its answer with the rounds that had ended at the revision in the header.
 async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBool>) -> usize {
     let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel.clone()));
     let mut leases = LeaseClient::new(channel);
@@ -214,8 +212,8 @@ async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBoo
     reads
 }
 
-/// A password takes long to check. A user that is deleted meanwhile can still come in: then nothing that was written after
-/// the deletion belongs to the table by which the login was judged.
+/// Checking a password takes long. A user that is deleted meanwhile can still log in: the header must then be older than
+/// everything that was written after the deletion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
     let dir = tempdir().unwrap();
@@ -269,7 +267,7 @@ async fn ask(channel: &Channel, txn: pb::TxnRequest) -> Result<pb::TxnResponse, 
     KvClient::new(channel.clone()).txn(request).await.map(tonic::Response::into_inner)
 }
 
-/// One linearizable range is enough: all of the transaction has to see the newest.
+/// One linearizable range makes the whole transaction linearizable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -297,7 +295,7 @@ async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
     ask(&own, both(&[true, true], &[true])).await.expect("a local read asks no other member");
     for txn in &mixed {
         let answered = ask(&own, txn.clone()).await;
-        assert!(answered.is_err(), "nobody confirms that it is the newest: {answered:?}");
+        assert!(answered.is_err(), "no quorum has confirmed this read: {answered:?}");
     }
     for server in &servers[..2] {
         server.go_on();

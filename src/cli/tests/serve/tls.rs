@@ -667,13 +667,13 @@ fn a_revocation_list_counts_as_it_is_too() {
     assert!(ask(&bob).unwrap_err().contains("CertificateRevoked"), "{:?}", ask(&bob));
 }
 
-/// Whether a client with this certificate can write; the error, if not.
+/// Writes a key with this client certificate.
 async fn comes_in(office: &Office, server: &Server, card: &Card) -> Result<(), String> {
     let channel = office.endpoint(&server.address, Some(card)).connect_lazy();
     put_key(&channel, "k").await.map_err(|refused| format!("{refused:?}"))
 }
 
-/// The card with its authority's certificate behind its own, as a client shows a chain.
+/// The same card, followed by the certificate of its authority.
 fn chained(card: &Card, authority: &Office) -> Card {
     let chain = [std::fs::read(&card.cert).unwrap(), std::fs::read(authority.ca()).unwrap()];
     let cert = card.cert.with_extension("chain.pem");
@@ -689,9 +689,10 @@ async fn clients_of_an_intermediate_authority_come_in_with_their_chain_only() {
     let ann = between.client("ann");
     comes_in(&office, &server, &chained(&ann, &between)).await.unwrap();
     comes_in(&office, &server, &ann).await.expect_err("nothing leads to the authority");
-    // What the intermediate one signs may not sign: here, a chain whose authority is a client.
     let (foreign, _) = Office::new().intermediate();
-    comes_in(&office, &server, &chained(&ann, &foreign)).await.expect_err("another's chain");
+    comes_in(&office, &server, &chained(&ann, &foreign))
+        .await
+        .expect_err("the chain is of another authority");
 }
 
 #[tokio::test]
@@ -725,11 +726,11 @@ async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed
         }
     };
     let_in(&office, [true, true, true]).await;
-    // The list of the one that signed it names the end entity.
+    // The end entity is on the list of the authority that signed it.
     right.revoke(&[&eve]);
     write(&office, &left, &right);
     let_in(&office, [true, true, false]).await;
-    // The list of the root names an authority: all that it has signed are out.
+    // An authority is on the list of the root: every certificate that it has signed is refused.
     office.revoke(&[&left_card]);
     write(&office, &left, &right);
     let_in(&office, [false, true, false]).await;
@@ -737,9 +738,9 @@ async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed
     assert!(said.contains("a client was turned away: its certificate was revoked"), "{said}");
 }
 
-/// A certificate for which there is no list might be revoked.
+/// A certificate might be revoked if there is no list that covers it.
 #[tokio::test]
-async fn an_intermediate_authority_without_a_list_lets_nobody_in() {
+async fn clients_of_an_authority_without_a_revocation_list_are_refused() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (mut between, _) = office.intermediate();
     let crl = format!("--client-crl-file={}", text(&office.crl()));

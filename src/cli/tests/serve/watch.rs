@@ -483,7 +483,7 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
     }
 }
 
-/// A channel whose client takes messages of up to so many bytes.
+/// A client that accepts messages of at most `bytes_max`.
 fn taking(channel: Channel, bytes_max: usize) -> WatchClient<Channel> {
     WatchClient::new(channel).max_decoding_message_size(bytes_max)
 }
@@ -498,7 +498,7 @@ async fn watch_past(
     client.watch(tokio_stream::iter([create])).await.unwrap().into_inner()
 }
 
-/// As etcd: one response, or pieces of one, and in pieces none is larger than a request may be.
+/// As in etcd: one response, or fragments of it that are no larger than a request may be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn past_of_a_watch_comes_in_one_response_or_its_fragments() {
     let dir = tempdir().unwrap();
@@ -528,15 +528,15 @@ async fn past_of_a_watch_comes_in_one_response_or_its_fragments() {
             break;
         }
     }
-    // A client that takes less than all of it is not sent what it could take.
+    // Without fragments, a client with a smaller limit fails, as with etcd.
     let mut small = watch_past(taking(channel, 2 << 20), false).await;
     assert!(small.message().await.unwrap().unwrap().created);
     assert_eq!(small.message().await.unwrap_err().code(), tonic::Code::OutOfRange);
 }
 
-/// Clients that ask for much of the past and do not read it.
+/// Clients that watch from an old revision and do not read the responses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_that_nobody_reads_take_bounded_memory() {
+async fn unread_watch_responses_take_bounded_memory() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -549,10 +549,10 @@ async fn responses_that_nobody_reads_take_bounded_memory() {
     let before = server.peak_memory_bytes();
     let mut streams = Vec::new();
     for _ in 0..60 {
-        // Each by a connection of its own: they share no window of flow control.
+        // One connection each, so that they do not share a flow-control window.
         streams.push(watch_past(taking(server.channel().await, usize::MAX), false).await);
     }
-    // A put is answered when what was asked before has had its turn.
+    // Puts are answered meanwhile, and the server has time to fill all streams.
     for _ in 0..20 {
         put(&mut kv, "other", "v").await;
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -56,9 +56,9 @@ pub(crate) struct Options {
     pub(crate) progress_interval: Duration,
     /// The most streams on one connection.
     pub(crate) streams_max: u32,
-    /// Whether `/metrics` has how long calls take.
+    /// Whether `/metrics` includes the durations of calls.
     pub(crate) metrics_extensive: bool,
-    /// The most learners that are added, if that is limited.
+    /// The largest number of learners, if limited.
     pub(crate) learners_max: Option<usize>,
     /// Whether requests in JSON are answered.
     pub(crate) offers_json: bool,

@@ -53,7 +53,7 @@ pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagEr
     switch_or(values, name, false)
 }
 
-/// The same for a switch that has another value where it is not given.
+/// The same for a switch whose default is `default`.
 pub(super) fn switch_or(
     values: &Values,
     name: &'static str,

@@ -239,7 +239,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("auth-token-ttl", "how many seconds a simple token may go unused ['300']"),
     ignored_switch("enable-pprof", "there is no Go to be profiled: use perf"),
-    used("metrics", "'basic', or 'extensive', which adds how long calls take, by method ['basic']"),
+    used(
+        "metrics",
+        "'basic', or 'extensive', which adds the durations of calls by method ['basic']",
+    ),
     used("listen-metrics-urls", "where else to listen for /metrics, /health, /livez and /readyz"),
     ignored("logger", "there is one logger"),
     used(
@@ -295,7 +298,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("proxy-read-timeout", NO_PROXY),
     used(
         "max-learners",
-        "the most learners that `member add` makes; without it, 64 members in all",
+        "refuse `member add --learner` at this number of learners; without it, 64 members in all",
     ),
     ignored("downgrade-check-time", "there is no downgrade"),
     ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),

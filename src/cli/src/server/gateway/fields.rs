@@ -7,12 +7,11 @@ use prost_reflect::{Kind, MessageDescriptor};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Reads the JSON of this message, or of a list of such messages. Skips fields that the message does not have. The types
-/// of values are not looked at.
+/// Reads the JSON of a message of this type, or of a list of them. Skips unknown fields, and does not check types.
 ///
 /// # Errors
-/// A field is given twice, or two fields of which only one may be set. JSON parsers differ in which of two counts, so a
-/// request that deletes could mean two things.
+/// If a field is given twice, or two fields of a `oneof`. JSON parsers disagree on which of two values counts, so a
+/// deletion could mean two ranges.
 pub(super) struct Fields(pub(super) MessageDescriptor);
 
 impl<'de> DeserializeSeed<'de> for Fields {

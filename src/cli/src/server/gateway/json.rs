@@ -12,16 +12,16 @@ use super::fields::Fields;
 /// What comes before a message of gRPC: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
-/// The first value of some text, which is to be a message, and how long it is; none if nothing has begun yet. Fields that
-/// the message does not have are left out, as in etcd.
+/// Parses the first value of a text as a message, and returns it with its length in bytes. Returns `None` for an empty
+/// text. Leaves out unknown fields, as etcd does.
 ///
 /// # Errors
-/// It is no JSON, or has a field twice. If only its end is missing the error says so, with `is_eof`.
+/// If the text is not JSON, or gives a field twice. `is_eof` is true for a text that breaks off.
 pub(super) fn first(
     of: &MessageDescriptor,
     text: &[u8],
 ) -> Result<Option<(Value, usize)>, serde_json::Error> {
-    // A seed cannot say how far it has read, and this can.
+    // Only the stream of values reports how far it has read, and it takes no seed: the text is read twice.
     let mut values = Deserializer::from_slice(text).into_iter::<IgnoredAny>();
     if values.next().transpose()?.is_none() {
         return Ok(None);

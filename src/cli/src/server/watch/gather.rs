@@ -1,4 +1,4 @@
-//! The past of a watch comes from the library in pages. A client is told many of them in one response, as etcd does.
+//! Gathers pages of the history into one response of a watch, as etcd does.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -9,25 +9,26 @@ use bowline::{Event, KeyValue, Watch, WatchBatch, WatchError};
 use super::super::member::Member;
 use super::super::room::Held;
 
-/// The number of revisions from which on a response gathers no more. The same in etcd.
+/// Number of revisions at which a response is full, as in etcd.
 const REVISIONS_MAX: usize = 1000;
 
-/// The bytes of keys and values from which on a response gathers no more. etcd has no such limit.
+/// Bytes of keys and values at which a response is full. etcd has no such limit.
 const BYTES_MAX: usize = 16 << 20;
 
-/// What a watch yields next; `None` at its end.
+/// The next item of a watch; `None` at its end.
 pub(super) type Outcome = Option<Result<WatchBatch, WatchError>>;
 
-/// What one response tells.
+/// The content of one response.
 pub(super) struct Gathered {
     pub(super) batch: WatchBatch,
-    /// What came after it and has no place in it.
+    /// An item that was read after the batch and is not part of it.
     pub(super) next: Option<Outcome>,
-    /// Room for it, to be kept until it is encoded.
+    /// Room for the batch, to be held until it is encoded.
     pub(super) held: Option<Held>,
 }
 
-/// Adds to a batch what is at hand after it, if the watch is behind and there is room for a large response.
+/// Appends further pages to a batch if the watch lags behind the store and there is room for a large response. Never
+/// waits for new changes.
 pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch) -> Gathered {
     let mut gathered = Gathered { batch, next: None, held: None };
     let batch = &mut gathered.batch;
@@ -38,7 +39,7 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
     gathered.held = held;
     let (mut bytes, mut revisions) = size(&batch.events);
     while bytes < BYTES_MAX && revisions < REVISIONS_MAX {
-        // Pages are read without waiting: others have their turn between them.
+        // Reading a page never waits, so other tasks must get their turn here.
         tokio::task::yield_now().await;
         match at_hand(watch).await {
             None => break,
@@ -54,14 +55,14 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
             }
         }
     }
-    // The room for what there is, instead of the room for as much as there could be.
+    // Exchange the room for the largest response for the room that this one needs.
     if let Ok(held) = member.watch_room().keep(bytes, None) {
         gathered.held = held;
     }
     gathered
 }
 
-/// What the watch yields without waiting, if anything.
+/// Returns the next item if it is available without waiting.
 async fn at_hand(watch: &mut Watch) -> Option<Outcome> {
     let mut next = pin!(watch.next());
     poll_fn(|context| match next.as_mut().poll(context) {
@@ -71,7 +72,7 @@ async fn at_hand(watch: &mut Watch) -> Option<Outcome> {
     .await
 }
 
-/// The bytes of keys and values, and the number of revisions.
+/// Returns the bytes of keys and values, and the number of revisions.
 fn size(events: &[Event]) -> (usize, usize) {
     let row = |row: &KeyValue| row.key.len() + row.value.len();
     let event = |event: &Event| row(&event.kv) + event.prev.as_ref().map_or(0, row);

@@ -84,7 +84,7 @@ struct Held {
     rest: pb::WatchResponse,
 }
 
-/// What has come already, or what comes next.
+/// Returns the item that was read ahead, or waits for the next one.
 async fn next(come: &mut Option<Outcome>, watch: &mut Watch) -> Outcome {
     match come.take() {
         Some(outcome) => outcome,
@@ -190,7 +190,7 @@ impl Task {
         if let Some(room) = room
             && let Some(kv) = events.last_mut().and_then(|event| event.kv.as_mut())
         {
-            // The room is kept until all of it is encoded.
+            // The value is dropped when the response is encoded, and the room with it.
             kv.value = room.by(std::mem::take(&mut kv.value));
         }
         if events.is_empty() {
