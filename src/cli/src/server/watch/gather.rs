@@ -21,7 +21,7 @@ pub(super) type Outcome = Option<Result<WatchBatch, WatchError>>;
 /// The content of one response.
 pub(super) struct Gathered {
     pub(super) batch: WatchBatch,
-    /// An item that was read after the batch and is not part of it.
+    /// The error or the end that was read after the batch.
     pub(super) next: Option<Outcome>,
     /// Room for the batch, to be held until it is encoded.
     pub(super) held: Option<Held>,
@@ -49,8 +49,13 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
                 batch.events.extend(page.events);
                 batch.revision = page.revision;
             }
-            Some(other) => {
-                gathered.next = Some(other);
+            // The answer to a question about progress. It would be outdated when the response is sent: ask again.
+            Some(Some(Ok(_))) => {
+                watch.request_progress();
+                break;
+            }
+            Some(end) => {
+                gathered.next = Some(end);
                 break;
             }
         }
