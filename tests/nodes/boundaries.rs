@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bowline::backup::{RestoreOptions, restore, verify};
-use bowline::{Client, Config, Error, KeyRange, Node, Op, Revision, Wait, WatchError};
+use bowline::{Client, Config, Error, KeyRange, LockError, Node, Op, Revision, Wait, WatchError};
 
-use crate::stage::{Begun, lasting, roles, session, until_places, until_true};
+use crate::stage::{Begun, lasting, roles, session, timed_out, until_places, until_true};
 
 fn alone() -> (tempfile::TempDir, Node) {
     let dir = tempfile::tempdir().unwrap();
@@ -187,4 +187,47 @@ fn snapshot_of_many_megabytes_is_restored() {
         assert!(row.value.len() == 1 << 20 && row.value.iter().all(|byte| *byte == number));
     }
     node.shutdown().wait();
+}
+
+/// An entry claims at most 50 slots.
+#[test]
+fn permits_claim_more_slots_than_fit_into_one_entry() {
+    let cluster = lasting(1);
+    let permit = session(&cluster, 0).semaphore("s", 150).acquire_many(120).wait().unwrap();
+    let slots = permit.slots().wait().unwrap();
+    let mut slots: Vec<_> = slots.into_iter().map(|slot| slot.number).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 120);
+    assert!(slots.iter().all(|slot| *slot < 150));
+}
+
+/// A deadlock of more owners than the search follows ends at the deadline of the request instead.
+#[test]
+fn deadlocks_of_many_owners_are_found_up_to_a_limit() {
+    for (count, is_found) in [(60, true), (70, false)] {
+        let cluster = lasting(1);
+        let mine = session(&cluster, 0);
+        let locks: Vec<_> = (0..count).map(|at| mine.mutex(format!("lock-{at}"))).collect();
+        let owners: Vec<_> = (0..count).map(|at| mine.owner(format!("owner-{at}"))).collect();
+        let held: Vec<_> = locks
+            .iter()
+            .zip(&owners)
+            .map(|(lock, owner)| lock.lock().owner(owner).wait().unwrap())
+            .collect();
+        let waiting: Vec<_> = locks[1..]
+            .iter()
+            .zip(&owners)
+            .map(|(lock, owner)| lock.lock().owner(owner).enter().unwrap())
+            .collect();
+        for at in 1..count {
+            until_places(cluster.node(0), &format!("lock-{at}"), 2);
+        }
+        let last = locks[0].lock().owner(&owners[count - 1]).deadline(Duration::from_millis(500));
+        match last.wait().unwrap_err() {
+            LockError::Deadlock { cycle } => assert!(is_found && cycle.len() == count, "{count}"),
+            error => assert!(!is_found && timed_out(&error), "{count}: {error}"),
+        }
+        drop((waiting, held));
+    }
 }

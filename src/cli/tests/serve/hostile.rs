@@ -578,7 +578,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
         assert_eq!(server.http("POST", "/v3/lease/grant", &grant).0, 200);
     }
     assert_eq!(server.http("POST", "/v3/lock/lock", &lock(1)).0, 200);
-    let before = server.descriptors_when_stocked();
+    let before = server.sockets();
     let mut gone = Vec::new();
     for (at, kind) in ["json", "json", "json", "grpc"].iter().cycle().take(16).enumerate() {
         // Those that wait in the line are two of each.
@@ -612,10 +612,9 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
     }
     drop(gone);
     let begun = Instant::now();
-    while server.descriptors() > before || in_line() != "1" {
-        let open = server.descriptors();
-        let in_line = in_line();
-        assert!(begun.elapsed() < IN_TIME * 3, "{open} descriptors, before {before}; {in_line}");
+    while server.sockets() > before || in_line() != "1" {
+        let (open, in_line) = (server.sockets(), in_line());
+        assert!(begun.elapsed() < IN_TIME * 3, "{open} sockets, before {before}; {in_line}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     is_well(server);
