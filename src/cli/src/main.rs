@@ -9,6 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod check;
 mod client;
+mod crypto;
 mod data;
 mod demo;
 #[rustfmt::skip]

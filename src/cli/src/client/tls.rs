@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
@@ -15,6 +15,7 @@ use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 use super::failure::{Failure, root_cause};
 use super::options::Tls;
 use super::verifier::Verifier;
+use crate::crypto;
 
 /// Where systems keep the authorities that they trust.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -26,6 +27,8 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
 
 /// The endpoint, with TLS.
 pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Failure> {
+    // tonic has no other way to be given one. Where it is set already it is this one.
+    drop(crypto::provider().install_default());
     let mut config = ClientTlsConfig::new();
     if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
         config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
@@ -36,7 +39,7 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
 
 /// The same, for connections that speak nothing in particular.
 pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(crypto::provider());
     let config =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(unusable)?;
@@ -55,7 +58,7 @@ fn unusable(error: impl Display) -> Failure {
 
 /// What judges the server's certificate.
 fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Failure> {
-    let provider = ring::default_provider();
+    let provider = crypto::provider();
     if options.skip_verify {
         return Ok(Arc::new(Anybody(provider)));
     }

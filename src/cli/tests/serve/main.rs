@@ -24,6 +24,7 @@ mod members;
 mod metrics;
 mod office;
 mod operate;
+mod p521;
 mod ports;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::files::{Files, TlsError};
 use super::judge::Judge;
+use crate::crypto;
 use crate::server::flags::{ClientTls, Shown, server_name};
 
 /// What is spoken inside: gRPC wants the first, and some clients know no other than the second.
@@ -41,7 +42,7 @@ impl Trust {
         let key = PrivateKeyDer::from_pem_slice(&files.key)
             .map_err(|error| content(&key_path)(format!("no private key: {error}")))?;
         let cipher_suites = options.suites.clone();
-        let provider = Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() });
+        let provider = Arc::new(CryptoProvider { cipher_suites, ..crypto::provider() });
         let judge = match (&files.authorities, &options.authorities) {
             (Some(pem), Some(path)) => {
                 let roots = authorities(pem).map_err(content(path))?;
