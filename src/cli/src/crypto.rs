@@ -18,7 +18,7 @@ use rustls::{Error, SignatureAlgorithm, SignatureScheme};
 /// The length of a number of the curve, in bytes.
 const SCALAR_BYTES: usize = 66;
 
-/// What rustls needs: ring's, and P-521.
+/// Returns ring's provider for rustls, with P-521 added.
 pub(crate) fn provider() -> CryptoProvider {
     CryptoProvider {
         signature_verification_algorithms: WebPkiSupportedAlgorithms {

@@ -56,7 +56,7 @@ fn unusable(error: impl Display) -> Failure {
     Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
 }
 
-/// What judges the server's certificate.
+/// Returns the verifier of the server's certificate.
 fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Failure> {
     let provider = crypto::provider();
     if options.skip_verify {

@@ -8,7 +8,7 @@ use tempfile::tempdir;
 use crate::office::{GOOD, Office};
 use crate::process::{Server, bowline, free_ports};
 
-/// What a project gives to the server. `$NODE` is the node's address, `$CLIENT`, `$PEER`, `$METRICS` and `$HTTP` are
+/// The input of a project for the server. `$NODE` is the node's address, `$CLIENT`, `$PEER`, `$METRICS` and `$HTTP` are
 /// ports, `$DIR` is a directory, and `$CA`, `$CERT` and `$KEY` are files of certificates.
 struct Project {
     name: &'static str,
@@ -20,7 +20,7 @@ struct Project {
     file: &'static str,
     /// Where clients come in.
     endpoint: &'static str,
-    /// What the log says of it, if anything.
+    /// Text that the log has about it, if any.
     warning: &'static str,
 }
 

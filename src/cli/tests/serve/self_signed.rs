@@ -1,4 +1,4 @@
-//! Servers whose certificate nobody but themselves has signed, in the forms that `openssl req -x509` makes, and clients
+//! Servers with self-signed certificates, in the forms that `openssl req -x509` makes, and clients
 //! that trust that very certificate.
 
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ pub(crate) struct Values {
     idle: Vec<(&'static str, &'static str)>,
     /// Variables of the environment that begin like ours and are none.
     strangers: Vec<String>,
-    /// What the operator should know of how they were given.
+    /// Warnings for the operator about how the flags were given.
     warnings: Vec<String>,
     /// Whether a file has said it all.
     is_of_file: bool,

@@ -70,7 +70,7 @@ impl RotatingFile {
             match self.rotate() {
                 Ok(()) => self.rotate_at = self.rotation.bytes_max,
                 Err(error) => {
-                    // The log goes on in the old file. Trying again at each line would cost too much.
+                    // The log stays in the old file. Trying again at each line would cost too much.
                     self.rotate_at = self.bytes + self.rotation.bytes_max;
                     let path = self.path.display();
                     drop(writeln!(
@@ -119,7 +119,7 @@ impl RotatingFile {
         }
     }
 
-    /// Starts to look after the rotated files. What fails is left for the next rotation.
+    /// Starts to compress and remove rotated files. A failure is left for the next rotation.
     fn clean(&self) {
         let Self { path, rotation, cleaning, .. } = self;
         let (path, rotation, cleaning) = (path.clone(), rotation.clone(), Arc::clone(cleaning));
@@ -152,7 +152,7 @@ fn with_gzip(path: &Path) -> PathBuf {
 /// The names of a log file's rotated files.
 struct Names<'a> {
     dir: &'a Path,
-    /// What stands before the time, and after it.
+    /// The parts of a file name before and after the time.
     prefix: String,
     extension: String,
 }
@@ -273,7 +273,7 @@ mod tests {
             file.write_line(line.as_bytes()).unwrap();
         }
         drop(file);
-        // What is there already counts, too.
+        // The bytes of an existing file count, too.
         let mut file = RotatingFile::open(&path, &rotation(10)).unwrap();
         file.write_line(b"12345678\n").unwrap();
         file.write_line(b"\n").unwrap();
