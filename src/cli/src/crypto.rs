@@ -37,9 +37,20 @@ static ALL: LazyLock<Vec<Verifies>> = LazyLock::new(|| {
     of_ring().all.iter().copied().chain(own).collect()
 });
 
+/// In TLS 1.2, a client may sign with a key on any curve under each of the names.
 static MAPPING: LazyLock<Vec<(SignatureScheme, &[Verifies])>> = LazyLock::new(|| {
+    let with_p521 = |&(scheme, all): &(SignatureScheme, &'static [Verifies])| {
+        let own = match scheme {
+            SignatureScheme::ECDSA_NISTP256_SHA256 => WITH_SHA256,
+            SignatureScheme::ECDSA_NISTP384_SHA384 => WITH_SHA384,
+            _ => return (scheme, all),
+        };
+        // TLS 1.3 takes the first one only.
+        let all: &'static [Verifies] = all.iter().copied().chain([own]).collect::<Vec<_>>().leak();
+        (scheme, all)
+    };
     let own: (_, &[Verifies]) = (SignatureScheme::ECDSA_NISTP521_SHA512, &[WITH_SHA512]);
-    of_ring().mapping.iter().copied().chain([own]).collect()
+    of_ring().mapping.iter().map(with_p521).chain([own]).collect()
 });
 
 fn of_ring() -> WebPkiSupportedAlgorithms {
