@@ -72,7 +72,8 @@ impl fmt::Display for OtherCluster {
 /// The findings about members of other clusters.
 #[derive(Default)]
 pub(super) struct OtherClusters {
-    explained: Mutex<BTreeMap<ClusterId, String>>,
+    /// By the part of the cluster's id that is displayed.
+    explained: Mutex<BTreeMap<u64, String>>,
 }
 
 impl OtherClusters {
@@ -91,7 +92,7 @@ impl OtherClusters {
         let own_id = mine.to_string();
         let words = before.split([' ', ',', ':']);
         let mut ids = words.filter(|word| word.len() == own_id.len() && *word != own_id);
-        let cluster = u128::from_str_radix(ids.next()?, 16).ok()?;
+        let cluster = u64::from_str_radix(ids.next()?, 16).ok()?;
         let only = |here: &[String], there: &[String]| {
             let only: Vec<_> = here.iter().filter(|name| !there.contains(name)).collect();
             only.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
@@ -111,13 +112,14 @@ impl OtherClusters {
         if all.len() >= CLUSTERS_MAX {
             all.clear();
         }
-        all.insert(ClusterId(cluster), explained.clone());
+        all.insert(cluster, explained.clone());
         Some(explained)
     }
 
     /// Returns the findings about members of `cluster`.
     pub(super) fn explained(&self, cluster: ClusterId) -> Option<String> {
-        self.explained.lock().unwrap_or_else(PoisonError::into_inner).get(&cluster).cloned()
+        let all = self.explained.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&(cluster.0 as u64)).cloned()
     }
 }
 
@@ -198,7 +200,7 @@ mod tests {
             "x; y lists a",
             "x; y lists [a",
             "x; y lists [a]",
-            "x 00000000000000000000000000000001; y lists [a]",
+            "x 0000000000000001; y lists [a]",
         ] {
             assert_eq!(explain(why), None, "{why}");
         }

@@ -490,7 +490,7 @@ mod tests {
             (
                 blank(1, 2),
                 other,
-                "belongs to cluster 00000000000000000000000000000007, member 2 to cluster 00000000000000000000000000000008",
+                "belongs to cluster 0000000000000007, member 2 to cluster 0000000000000008",
             ),
             (blank(1, 2), blank(1, 1), "both ends say that they are member 1"),
             (blank(1, 2), blank(2, 3), "wants to talk to member 3, but this is member 1"),
