@@ -106,6 +106,8 @@ pub(crate) struct Queue {
     places: BTreeMap<Rank, Rule>,
     /// Those that readers do not pass: all that are not reads.
     barring: BTreeSet<Rank>,
+    /// Leased keys that are not lock requests: nobody releases them.
+    foreign: BTreeSet<Rank>,
 }
 
 impl Queue {
@@ -116,6 +118,11 @@ impl Queue {
         } else {
             self.barring.insert(rank.clone());
         }
+        if rule == Rule::Foreign {
+            self.foreign.insert(rank.clone());
+        } else {
+            self.foreign.remove(&rank);
+        }
         self.places.insert(rank, rule);
     }
 
@@ -123,6 +130,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, rank: &Rank) {
         self.places.remove(rank);
         self.barring.remove(rank);
+        self.foreign.remove(rank);
     }
 
     pub(crate) fn contains(&self, rank: &Rank) -> bool {
@@ -135,6 +143,11 @@ impl Queue {
 
     pub(crate) fn first(&self) -> Option<(&Rank, &Rule)> {
         self.places.first_key_value()
+    }
+
+    /// The first leased key that is not a lock request: no request behind it can hold.
+    pub(crate) fn first_foreign(&self) -> Option<&Rank> {
+        self.foreign.first()
     }
 
     /// The rule of a place.
@@ -215,6 +228,9 @@ impl Queue {
         if first == rank {
             return Ok(());
         }
+        if self.first_foreign().is_some_and(|foreign| foreign < rank) {
+            return Err(Misfit::Kind { stored: LockKind::Foreign, asked });
+        }
         let stored = head.kind();
         if stored != rule.kind() && stored != asked {
             return Err(Misfit::Kind { stored, asked });
@@ -264,6 +280,7 @@ mod tests {
                     let (limit, wants) = rest.split_once('/').unwrap();
                     Rule::Permits { limit: limit.parse().unwrap(), wants: wants.parse().unwrap() }
                 }
+                ("f", _) => Rule::Foreign,
                 ("-", _) => {
                     ranks.push(rank);
                     continue;
@@ -392,6 +409,20 @@ mod tests {
         for (at, asked) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
             let stored = LockKind::ReadWrite;
             assert_eq!(judge(at, asked), Err(Misfit::Kind { stored, asked }));
+        }
+    }
+
+    #[test]
+    fn no_request_of_any_kind_may_wait_behind_a_foreign_key() {
+        for words in ["f m", "m f m", "r f r", "r w f w", "p2/1 f p2/1"] {
+            let (mut queue, ranks) = line(words);
+            let (foreign, last) = (&ranks[ranks.len() - 2], &ranks[ranks.len() - 1]);
+            let asked = queue.rule(last).unwrap().kind();
+            let refused = Err(Misfit::Kind { stored: LockKind::Foreign, asked });
+            assert_eq!(queue.judge(last, asked), refused, "{words}");
+            assert_eq!(queue.judge(&ranks[0], asked), Ok(()), "{words}");
+            queue.remove(foreign);
+            assert_eq!(queue.judge(last, asked), Ok(()), "{words}");
         }
     }
 

@@ -437,13 +437,19 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     }
     let text = mismatch.to_string();
     assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
-    // A request that waits behind a lock gets the error once the foreign key is first.
+    // Behind a lock too: the request would be next once the holder releases.
     let guard = other.mutex("late").lock().wait().unwrap();
     kv.put("late/ready", "1").lease(owner.lease()).wait().unwrap();
     let third = another_session(&cluster, 0, "third");
-    let waiting = third.mutex("late").lock().enter().unwrap();
+    assert_eq!(third.mutex("late").lock().wait().map(drop), Err(mismatch.clone()));
     guard.release().wait().unwrap();
-    assert_eq!(waiting.wait().map(drop), Err(mismatch));
+    // A key that was there before the request, and gets its lease while the request waits.
+    kv.put("older/ready", "1").wait().unwrap();
+    let guard = other.mutex("older").lock().wait().unwrap();
+    let waiting = stand_in_line(&third, cluster.node(0), "older");
+    kv.put("older/ready", "2").lease(owner.lease()).wait().unwrap();
+    assert_eq!(waiting.finish().map(drop), Err(mismatch));
+    assert!(guard.is_held());
     // Without a lease it is no part of the queue, and blocks nothing.
     kv.put("plain/settings", "1").wait().unwrap();
     assert!(other.mutex("plain").lock().wait().is_ok());

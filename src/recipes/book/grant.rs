@@ -1,5 +1,6 @@
 //! Where the places of this node stand in their lines, and whose turn it is.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::error::LockError;
 use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
-use super::super::rule::{Misfit, Rank, Rule};
+use super::super::rule::{LockKind, Misfit, Rank, Rule};
 use super::super::view::{self, Contender};
 use super::{Book, fail_all, no_more, queue_of, says_anew};
 use crate::model::{KeyValue, Revision};
@@ -262,7 +263,7 @@ impl Book {
         prefix: &Bytes,
         acts: &mut Acts,
     ) {
-        let (mut due, mut bereft) = (Vec::new(), Vec::new());
+        let (mut due, mut bereft, mut behind_foreign) = (Vec::new(), Vec::new(), Vec::new());
         {
             let Some(line) = self.lines.get(prefix) else { return };
             let Some(queue) = &line.queue else { return };
@@ -270,6 +271,10 @@ impl Book {
                 && let Some(place) = line.local.get(key)
             {
                 place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
+            }
+            if let Some(foreign) = queue.first_foreign() {
+                let behind = line.waiting.range((Bound::Excluded(foreign), Bound::Unbounded));
+                behind_foreign.extend(behind.map(|(_, place)| Arc::clone(place)));
             }
             for (rank, place) in &line.waiting {
                 if line.upgrades.contains(rank)
@@ -286,6 +291,9 @@ impl Book {
         // The read that was to become a write has gone.
         for place in bereft {
             fail_all(&place, &LockError::Evicted, acts);
+        }
+        for place in behind_foreign {
+            fail_all(&place, &LockError::KindMismatch { stored: LockKind::Foreign }, acts);
         }
         for ((since, key), place) in due {
             let mut inner = place.lock();
