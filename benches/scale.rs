@@ -11,7 +11,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bowline::{Client, Compare, Config, Guard, KeyRange, LockError, Node, Op, Wait, Watch};
+use bowline::{Blocking, Client, Compare, Config, Guard, KeyRange, LockError, Node, Op, Watch};
 use hdrhistogram::Histogram;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -67,26 +67,26 @@ fn measure(situation: &str, size: u64, calls: u64) {
     let config = || Config::new(dir.path(), "solo").call_deadline(Duration::from_secs(60));
     let runtime = Runtime::new().expect("a runtime");
     let before = resident_bytes();
-    let node = Node::start(config()).wait().expect("the node starts");
+    let node = Node::start(config()).block().expect("the node starts");
     let name = format!("{size} {situation}");
     match situation {
         "keys" => {
             fill(&node, size);
             let bytes = resident_bytes().saturating_sub(before) / size;
             let row = all_calls(&node.client(), size, calls);
-            assert!(node.shutdown().wait().hanging.is_empty(), "it stops in good order");
+            assert!(node.shutdown().block().hanging.is_empty(), "it stops in good order");
             let begun = Instant::now();
-            let node = Node::start(config()).wait().expect("the node starts again");
-            node.client().put(key(0), value()).wait().expect("the first put");
+            let node = Node::start(config()).block().expect("the node starts again");
+            node.client().put(key(0), value()).block().expect("the first put");
             let restart = begun.elapsed().as_millis();
             let besides = format!("{bytes} bytes a key; restart to first put {restart} ms");
             report(&name, &row, &besides);
-            node.shutdown().wait();
+            node.shutdown().block();
         }
         "watchers" => {
             fill(&node, SOME_KEYS);
             let mut watches: Vec<Watch> = (0..size)
-                .map(|n| node.client().watch(format!("w/{n}")).wait().expect("a watch"))
+                .map(|n| node.client().watch(format!("w/{n}")).block().expect("a watch"))
                 .collect();
             let row = all_calls(&node.client(), SOME_KEYS, calls);
             let besides = match watches.last_mut() {
@@ -133,7 +133,7 @@ fn fill(node: &Node, keys: u64) {
         let txn = node.client().txn();
         let end = keys.min(at + FILL_AT_ONCE);
         let txn = (at..end).fold(txn, |txn, n| txn.then(Op::put(key(n), value())));
-        txn.commit().wait().expect("a transaction that fills");
+        txn.commit().block().expect("a transaction that fills");
     }
 }
 
@@ -149,12 +149,12 @@ fn all_calls(kv: &Client, keys: u64, calls: u64) -> [Latencies; 4] {
     };
     let txn = |key: String| {
         let txn = kv.txn().when(Compare::exists(key.clone())).then(Op::put(key.clone(), value()));
-        assert!(txn.or_else(Op::get(key)).commit().wait().expect("a transaction").succeeded);
+        assert!(txn.or_else(Op::get(key)).commit().block().expect("a transaction").succeeded);
     };
     [
-        each(&|key| drop(kv.put(key, value()).wait().expect("a put"))),
-        each(&|key| assert!(kv.get(key).local().wait().expect("a get").is_some())),
-        each(&|key| assert!(kv.get(key).wait().expect("a get").is_some())),
+        each(&|key| drop(kv.put(key, value()).block().expect("a put"))),
+        each(&|key| assert!(kv.get(key).local().block().expect("a get").is_some())),
+        each(&|key| assert!(kv.get(key).block().expect("a get").is_some())),
         each(&txn),
     ]
 }
@@ -164,8 +164,8 @@ fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
     let (kv, mut latencies) = (node.client(), Latencies::new());
     for _ in 0..calls {
         latencies.time(|| {
-            kv.put(name.to_owned(), value()).wait().expect("a put");
-            watch.next().wait().expect("it goes on").expect("nothing is compacted");
+            kv.put(name.to_owned(), value()).block().expect("a put");
+            watch.next().block().expect("it goes on").expect("nothing is compacted");
         });
     }
     latencies
@@ -180,9 +180,9 @@ struct Line {
 
 impl Line {
     fn of(runtime: &Runtime, node: &Node, waiters: u64) -> Self {
-        let session = node.session().wait().expect("a session");
+        let session = node.session().block().expect("a session");
         let mutex = session.mutex("line");
-        let head = mutex.lock().wait().expect("the first in line");
+        let head = mutex.lock().block().expect("the first in line");
         let (report, holds) = mpsc::unbounded_channel();
         let mut all = JoinSet::new();
         let _on = runtime.enter();
@@ -197,7 +197,7 @@ impl Line {
                 }
             });
         }
-        let standing = || node.client().range(KeyRange::prefix("line/")).count_only().wait();
+        let standing = || node.client().range(KeyRange::prefix("line/")).count_only().block();
         while standing().expect("a count").count <= waiters {}
         Self { all, holds, head: Some(head) }
     }

@@ -2,7 +2,7 @@
 //!
 //! # In async programs
 //!
-//! Everything that is `.wait()`ed in the examples is a call that can be awaited. [`Wait::wait`] blocks its
+//! Everything that is `.block()`ed in the examples is a call that can be awaited. [`Blocking::block`] blocks its
 //! thread: it is for programs without async, and must not be called on an executor's threads.
 //!
 //! ```
@@ -99,9 +99,10 @@ pub mod testing;
 pub use bytes::Bytes;
 
 pub use api::{
-    ActingClient, AlarmReply, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall,
-    GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ReadyCall,
-    ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
+    ActingClient, AlarmReply, Blocking, Client, Config, ConfigError, DeleteCall, Effect, Error,
+    GetCall, GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall,
+    ReadyCall, ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall, Watch,
+    WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,

@@ -3,20 +3,20 @@
 //!
 //! ```
 //! use bowline::testing::Cluster;
-//! use bowline::Wait;
+//! use bowline::Blocking;
 //!
-//! let mut cluster = Cluster::start(3).wait()?;
-//! let leader = cluster.leader().wait()?;
-//! cluster.node(leader).client().put("k", "v").wait()?;
+//! let mut cluster = Cluster::start(3).block()?;
+//! let leader = cluster.leader().block()?;
+//! cluster.node(leader).client().put("k", "v").block()?;
 //!
-//! cluster.kill(leader).wait();
-//! let next = cluster.leader().wait()?;
-//! assert_eq!(cluster.node(next).client().get("k").wait()?.unwrap().value, "v");
-//! cluster.restart(leader).wait()?;
+//! cluster.kill(leader).block();
+//! let next = cluster.leader().block()?;
+//! assert_eq!(cluster.node(next).client().get("k").block()?.unwrap().value, "v");
+//! cluster.restart(leader).block()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In a test that is async (`.wait()` blocks its thread, and must not be called in async code):
+//! In a test that is async (`.block()` blocks its thread, and must not be called in async code):
 //!
 //! ```
 //! use bowline::testing::Cluster;
@@ -354,12 +354,12 @@ impl Cluster {
 /// says which are left then: none, unless something is broken.
 ///
 /// ```
-/// # use bowline::{Config, Node, Wait, testing};
+/// # use bowline::{Config, Node, Blocking, testing};
 /// # let dir = tempfile::tempdir()?;
-/// let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-/// assert!(testing::shutdown(node).wait().hanging.is_empty());
-/// let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-/// # assert!(testing::shutdown(node).wait().hanging.is_empty());
+/// let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// assert!(testing::shutdown(node).block().hanging.is_empty());
+/// let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # assert!(testing::shutdown(node).block().hanging.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub async fn shutdown(node: Node) -> Shutdown {

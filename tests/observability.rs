@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Config, Effect, Ending, Error, KeyRange, MemberRole, MemberStatus, Node, NodeStatus, Op,
-    RequestKind, Role, Verdict, Wait,
+    Blocking, Config, Effect, Ending, Error, KeyRange, MemberRole, MemberStatus, Node, NodeStatus,
+    Op, RequestKind, Role, Verdict,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -105,7 +105,7 @@ fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
             )
         })
         .start()
-        .wait()
+        .block()
         .expect("the cluster starts")
 }
 
@@ -113,9 +113,9 @@ fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
 fn a_trace_follows_a_write_from_its_call_to_its_answer() {
     lines();
     let cluster = quick(3, |config| config);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     // No other test deletes on a cluster of its own.
-    cluster.node(leader).client().delete("traced").wait().unwrap();
+    cluster.node(leader).client().delete("traced").block().unwrap();
     let span = found(&["DEBUG write", "kind=\"delete\""]).expect("a span for the call");
     let number = span.split("span=").nth(1).unwrap().split(' ').next().unwrap();
     let parent = format!("parent={number} ");
@@ -135,8 +135,8 @@ fn a_trace_follows_a_write_from_its_call_to_its_answer() {
 fn a_trace_follows_a_read_from_its_call_to_its_answer() {
     lines();
     let cluster = quick(3, |config| config);
-    let follower = (cluster.leader().wait().unwrap() + 1) % 3;
-    cluster.node(follower).client().get("traced").wait().unwrap();
+    let follower = (cluster.leader().block().unwrap() + 1) % 3;
+    cluster.node(follower).client().get("traced").block().unwrap();
     let lines: Vec<String> = lines().lines.lock().unwrap().clone();
     let spans = lines.iter().filter(|line| line.starts_with("DEBUG read"));
     let is_whole = |span: &String| {
@@ -153,16 +153,16 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     lines();
     let dir = tempfile::tempdir().unwrap();
     let config = Config::new(dir.path(), "sluggish").slow_request(Duration::ZERO);
-    let node = Node::start(config).wait().unwrap();
-    node.wait_for(|status| status.leader.is_some()).wait();
-    node.client().put("k", "v").wait().unwrap();
+    let node = Node::start(config).block().unwrap();
+    node.wait_for(|status| status.leader.is_some()).block();
+    node.client().put("k", "v").block().unwrap();
     let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
     for field in ["took=", "waiting=", "logging=", "agreeing=", "applying=", "telling="] {
         assert!(line.contains(field), "{field} in {line}");
     }
     assert!(line.contains(": it took") && line.contains("outcome=\"done\""), "{line}");
     for _ in 0..100 {
-        node.client().put("k", "v").wait().unwrap();
+        node.client().put("k", "v").block().unwrap();
     }
     let slow = node.metrics().snapshot().slow_requests_total;
     assert!(slow >= 101, "{slow}");
@@ -172,21 +172,21 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     let count = about.count();
     assert!(count < 30, "{count} lines: one a second at most");
     drop(all);
-    node.shutdown().wait();
+    node.shutdown().block();
 }
 
 #[test]
 fn metrics_count_what_a_program_did() {
     let cluster = quick(3, |config| config);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let kv = cluster.node(leader).client();
     for i in 0..20 {
-        kv.put(format!("k{i}"), "v").wait().unwrap();
-        kv.get("k0").wait().unwrap();
+        kv.put(format!("k{i}"), "v").block().unwrap();
+        kv.get("k0").block().unwrap();
     }
-    kv.delete("k0").wait().unwrap();
-    kv.revoke(bowline::LeaseId::new(77).unwrap()).wait().unwrap_err();
-    let _watch = kv.watch(bowline::KeyRange::all()).wait().unwrap();
+    kv.delete("k0").block().unwrap();
+    kv.revoke(bowline::LeaseId::new(77).unwrap()).block().unwrap_err();
+    let _watch = kv.watch(bowline::KeyRange::all()).block().unwrap();
     let metrics = cluster.node(leader).metrics();
     let ended = |kind, end| {
         let snapshot = metrics.snapshot();
@@ -202,7 +202,7 @@ fn metrics_count_what_a_program_did() {
     cluster
         .wait_until("gauges do not follow", |_| {
             // The node has something to say as long as it is asked something.
-            kv.put("k1", "again").wait().unwrap();
+            kv.put("k1", "again").block().unwrap();
             let now = metrics.snapshot();
             now.keys == 19
                 && now.watchers == 1
@@ -210,7 +210,7 @@ fn metrics_count_what_a_program_did() {
                 && now.peer_lag_entries.len() == 2
                 && now.peer_lag_entries.iter().all(|lag| lag.entries <= 2)
         })
-        .wait()
+        .block()
         .unwrap();
     let now = metrics.snapshot();
     assert!(now.state_bytes > 0 && now.history_bytes < now.state_bytes);
@@ -224,27 +224,27 @@ fn metrics_count_what_a_program_did() {
 #[test]
 fn metrics_include_every_request_that_was_answered() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     let (kv, metrics) = (node.client(), node.metrics());
-    let first = kv.put("a", "1").wait().unwrap().revision;
+    let first = kv.put("a", "1").block().unwrap().revision;
     for count in 1..=50_u64 {
         let before = metrics.snapshot();
-        kv.put(format!("key-{count}"), vec![0_u8; 1 << 10]).wait().unwrap();
+        kv.put(format!("key-{count}"), vec![0_u8; 1 << 10]).block().unwrap();
         let after = metrics.snapshot();
         assert_eq!((after.keys, after.revision), (before.keys + 1, before.revision + 1));
         assert!(after.state_bytes > before.state_bytes + (1 << 10));
     }
-    let mut past = kv.watch("a").from(first).wait().unwrap();
-    let now = kv.watch("a").wait().unwrap();
+    let mut past = kv.watch("a").from(first).block().unwrap();
+    let now = kv.watch("a").block().unwrap();
     let open = || (metrics.snapshot().watchers, metrics.snapshot().watchers_behind);
     assert_eq!(open(), (2, 1), "a watcher of the past has not read anything yet");
     past.request_progress();
-    while past.next().wait().unwrap().unwrap().revision < metrics.snapshot().revision.into() {}
+    while past.next().block().unwrap().unwrap().revision < metrics.snapshot().revision.into() {}
     assert_eq!(open(), (2, 0));
     drop(past);
     drop(now);
     assert_eq!(open(), (0, 0));
-    node.shutdown().wait();
+    node.shutdown().block();
     assert_eq!(metrics.snapshot().keys, 51, "metrics can still be read when the node has stopped");
 }
 
@@ -253,24 +253,24 @@ fn what_was_done_to_the_store_is_counted_in_and_outside_of_transactions() {
     let cluster = quick(1, |config| config);
     let (kv, metrics) = (cluster.node(0).client(), cluster.node(0).metrics());
     let before = metrics.snapshot();
-    kv.put("a", "12").wait().unwrap();
-    kv.put("b", "12").wait().unwrap();
-    kv.get("a").wait().unwrap();
-    kv.range(KeyRange::all()).local().wait().unwrap();
+    kv.put("a", "12").block().unwrap();
+    kv.put("b", "12").block().unwrap();
+    kv.get("a").block().unwrap();
+    kv.range(KeyRange::all()).local().block().unwrap();
     kv.txn()
         .then(Op::put("c", "1"))
         .then(Op::get("a"))
         .then(Op::delete("a"))
         .commit()
-        .wait()
+        .block()
         .unwrap();
-    kv.txn().then(Op::get("b")).then(Op::get("c")).commit().wait().unwrap();
-    kv.txn().then(Op::put("d", "1")).commit().wait().unwrap();
-    kv.delete(KeyRange::all()).wait().unwrap();
-    let lease = kv.grant(Duration::from_secs(60)).wait().unwrap();
-    kv.put("leased", "").lease(lease.id).wait().unwrap();
-    kv.renew(lease.id).wait().unwrap();
-    kv.revoke(lease.id).wait().unwrap();
+    kv.txn().then(Op::get("b")).then(Op::get("c")).commit().block().unwrap();
+    kv.txn().then(Op::put("d", "1")).commit().block().unwrap();
+    kv.delete(KeyRange::all()).block().unwrap();
+    let lease = kv.grant(Duration::from_secs(60)).block().unwrap();
+    kv.put("leased", "").lease(lease.id).block().unwrap();
+    kv.renew(lease.id).block().unwrap();
+    kv.revoke(lease.id).block().unwrap();
     let now = metrics.snapshot();
     assert_eq!(now.puts_total - before.puts_total, 5);
     assert_eq!(now.put_bytes_total - before.put_bytes_total, 3 + 3 + 2 + 2 + 6);
@@ -294,34 +294,34 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
         cluster
             .wait_until(&otherwise, |_| {
                 // The node has something to say as long as it is asked something.
-                kv.put("k", "again").wait().unwrap();
+                kv.put("k", "again").block().unwrap();
                 let now = metrics.snapshot();
                 (now.locks_held, now.lock_waiters) == (held, waiting)
             })
-            .wait()
+            .block()
             .unwrap();
     };
     let handed = || metrics.snapshot().lock_handoff_seconds.count();
     let was_handed = |times: u64| {
         let seen = |_: &[NodeStatus]| {
-            kv.put("k", "again").wait().unwrap();
+            kv.put("k", "again").block().unwrap();
             handed() == times
         };
-        cluster.wait_until(&format!("not handed over {times} times"), seen).wait().unwrap();
+        cluster.wait_until(&format!("not handed over {times} times"), seen).block().unwrap();
     };
-    let one = node.open_session().wait().unwrap();
-    let other = node.open_session().wait().unwrap();
-    let guard = one.mutex("m").lock().wait().unwrap();
+    let one = node.open_session().block().unwrap();
+    let other = node.open_session().block().unwrap();
+    let guard = one.mutex("m").lock().block().unwrap();
     becomes(1, 0);
     assert_eq!(handed(), 0, "it was free");
     let wait = || {
         let session = other.clone();
-        std::thread::spawn(move || session.mutex("m").lock().wait().unwrap())
+        std::thread::spawn(move || session.mutex("m").lock().block().unwrap())
     };
     // From session to session, through the line of the cluster.
     let waiter = wait();
     becomes(1, 1);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     let guard = waiter.join().unwrap();
     was_handed(1);
     becomes(1, 0);
@@ -332,19 +332,19 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
     let guard = waiter.join().unwrap();
     was_handed(2);
     // Who gives up waits no more, and who loses holds no more.
-    let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).wait();
+    let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).block();
     assert!(late.is_err());
     becomes(1, 0);
-    other.clone().close().wait().unwrap();
+    other.clone().close().block().unwrap();
     becomes(0, 0);
     assert!(!guard.is_held());
     assert_eq!(handed(), 2);
     cluster
         .wait_until("no session is renewed", |_| {
-            kv.put("k", "again").wait().unwrap();
+            kv.put("k", "again").block().unwrap();
             metrics.snapshot().session_margin_seconds.count() > 0
         })
-        .wait()
+        .block()
         .unwrap();
     let margins = metrics.snapshot().session_margin_seconds;
     assert!(margins.quantile(1.0).unwrap() < 3.6, "a session of three seconds");
@@ -353,15 +353,15 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
 #[test]
 fn status_and_health_tell_who_is_there_and_how_far() {
     let mut cluster = quick(3, |config| config);
-    let leader = cluster.leader().wait().unwrap();
-    let put = cluster.node(leader).client().put("k", "v").wait().unwrap();
-    cluster.all_at(put.revision).wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
+    let put = cluster.node(leader).client().put("k", "v").block().unwrap();
+    cluster.all_at(put.revision).block().unwrap();
     let all_well = || {
         let active = |member: &MemberStatus| member.progress.is_some_and(|p| p.active);
         cluster.running().all(|(_, node)| node.health().verdict == Verdict::Healthy)
             && cluster.node(leader).status().members.iter().all(active)
     };
-    cluster.wait_until("not healthy", |_| all_well()).wait().unwrap();
+    cluster.wait_until("not healthy", |_| all_well()).block().unwrap();
     let status = cluster.node(leader).status();
     assert_eq!(status.members.len(), 3);
     assert!(status.members.iter().all(|member| member.role == MemberRole::Voter));
@@ -370,7 +370,7 @@ fn status_and_health_tell_who_is_there_and_how_far() {
     let seen = cluster.node(follower).status();
     assert!(seen.members.iter().all(|member| member.progress.is_none()), "it does not lead");
     let gone = (leader + 2) % 3;
-    cluster.kill(gone).wait();
+    cluster.kill(gone).block();
     let name = format!("m{gone}");
     cluster
         .wait_until("the leader does not miss it", |_| {
@@ -378,10 +378,10 @@ fn status_and_health_tell_who_is_there_and_how_far() {
             let gone = status.members.iter().find(|member| member.name == name).unwrap();
             gone.progress.is_some_and(|progress| !progress.active)
         })
-        .wait()
+        .block()
         .unwrap();
     let is_well = || cluster.node(leader).health().verdict == Verdict::Healthy;
-    cluster.wait_until("two of three are no quorum", |_| is_well()).wait().unwrap();
+    cluster.wait_until("two of three are no quorum", |_| is_well()).block().unwrap();
     cluster.partition(&[leader]);
     let lost = |health: bowline::Health| health.verdict == Verdict::NoQuorum && health.is_alive();
     // Time alone changes the verdict: no status announces it.
@@ -396,7 +396,7 @@ fn status_and_health_tell_who_is_there_and_how_far() {
 #[test]
 fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
     let cluster = quick(3, |config| config.open_reads_max(10));
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     cluster.partition(&[leader]);
     let node = cluster.node(leader);
     let never = bowline::Revision(1_000_000);
@@ -435,7 +435,7 @@ fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
     let members = [("lonely", "127.0.0.1:9"), lost[0], lost[1]];
     let config = Config::new(dir.path(), "lonely").members(members).insecure_peers(true);
     let config = config.listen("127.0.0.1:0");
-    let node = Node::start(config).wait().unwrap();
+    let node = Node::start(config).block().unwrap();
     let about = |level: &str, (name, address): (&str, &str)| {
         let all = lines().lines.lock().unwrap();
         let words = match level {
@@ -454,5 +454,5 @@ fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
     }
     let links = node.metrics().snapshot().peer_connected;
     assert!(links.len() == 2 && links.iter().all(|link| !link.connected), "{links:?}");
-    let _ = node.shutdown().wait();
+    let _ = node.shutdown().block();
 }

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Bytes, Client, Compare, CounterError, Effect, Error, GuardError, KeyRange, KeyValue, LeaseId,
-    LockError, Node, Op, QueueError, Released, Revision, Session, Token, TxnReply, Wait,
+    Blocking, Bytes, Client, Compare, CounterError, Effect, Error, GuardError, KeyRange, KeyValue,
+    LeaseId, LockError, Node, Op, QueueError, Released, Revision, Session, Token, TxnReply,
 };
 
 use crate::calls::{Call, Change, Kind, Reply, Row};
@@ -82,11 +82,11 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
     match call {
         Call::Get { key, local } => {
             let range = kv.range(key);
-            let reply = if local { range.local() } else { range }.wait()?;
+            let reply = if local { range.local() } else { range }.block()?;
             Ok(Reply::Rows { revision: reply.revision.get(), rows: rows(&reply.kvs) })
         }
         Call::List { prefix } => {
-            let reply = kv.range(KeyRange::prefix(prefix)).wait()?;
+            let reply = kv.range(KeyRange::prefix(prefix)).block()?;
             Ok(Reply::Rows { revision: reply.revision.get(), rows: rows(&reply.kvs) })
         }
         Call::Put { key, value, lease } => {
@@ -96,24 +96,24 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
                 Some(None) => return Err(Miss::Refused("0 is no lease".to_owned())),
                 None => put,
             };
-            Ok(Reply::Done { revision: put.wait()?.revision.get() })
+            Ok(Reply::Done { revision: put.block()?.revision.get() })
         }
         Call::Swap { key, expect, value } => {
             let when = match expect {
                 Some(expect) => Compare::value(key.clone()).eq(expect),
                 None => Compare::missing(key.clone()),
             };
-            Ok(swapped(&kv.txn().when(when).then(Op::put(key, value)).commit().wait()?))
+            Ok(swapped(&kv.txn().when(when).then(Op::put(key, value)).commit().block()?))
         }
         Call::Commit { when, put } => {
             let is_as = |(key, at): (String, u64)| Compare::mod_revision(key).eq(Revision(at));
             let txn = kv.txn().when_all(when.into_iter().map(is_as));
             let txn = put.into_iter().fold(txn, |txn, (key, value)| txn.then(Op::put(key, value)));
-            Ok(swapped(&txn.commit().wait()?))
+            Ok(swapped(&txn.commit().block()?))
         }
-        Call::Add { key, by } => Ok(Reply::Number(kv.counter(key).add(by).wait()?)),
+        Call::Add { key, by } => Ok(Reply::Number(kv.counter(key).add(by).block()?)),
         Call::Grant { ttl_ms } => {
-            let lease = kv.grant(Duration::from_millis(ttl_ms)).wait()?;
+            let lease = kv.grant(Duration::from_millis(ttl_ms)).block()?;
             Ok(Reply::Lease(lease.id.get()))
         }
         Call::Acquire { slot, lock, kind, wait_ms } => {
@@ -124,7 +124,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
         }
         Call::Campaign { slot, name, value, wait_ms } => {
             let campaign = session(node)?.election(name).campaign(value);
-            let leadership = campaign.deadline(Duration::from_millis(wait_ms)).wait()?;
+            let leadership = campaign.deadline(Duration::from_millis(wait_ms)).block()?;
             let token = leadership.token();
             slots.put(slot, Holding::Leadership(leadership));
             Ok(granted(token))
@@ -137,16 +137,16 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
         Call::Release { slot } => release(slots, &slot),
         Call::AddUnderLock { .. } => add_under_lock(node, &kv, call),
         Call::Leader { name } => {
-            let leader = session(node)?.election(name).leader().wait()?;
+            let leader = session(node)?.election(name).leader().block()?;
             Ok(Reply::Leader(leader.map(|leader| text(&leader.value))))
         }
         Call::Offer { queue, value } => {
-            kv.queue(queue).put(value).wait()?;
+            kv.queue(queue).put(value).block()?;
             Ok(Reply::Done { revision: 0 })
         }
         Call::Take { slot, queue, wait_ms } => {
             let taker = slots.taker(&session(node)?, &queue);
-            match taker.take().deadline(Duration::from_millis(wait_ms)).wait() {
+            match taker.take().deadline(Duration::from_millis(wait_ms)).block() {
                 Ok(delivery) => {
                     let item = (text(delivery.value()), numbers(delivery.token()));
                     slots.put(slot, Holding::Item(delivery));
@@ -160,33 +160,33 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             let Some(holding) = slots.take(&slot) else { return Err(empty(&slot)) };
             let at = held_at(&holding);
             let Holding::Item(delivery) = holding else { return Err(empty(&slot)) };
-            match delivery.ack_with([Op::put(key, value)]).wait() {
+            match delivery.ack_with([Op::put(key, value)]).block() {
                 Ok(_) => Ok(Reply::Held { held: true, at }),
                 Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
             }
         }
         Call::Watch { slot, prefix, from } => {
-            let watch = kv.watch(KeyRange::prefix(prefix)).from(Revision(from)).wait();
+            let watch = kv.watch(KeyRange::prefix(prefix)).from(Revision(from)).block();
             let watch = watch.map_err(|error| Miss::Refused(error.to_string()))?;
             slots.put(slot, Holding::Watch(Box::new(watch)));
             Ok(Reply::Done { revision: 0 })
         }
         Call::Events { slot, wait_ms } => events(slots, slot, Duration::from_millis(wait_ms)),
         Call::Transfer => {
-            node.transfer_leadership(None).wait()?;
+            node.transfer_leadership(None).block()?;
             Ok(Reply::Done { revision: 0 })
         }
         Call::Backup { file } => {
-            node.backup(file).wait()?;
+            node.backup(file).block()?;
             Ok(Reply::Done { revision: 0 })
         }
         Call::Promote { member } => {
-            node.promote(id_of(node, &member)?).wait()?;
+            node.promote(id_of(node, &member)?).block()?;
             Ok(Reply::Done { revision: 0 })
         }
         Call::Remove { member } => {
-            node.remove_member(id_of(node, &member)?).wait()?;
+            node.remove_member(id_of(node, &member)?).block()?;
             Ok(Reply::Done { revision: 0 })
         }
         Call::Members => {
@@ -208,7 +208,7 @@ fn id_of(node: &Node, name: &str) -> Result<bowline::NodeId, Miss> {
 
 /// The node's own session; another one if the last has ended.
 fn session(node: &Node) -> Result<Session, Miss> {
-    Ok(node.session().wait()?)
+    Ok(node.session().block()?)
 }
 
 fn acquire(
@@ -221,7 +221,7 @@ fn acquire(
     let wait = Duration::from_millis(wait_ms);
     if let Kind::Permits { want, limit } = kind {
         let permits = session.semaphore(name, *limit);
-        let permit = permits.acquire_many(*want).deadline(wait).wait()?;
+        let permit = permits.acquire_many(*want).deadline(wait).block()?;
         return Ok((permit.token(), Holding::Permit(permit)));
     }
     let call = session.mutex(name).lock().deadline(wait);
@@ -229,7 +229,7 @@ fn acquire(
         Kind::Again { owner } => call.owner(&slots.owner(session, owner)),
         _ => call,
     };
-    let guard = call.wait()?;
+    let guard = call.block()?;
     Ok((guard.token(), Holding::Lock(guard)))
 }
 
@@ -259,11 +259,11 @@ fn release(slots: &Slots, slot: &str) -> Result<Reply, Miss> {
     let Some(holding) = slots.take(slot) else { return Err(empty(slot)) };
     let at = held_at(&holding);
     let released = match holding {
-        Holding::Lock(guard) => guard.release().wait()?,
-        Holding::Permit(permit) => permit.release().wait()?,
-        Holding::Leadership(leadership) => leadership.resign().wait()?,
+        Holding::Lock(guard) => guard.release().block()?,
+        Holding::Permit(permit) => permit.release().block()?,
+        Holding::Leadership(leadership) => leadership.resign().block()?,
         Holding::Item(delivery) => {
-            return match delivery.nack().wait() {
+            return match delivery.nack().block() {
                 Ok(()) => Ok(Reply::Held { held: true, at }),
                 Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
@@ -279,20 +279,20 @@ fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
         return Err(Miss::Refused("it is no such call".to_owned()));
     };
     let wait = Duration::from_millis(wait_ms);
-    let guard = session(node)?.mutex(lock).lock().deadline(wait).wait()?;
+    let guard = session(node)?.mutex(lock).lock().deadline(wait).block()?;
     // Reads change nothing, whatever becomes of them.
-    let row = kv.get(key.clone()).wait().map_err(|error| Miss::Refused(error.to_string()))?;
+    let row = kv.get(key.clone()).block().map_err(|error| Miss::Refused(error.to_string()))?;
     let before = row.map_or_else(String::new, |row| text(&row.value) + ",");
     // This is the work under the lock, which takes its time.
     thread::sleep(Duration::from_millis(think_ms));
     let put = Op::put(key.clone(), format!("{before}{element}"));
     let revision = if guarded {
-        guard.txn().then(put).commit().wait()?.revision
+        guard.txn().then(put).commit().block()?.revision
     } else {
-        kv.txn().then(put).commit().wait()?.revision
+        kv.txn().then(put).commit().block()?.revision
     };
     // What becomes of the release is not what this is about.
-    drop(guard.release().wait());
+    drop(guard.release().block());
     Ok(Reply::Done { revision: revision.get() })
 }
 
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_holder_is_asked_after_the_moment_of_which_it_says_that_it_held() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let (slots, slot) = (Slots::default(), || "s".to_owned());
         let kind = Kind::Mutex;
         let acquire = Call::Acquire { slot: slot(), lock: "l".to_owned(), kind, wait_ms: 5000 };
@@ -392,7 +392,7 @@ mod tests {
         };
         assert!(matches!(reply(&node, &slots, stands), Ok(Reply::Granted { .. })));
         // What is held ends with its node.
-        node.shutdown().wait();
+        node.shutdown().block();
         let look = look(&slots, slot());
         assert!(matches!(look, Ok(Reply::Held { held: false, at: None })));
     }

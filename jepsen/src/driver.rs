@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::env::{Point, Points};
-use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role, Wait};
+use bowline::{
+    Blocking, Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role,
+};
 
 use crate::client;
 use crate::dice::number_in;
@@ -50,7 +52,7 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
         doors.order(&words)?;
     }
     let config = config(dir, name, members).env(doors.env(trap.clone()));
-    let node = match Node::start(config).wait() {
+    let node = match Node::start(config).block() {
         Ok(node) => node,
         Err(error) => {
             say(&format!("stopped it did not start: {error}"));
@@ -59,7 +61,7 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     };
     say("ready");
     serve(&node, &trap, &doors);
-    let mut hanging = node.shutdown().wait().hanging;
+    let mut hanging = node.shutdown().block().hanging;
     let begun = Instant::now();
     while begun.elapsed() < END_WITHIN && !hanging.is_empty() {
         hanging.retain(|name| is_alive(name));
@@ -192,18 +194,20 @@ fn carry_out(node: &Node, order: Order) -> Answer {
     let kv = node.client();
     let answer = match order {
         Order::Write(key) => write(&kv, &key),
-        Order::Put(key) => kv.put(key, "v").wait().map(|put| Answer::Done(put.revision.get())),
-        Order::Delete(key) => kv.delete(key).wait().map(|reply| Answer::Done(reply.revision.get())),
-        Order::Grant => kv.grant(LONG).wait().map(|lease| Answer::Done(lease.id.get())),
+        Order::Put(key) => kv.put(key, "v").block().map(|put| Answer::Done(put.revision.get())),
+        Order::Delete(key) => {
+            kv.delete(key).block().map(|reply| Answer::Done(reply.revision.get()))
+        }
+        Order::Grant => kv.grant(LONG).block().map(|lease| Answer::Done(lease.id.get())),
         Order::Revoke(lease) => match LeaseId::new(lease) {
-            Some(lease) => kv.revoke(lease).wait().map(|reply| Answer::Done(reply.deleted)),
+            Some(lease) => kv.revoke(lease).block().map(|reply| Answer::Done(reply.deleted)),
             None => Ok(Answer::Refused("0 is no lease".to_owned())),
         },
         Order::Compact(revision) => {
-            kv.compact(Revision(revision)).wait().map(|now| Answer::Done(now.get()))
+            kv.compact(Revision(revision)).block().map(|now| Answer::Done(now.get()))
         }
         Order::Rows => rows(&kv),
-        Order::Status => kv.get("status").wait().map(|_| status(node)),
+        Order::Status => kv.get("status").block().map(|_| status(node)),
         Order::Arm(..) | Order::Look | Order::Door(_) | Order::Call(_) => {
             Ok(Answer::Refused("that is done where it is read".to_owned()))
         }
@@ -225,11 +229,11 @@ fn status(node: &Node) -> Answer {
 fn write(kv: &Client, key: &str) -> Result<Answer, Error> {
     let (value, tally) = (wire::value_of(key), wire::tally_of(key));
     let txn = kv.txn().then(Op::put(key.to_owned(), value)).then(Op::put(tally, key.to_owned()));
-    Ok(Answer::Done(txn.commit().wait()?.revision.get()))
+    Ok(Answer::Done(txn.commit().block()?.revision.get()))
 }
 
 fn rows(kv: &Client) -> Result<Answer, Error> {
-    let reply = kv.range(KeyRange::all()).wait()?;
+    let reply = kv.range(KeyRange::all()).block()?;
     let row = |row: &bowline::KeyValue| Row {
         key: String::from_utf8_lossy(&row.key).into_owned(),
         revision: row.mod_revision.get(),

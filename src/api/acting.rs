@@ -26,9 +26,9 @@ impl Client {
     /// its own: [`User::password`](crate::User) and [`Access::secret`] are there for that.
     ///
     /// ```
-    /// # use bowline::{Access, AccessChange, AccessGrant, Caller, Config, KeyRange, Node, Rights, Secret, Wait, ROOT};
+    /// # use bowline::{Access, AccessChange, AccessGrant, Caller, Config, KeyRange, Node, Rights, Secret, Blocking, ROOT};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
     /// let grant = AccessGrant { range: KeyRange::prefix("app/"), rights: Rights::ReadWrite };
     /// for change in [
@@ -40,13 +40,13 @@ impl Client {
     ///     AccessChange::GrantRole { user: "ann".into(), role: "app".into() },
     ///     AccessChange::Enable { secret: Secret::new("for tokens") },
     /// ] {
-    ///     kv.change_access(change).wait()?;
+    ///     kv.change_access(change).block()?;
     /// }
     /// let caller = Caller { user: Some("ann".into()), revision: kv.access().revision() };
     /// let ann = kv.acting_as(caller);
-    /// assert!(ann.put("app/rate", "100").wait().is_ok());
-    /// assert!(ann.put("other", "1").wait().is_err());
-    /// # node.shutdown().wait();
+    /// assert!(ann.put("app/rate", "100").block().is_ok());
+    /// assert!(ann.put("other", "1").block().is_err());
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn acting_as(&self, caller: Caller) -> ActingClient {

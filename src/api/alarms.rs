@@ -34,20 +34,20 @@ impl Client {
     /// [`Refusal::TooManyAlarms`](crate::Refusal::TooManyAlarms); see [`Error`] for the rest.
     ///
     /// ```
-    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Refusal, Wait};
+    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Refusal, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
-    /// kv.put("k", "v").wait()?;
+    /// kv.put("k", "v").block()?;
     /// let full = Alarm { member: None, kind: AlarmKind::NoSpace };
-    /// kv.change_alarms(AlarmChange::Raise(full)).wait()?;
-    /// let refused = kv.put("k", "w").wait().unwrap_err();
+    /// kv.change_alarms(AlarmChange::Raise(full)).block()?;
+    /// let refused = kv.put("k", "w").block().unwrap_err();
     /// assert_eq!(refused, Error::Refused(Refusal::Alarm(AlarmKind::NoSpace)));
-    /// assert_eq!(kv.get("k").wait()?.unwrap().value, "v");
-    /// kv.delete("k").wait()?;
-    /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).wait()?.alarms, [full]);
-    /// kv.put("k", "w").wait()?;
-    /// # node.shutdown().wait();
+    /// assert_eq!(kv.get("k").block()?.unwrap().value, "v");
+    /// kv.delete("k").block()?;
+    /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).block()?.alarms, [full]);
+    /// kv.put("k", "w").block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {

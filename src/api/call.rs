@@ -259,16 +259,16 @@ impl RangeCall {
     /// page counts all that are left.
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # use bowline::{Config, KeyRange, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
     /// for key in ["a", "b", "c", "d"] {
-    ///     kv.put(key, "").wait()?;
+    ///     kv.put(key, "").block()?;
     /// }
-    /// let page = kv.range(KeyRange::all()).limit(2).uncounted().wait()?;
+    /// let page = kv.range(KeyRange::all()).limit(2).uncounted().block()?;
     /// assert_eq!((page.kvs.len(), page.more, page.count), (2, true, 3));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn uncounted(mut self) -> Self {

@@ -43,14 +43,14 @@ impl Client {
     /// [`Queue::name`](crate::Queue::name).
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # use bowline::{Config, KeyRange, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let app = node.client().with_prefix("app/");
-    /// app.put("rate", "100").wait()?;
-    /// assert_eq!(app.get("rate").wait()?.unwrap().key, "rate");
-    /// assert_eq!(node.client().get("app/rate").wait()?.unwrap().key, "app/rate");
-    /// # node.shutdown().wait();
+    /// app.put("rate", "100").block()?;
+    /// assert_eq!(app.get("rate").block()?.unwrap().key, "rate");
+    /// assert_eq!(node.client().get("app/rate").block()?.unwrap().key, "app/rate");
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     #[doc(alias = "scoped", alias = "namespace")]
@@ -73,15 +73,15 @@ impl Client {
     /// [`Client::get_prefix`] or pass [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # use bowline::{Config, KeyRange, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
-    /// kv.put("jobs/1", "a").wait()?;
-    /// kv.put("jobs/2", "b").wait()?;
-    /// assert_eq!(kv.range("jobs/").wait()?.count, 0);
-    /// assert_eq!(kv.range(KeyRange::prefix("jobs/")).wait()?.count, 2);
-    /// # node.shutdown().wait();
+    /// kv.put("jobs/1", "a").block()?;
+    /// kv.put("jobs/2", "b").block()?;
+    /// assert_eq!(kv.range("jobs/").block()?.count, 0);
+    /// assert_eq!(kv.range(KeyRange::prefix("jobs/")).block()?.count, 2);
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     #[doc(alias = "list", alias = "scan")]
@@ -93,15 +93,15 @@ impl Client {
     /// [`Client::range`] with [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
-    /// kv.put("jobs/1", "a").wait()?;
-    /// kv.put("jobs/2", "b").wait()?;
-    /// assert_eq!(kv.get_prefix("jobs/").wait()?.kvs.len(), 2);
-    /// assert_eq!(kv.delete_prefix("jobs/").wait()?.deleted, 2);
-    /// # node.shutdown().wait();
+    /// kv.put("jobs/1", "a").block()?;
+    /// kv.put("jobs/2", "b").block()?;
+    /// assert_eq!(kv.get_prefix("jobs/").block()?.kvs.len(), 2);
+    /// assert_eq!(kv.delete_prefix("jobs/").block()?.deleted, 2);
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
@@ -113,16 +113,16 @@ impl Client {
     /// for that, ask for the range's count.
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # use bowline::{Config, KeyRange, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
     /// for key in ["a", "b", "c"] {
-    ///     kv.put(key, "").wait()?;
+    ///     kv.put(key, "").block()?;
     /// }
     /// assert_eq!(kv.width(KeyRange::all(), 1_000), 3);
     /// assert_eq!(kv.width(KeyRange::all(), 2), 2);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn width(&self, keys: impl Into<KeyRange>, max: usize) -> usize {
@@ -156,14 +156,14 @@ impl Client {
     /// [`Client::watch`] with [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
-    /// let mut jobs = kv.watch_prefix("jobs/").wait()?;
-    /// kv.put("jobs/1", "a").wait()?;
-    /// assert_eq!(jobs.next().wait().unwrap()?.events[0].kv.key, "jobs/1");
-    /// # node.shutdown().wait();
+    /// let mut jobs = kv.watch_prefix("jobs/").block()?;
+    /// kv.put("jobs/1", "a").block()?;
+    /// assert_eq!(jobs.next().block().unwrap()?.events[0].kv.key, "jobs/1");
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
@@ -213,14 +213,14 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
-    /// let lease = kv.grant(Duration::from_secs(60)).wait()?;
-    /// let left = kv.renew(lease.id).wait()?;
+    /// let lease = kv.grant(Duration::from_secs(60)).block()?;
+    /// let left = kv.renew(lease.id).block()?;
     /// assert_eq!(left, lease.ttl);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
@@ -273,15 +273,15 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
-    /// let lease = kv.grant(Duration::from_secs(60)).wait()?;
+    /// let lease = kv.grant(Duration::from_secs(60)).block()?;
     /// assert!(kv.has_lease(lease.id));
-    /// kv.revoke(lease.id).wait()?;
+    /// kv.revoke(lease.id).block()?;
     /// assert!(!kv.has_lease(lease.id));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn has_lease(&self, lease: LeaseId) -> bool {
@@ -291,13 +291,13 @@ impl Client {
     /// The sessions of all nodes, as this replica knows them, by lease. Local: perhaps not the newest.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.open_session().label("importer").wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.open_session().label("importer").block()?;
     /// let sessions = node.client().sessions();
     /// assert_eq!((sessions[0].lease, &*sessions[0].label), (session.lease(), "importer"));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sessions(&self) -> Vec<SessionStatus> {

@@ -405,11 +405,11 @@ impl Config {
     /// [`StartError::Data`]: the directory cannot be read, or its log is damaged.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// let config = Config::new(dir.path(), "solo");
     /// assert!(!config.has_data()?);
-    /// Node::start(config.clone()).wait()?.shutdown().wait();
+    /// Node::start(config.clone()).block()?.shutdown().block();
     /// assert!(config.has_data()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

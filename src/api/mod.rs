@@ -1,7 +1,7 @@
 //! What a program that embeds Bowline sees: a [`Node`] that is one member of the cluster, a [`Client`]
 //! that reads, writes and watches through it, leases and [`Session`]s.
 //!
-//! A call is built, and does nothing until it is awaited (or until [`Wait::wait`] blocks on it):
+//! A call is built, and does nothing until it is awaited (or until [`Blocking::block`] blocks on it):
 //! `kv.put("k", "v").prev_kv().await`. Every call has a deadline but a backup: its own, where
 //! it can be given one, or [`Config::call_deadline`]. Dropping a call's future gives up the waiting, not the change: a
 //! put whose future was dropped may still be applied, once. Of two changes that are under way at the same time either
@@ -9,6 +9,7 @@
 
 mod acting;
 mod alarms;
+mod blocking;
 mod call;
 mod checked;
 mod client;
@@ -21,11 +22,11 @@ mod ready;
 mod scope;
 mod session;
 mod txn;
-mod wait;
 mod watch;
 
 pub use acting::ActingClient;
 pub use alarms::AlarmReply;
+pub use blocking::Blocking;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
 pub(crate) use checked::Beginning;
 pub use client::Client;
@@ -38,5 +39,4 @@ pub(crate) use own_session::OwnSession;
 pub use ready::ReadyCall;
 pub use session::{OpenSession, ResumeSession, Session};
 pub use txn::TxnCall;
-pub use wait::Wait;
 pub use watch::{Watch, WatchCall};

@@ -31,13 +31,13 @@ use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Sessio
 /// until its time is over, leadership is not handed over, and it may take a second until its directory is free.
 ///
 /// ```
-/// use bowline::{Config, Node, Wait};
+/// use bowline::{Config, Node, Blocking};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let data = dir.path();
-/// let node = Node::start(Config::new(data, "solo")).wait()?;
-/// node.ready().wait()?; // a leader serves, and this node has caught up with it
-/// node.client().put("greeting", "hello").wait()?;
-/// node.shutdown().wait();
+/// let node = Node::start(Config::new(data, "solo")).block()?;
+/// node.ready().block()?; // a leader serves, and this node has caught up with it
+/// node.client().put("greeting", "hello").block()?;
+/// node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Node {
@@ -157,12 +157,12 @@ impl Node {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use bowline::{Config, Node, Wait};
+    /// use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// node.ready().deadline(Duration::from_secs(30)).wait()?;
+    /// let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// node.ready().deadline(Duration::from_secs(30)).block()?;
     /// assert!(node.status().leader.is_some());
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn ready(&self) -> ReadyCall {
@@ -217,15 +217,15 @@ impl Node {
     /// at most renewed.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.open_session().label("importer").wait()?;
-    /// node.client().put("importer/address", "10.0.0.7").lease(session.lease()).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.open_session().label("importer").block()?;
+    /// node.client().put("importer/address", "10.0.0.7").lease(session.lease()).block()?;
     /// let lease = session.orphan(); // or the program crashes, and knows the lease from a file
-    /// let session = node.resume_session(lease).wait()?;
+    /// let session = node.resume_session(lease).block()?;
     /// assert_eq!(session.label(), "importer");
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn resume_session(&self, lease: LeaseId) -> ResumeSession {
@@ -241,12 +241,12 @@ impl Node {
     /// every request.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    /// # node.client().put("k", "v").wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    /// # node.client().put("k", "v").block().unwrap();
     /// assert_eq!(node.term(), node.status().term);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// ```
     pub fn term(&self) -> Term {
         self.shared.status.borrow().term
@@ -255,17 +255,17 @@ impl Node {
     /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Role, Verdict, Wait};
+    /// # use bowline::{Config, Node, Role, Verdict, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    /// # node.client().put("k", "v").wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    /// # node.client().put("k", "v").block().unwrap();
     /// let health = node.health();
     /// assert!(health.is_alive());
     /// # if health.verdict == Verdict::Healthy && health.leads {
     /// assert_eq!(health.verdict.word(), "healthy");
     /// assert_eq!(health.to_string(), "all is well: the node leads");
     /// # }
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// ```
     pub fn health(&self) -> Health {
         self.shared.health()
@@ -274,15 +274,15 @@ impl Node {
     /// What the node measures of itself.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    /// node.client().put("k", "v").wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    /// node.client().put("k", "v").block()?;
     /// let metrics = node.metrics();
     /// assert!(metrics.snapshot().log_sync_seconds.quantile(0.99).is_some());
     /// let text = metrics.to_prometheus(); // for whoever serves /metrics
     /// assert!(text.contains(r#"bowline_requests_total{node="solo",kind="put",outcome="done"} 1"#));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
@@ -362,14 +362,14 @@ impl Node {
     /// true.
     ///
     /// ```
-    /// use bowline::{Config, MemberRole, Node, Wait};
+    /// use bowline::{Config, MemberRole, Node, Blocking};
     /// # let place = tempfile::tempdir().unwrap();
-    /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
-    /// let second = node.keep_place("10.0.0.2:7700", MemberRole::Voter).wait()?;
+    /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
+    /// let second = node.keep_place("10.0.0.2:7700", MemberRole::Voter).block()?;
     /// let kept = node.members().get(second).unwrap().clone();
     /// assert!(!kept.is_taken() && kept.role == MemberRole::Learner);
-    /// node.client().put("still", "alone").wait()?;
-    /// # node.shutdown().wait();
+    /// node.client().put("still", "alone").block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn keep_place(
@@ -393,14 +393,14 @@ impl Node {
     /// [`Refusal::AddressTaken`](crate::Refusal::AddressTaken); see [`Error`] for the rest.
     ///
     /// ```
-    /// use bowline::{Config, Node, Wait};
+    /// use bowline::{Config, Node, Blocking};
     /// # let place = tempfile::tempdir().unwrap();
-    /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
+    /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
     /// let id = node.status().id;
-    /// node.move_member(id, "10.0.0.7:7700").wait()?;
+    /// node.move_member(id, "10.0.0.7:7700").block()?;
     /// let members = node.members();
     /// assert_eq!(members.get(id).unwrap().moves_to.as_deref(), Some("10.0.0.7:7700"));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn move_member(
@@ -595,7 +595,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Wait;
+    use crate::Blocking;
     use crate::model::{Command, Put};
     use crate::node::ReplyTo;
     use std::future::IntoFuture;
@@ -604,11 +604,11 @@ mod tests {
     #[test]
     fn who_waits_for_a_node_whose_driver_falls_hears_of_it() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
         node.shared.insist(Command::Put(Put::new("k", "v")), fall);
-        assert_eq!(node.wait_for(|_| false).wait().role, Role::Stopped);
-        assert!(node.stopped().wait().to_string().contains("a test's own panic"));
+        assert_eq!(node.wait_for(|_| false).block().role, Role::Stopped);
+        assert!(node.stopped().block().to_string().contains("a test's own panic"));
     }
 
     /// Ends in time, or says that it does not.
@@ -623,11 +623,11 @@ mod tests {
     #[test]
     fn who_judges_a_status_may_ask_the_node_and_keeps_it_from_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let kv = node.client();
         let status = within(move || {
-            node.wait_for(|status| kv.put("k", "v").wait().is_ok() && status.term == node.term())
-                .wait()
+            node.wait_for(|status| kv.put("k", "v").block().is_ok() && status.term == node.term())
+                .block()
         });
         assert_ne!(status.role, Role::Stopped);
     }
@@ -643,9 +643,9 @@ mod tests {
     #[test]
     fn executors_that_panic_do_not_take_the_process_with_them_when_a_driver_falls() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let kv = node.client();
-        kv.put("k", "v").wait().unwrap();
+        kv.put("k", "v").block().unwrap();
         let far = || kv.get("k").at_least(crate::Revision(1_000_000));
         let mut waiting = [far(), far()].map(|call| Box::pin(call.into_future()));
         let waker = std::task::Waker::from(Arc::new(Falls));
@@ -654,10 +654,10 @@ mod tests {
         }
         let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
         node.shared.insist(Command::Put(Put::new("k", "v")), fall);
-        assert!(node.stopped().wait().to_string().contains("a test's own panic"));
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(node.stopped().block().to_string().contains("a test's own panic"));
+        assert!(node.shutdown().block().hanging.is_empty());
         for call in waiting {
-            assert!(matches!(call.wait(), Err(Error::Stopped { .. })));
+            assert!(matches!(call.block(), Err(Error::Stopped { .. })));
         }
     }
 }

@@ -58,15 +58,15 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
-    use crate::{Config, LeadError, LockError, Node, Wait};
+    use crate::{Blocking, Config, LeadError, LockError, Node};
 
     #[test]
     fn who_waits_behind_another_is_told_that_the_node_has_stopped() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let (own, leading) = (Arc::clone(node.own_session()), node.leading("a", "b"));
         let _held = own.session.try_lock().unwrap();
-        node.shutdown().wait();
+        node.shutdown().block();
         let told = pin!(leading.run(async |_| ())).poll(&mut Context::from_waker(Waker::noop()));
         let is_told =
             matches!(told, Poll::Ready(Err(LeadError::NotElected(LockError::NodeStopped(_)))));

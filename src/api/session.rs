@@ -81,14 +81,14 @@ impl Session {
     /// suspended until this very moment.
     ///
     /// ```
-    /// # use bowline::{Config, Node, SessionEnd, Standing, Wait};
+    /// # use bowline::{Config, Node, SessionEnd, Standing, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.open_session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.open_session().block()?;
     /// assert_eq!(session.standing(), Standing::Confirmed(session.valid_until()));
-    /// session.close().wait()?;
+    /// session.close().block()?;
     /// assert_eq!(session.standing(), Standing::Ended(SessionEnd::Closed));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn standing(&self) -> Standing {

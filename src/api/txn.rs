@@ -10,9 +10,9 @@ use super::{Client, Error};
 /// If all compares hold, one list of operations, else the other, as one step; see [`Client::txn`].
 ///
 /// ```
-/// # use bowline::{Compare, Config, Node, Op, Wait};
+/// # use bowline::{Compare, Config, Node, Op, Blocking};
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
 /// # let kv = node.client();
 /// let created = kv
 ///     .txn()
@@ -20,9 +20,9 @@ use super::{Client, Error};
 ///     .then(Op::put("k", "v"))
 ///     .or_else(Op::get("k"))
 ///     .commit()
-///     .wait()?;
+///     .block()?;
 /// assert!(created.succeeded);
-/// # node.shutdown().wait();
+/// # node.shutdown().block();
 /// # Ok::<(), bowline::Error>(())
 /// ```
 #[derive(Debug)]

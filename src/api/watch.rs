@@ -89,15 +89,15 @@ impl IntoFuture for WatchCall {
 /// store's history, and if that has been compacted meanwhile they are told so, and the watch ends.
 ///
 /// ```
-/// # use bowline::{Config, KeyRange, Node, Wait};
+/// # use bowline::{Config, KeyRange, Node, Blocking};
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
 /// # let kv = node.client();
-/// let put = kv.put("config/rate", "100").wait()?;
-/// let mut changes = kv.watch(KeyRange::prefix("config/")).from(put.revision).wait()?;
-/// let batch = changes.next().wait().unwrap().unwrap();
+/// let put = kv.put("config/rate", "100").block()?;
+/// let mut changes = kv.watch(KeyRange::prefix("config/")).from(put.revision).block()?;
+/// let batch = changes.next().block().unwrap().unwrap();
 /// assert_eq!(batch.events[0].kv.value, "100");
-/// # node.shutdown().wait();
+/// # node.shutdown().block();
 /// # Ok::<(), bowline::Error>(())
 /// ```
 #[derive(Debug)]

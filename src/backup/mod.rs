@@ -24,21 +24,21 @@
 //! ([`recover`]), with a [warning](LossWarning) that says what nobody can know.
 //!
 //! ```
-//! use bowline::{Config, Node, Wait, backup};
+//! use bowline::{Config, Node, Blocking, backup};
 //! # let place = tempfile::tempdir().unwrap();
 //! # let (data, file, new_data) =
 //! #     (place.path().join("old"), place.path().join("backup"), place.path().join("new"));
-//! let node = Node::start(Config::new(&data, "solo")).wait()?;
-//! node.client().put("greeting", "hello").wait()?;
-//! node.backup(&file).wait()?;
-//! node.shutdown().wait();
+//! let node = Node::start(Config::new(&data, "solo")).block()?;
+//! node.client().put("greeting", "hello").block()?;
+//! node.backup(&file).block()?;
+//! node.shutdown().block();
 //!
 //! assert_eq!(backup::verify(&file)?.keys, 1);
 //! let config = Config::new(&new_data, "solo");
 //! backup::restore(&file, &config, &backup::RestoreOptions::default())?;
-//! let node = Node::start(config).wait()?;
-//! assert_eq!(node.client().get("greeting").wait()?.unwrap().value, "hello");
-//! # node.shutdown().wait();
+//! let node = Node::start(config).block()?;
+//! assert_eq!(node.client().get("greeting").block()?.unwrap().value, "hello");
+//! # node.shutdown().block();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -183,28 +183,28 @@ mod tests {
     use super::*;
     use crate::model::KeyRange;
     use crate::sim::SimDisk;
-    use crate::{Node, Wait, testing};
+    use crate::{Blocking, Node, testing};
 
     const KEYS: u64 = 5;
 
     /// The bytes of a backup of a few keys.
     fn some_backup() -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path().join("data"), "old")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path().join("data"), "old")).block().unwrap();
         for key in 0..KEYS {
-            node.client().put(format!("k{key}"), "v").wait().unwrap();
+            node.client().put(format!("k{key}"), "v").block().unwrap();
         }
-        node.backup(dir.path().join("backup")).wait().unwrap();
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        node.backup(dir.path().join("backup")).block().unwrap();
+        assert!(testing::shutdown(node).block().hanging.is_empty());
         std::fs::read(dir.path().join("backup")).unwrap()
     }
 
     /// What a start makes of the directory: how many keys, or nothing if it is refused.
     fn start(config: &Config) -> Option<u64> {
-        match Node::start(config.clone()).wait() {
+        match Node::start(config.clone()).block() {
             Ok(node) => {
-                let rows = node.client().range(KeyRange::all()).wait().unwrap();
-                assert!(testing::shutdown(node).wait().hanging.is_empty());
+                let rows = node.client().range(KeyRange::all()).block().unwrap();
+                assert!(testing::shutdown(node).block().hanging.is_empty());
                 assert!(rows.revision.get() > REVISION_JUMP);
                 Some(rows.count)
             }

@@ -116,15 +116,15 @@ impl Put {
     /// Binds the key to a lease, a session's for example: it is deleted when the lease ends.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Put, Wait};
+    /// # use bowline::{Compare, Config, Node, Put, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
-    /// let session = node.session().wait()?;
+    /// let session = node.session().block()?;
     /// let free = kv.txn().when(Compare::missing("seats/7"));
-    /// let taken = free.then(Put::new("seats/7", "ann").lease(session.lease())).commit().wait()?;
+    /// let taken = free.then(Put::new("seats/7", "ann").lease(session.lease())).commit().block()?;
     /// assert!(taken.succeeded);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -321,14 +321,14 @@ impl Compare {
     /// On the id of the lease; 0 for none.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Op, Wait};
+    /// # use bowline::{Compare, Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let (kv, session) = (node.client(), node.session().wait()?);
-    /// kv.put("mine", "").lease(session.lease()).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let (kv, session) = (node.client(), node.session().block()?);
+    /// kv.put("mine", "").lease(session.lease()).block()?;
     /// let mine = Compare::lease("mine").eq(session.lease());
-    /// assert!(kv.txn().when(mine).then(Op::delete("mine")).commit().wait()?.succeeded);
-    /// # node.shutdown().wait();
+    /// assert!(kv.txn().when(mine).then(Op::delete("mine")).commit().block()?.succeeded);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn lease(keys: impl Into<KeyRange>) -> CompareBuilder<u64> {

@@ -67,15 +67,15 @@ impl Client {
     /// The barrier in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let gate = node.client().barrier("maintenance");
-    /// let hold = gate.hold(&node.session().wait()?).wait()?;
-    /// assert!(gate.is_held().wait()?);
-    /// hold.release().wait()?;
-    /// gate.wait().wait()?;
-    /// # node.shutdown().wait();
+    /// let hold = gate.hold(&node.session().block()?).block()?;
+    /// assert!(gate.is_held().block()?);
+    /// hold.release().block()?;
+    /// gate.wait().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn barrier(&self, name: impl Into<Bytes>) -> Barrier {

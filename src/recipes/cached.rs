@@ -40,18 +40,18 @@ impl Client {
     /// with the rows as they are.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
-    /// let config = kv.cached_prefix("config/").wait()?;
-    /// kv.put("config/rate", "100").wait()?;
+    /// let config = kv.cached_prefix("config/").block()?;
+    /// kv.put("config/rate", "100").block()?;
     /// assert_eq!(config.get("config/rate")?.unwrap().value, "100");
     ///
     /// let before = config.view()?; // stays as it is, however long it is kept
-    /// kv.put("config/rate", "200").wait()?;
+    /// kv.put("config/rate", "200").block()?;
     /// assert_eq!(before.get("config/rate").unwrap().value, "100");
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn cached_prefix(&self, prefix: impl Into<Bytes>) -> CachedCall<KeyValue> {
@@ -62,18 +62,18 @@ impl Client {
     /// on the thread of whoever looks, and must not look at the view itself.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
     /// let rates = kv.cached_prefix_with("rate/", |row| {
     ///     std::str::from_utf8(&row.value).ok().and_then(|text| text.parse::<u32>().ok())
     /// });
-    /// let mut rates = rates.wait()?;
-    /// kv.put("rate/eu", "100").wait()?;
-    /// let view = rates.changed().wait()?;
+    /// let mut rates = rates.block()?;
+    /// kv.put("rate/eu", "100").block()?;
+    /// let view = rates.changed().block()?;
     /// assert_eq!(*view.get("rate/eu").unwrap(), Some(100));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn cached_prefix_with<T>(

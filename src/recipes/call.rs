@@ -12,7 +12,7 @@ use crate::node::Shared;
 
 type Running<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// A call of a recipe. It does nothing until it is awaited (or until [`Wait::wait`](crate::Wait::wait)
+/// A call of a recipe. It does nothing until it is awaited (or until [`Blocking::block`](crate::Blocking::block)
 /// blocks on it).
 ///
 /// Calls that ask and change end at the configuration's

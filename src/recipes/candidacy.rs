@@ -100,19 +100,19 @@ impl Election {
     /// repeated in the next.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let election = node.session().wait()?.election("jobs/leader");
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
     /// let candidacy = election.stand("10.0.0.7:9000");
-    /// let term = candidacy.elected().wait()?;
+    /// let term = candidacy.elected().block()?;
     /// assert!(candidacy.is_leader());
     ///
     /// let rival = election.stand("10.0.0.8:9000");
     /// assert!(!rival.is_leader());
-    /// candidacy.withdraw().wait()?;
-    /// assert!(rival.elected().wait()?.token() > term.token());
-    /// # node.shutdown().wait();
+    /// candidacy.withdraw().block()?;
+    /// assert!(rival.elected().block()?.token() > term.token());
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stand(&self, value: impl Into<Bytes>) -> Candidacy {

@@ -45,16 +45,16 @@ impl Client {
     /// The value of the key `name`, to be changed by comparing and setting.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let hosts = node.client().cell("hosts");
-    /// hosts.set("a").wait()?;
-    /// let old = hosts.get().wait()?.unwrap();
-    /// hosts.update(|old| [old.unwrap(), b",b"].concat()).wait()?;
-    /// assert!(!hosts.compare_and_set(old.version, "late").wait()?.is_done());
-    /// assert_eq!(hosts.get().wait()?.unwrap().value, "a,b");
-    /// # node.shutdown().wait();
+    /// hosts.set("a").block()?;
+    /// let old = hosts.get().block()?.unwrap();
+    /// hosts.update(|old| [old.unwrap(), b",b"].concat()).block()?;
+    /// assert!(!hosts.compare_and_set(old.version, "late").block()?.is_done());
+    /// assert_eq!(hosts.get().block()?.unwrap().value, "a,b");
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn cell(&self, name: impl Into<Bytes>) -> Cell {

@@ -101,16 +101,16 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Swap, Wait};
+    /// # use bowline::{Config, Node, Swap, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
     /// let minute = Duration::from_secs(60);
-    /// let first = kv.put_if_absent("seen/4711", "node a").ttl(minute).wait()?;
+    /// let first = kv.put_if_absent("seen/4711", "node a").ttl(minute).block()?;
     /// assert!(first.is_done());
-    /// let second = kv.put_if_absent("seen/4711", "node b").ttl(minute).wait()?;
+    /// let second = kv.put_if_absent("seen/4711", "node b").ttl(minute).block()?;
     /// assert!(matches!(second, Swap::Lost { row: Some(row) } if row.value == "node a"));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn put_if_absent(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutIfAbsent {
@@ -122,16 +122,16 @@ impl Client {
     /// A key that has a lease keeps it; with [`CompareAndSet::ttl`] it gets another time to live.
     ///
     /// ```
-    /// # use bowline::{Config, Expected, Node, Wait};
+    /// # use bowline::{Config, Expected, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
-    /// let seen = kv.put("k", "old").wait()?.revision;
-    /// assert!(kv.compare_and_set("k", seen, "new").wait()?.is_done());
-    /// assert!(!kv.compare_and_set("k", seen, "late").wait()?.is_done());
-    /// assert!(!kv.compare_and_delete("k", Expected::value("old")).wait()?.is_done());
-    /// assert!(kv.compare_and_delete("k", Expected::value("new")).wait()?.is_done());
-    /// # node.shutdown().wait();
+    /// let seen = kv.put("k", "old").block()?.revision;
+    /// assert!(kv.compare_and_set("k", seen, "new").block()?.is_done());
+    /// assert!(!kv.compare_and_set("k", seen, "late").block()?.is_done());
+    /// assert!(!kv.compare_and_delete("k", Expected::value("old")).block()?.is_done());
+    /// assert!(kv.compare_and_delete("k", Expected::value("new")).block()?.is_done());
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn compare_and_set(
@@ -195,15 +195,15 @@ impl CompareAndSet {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Expected, Node, Wait};
+    /// # use bowline::{Config, Expected, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
     /// let (minute, mine) = (Duration::from_secs(60), "worker-7 4f1c");
-    /// assert!(kv.put_if_absent("jobs/nightly", mine).ttl(minute).wait()?.is_done());
+    /// assert!(kv.put_if_absent("jobs/nightly", mine).ttl(minute).block()?.is_done());
     /// let longer = kv.compare_and_set("jobs/nightly", Expected::value(mine), mine).ttl(10 * minute);
-    /// assert!(longer.wait()?.is_done());
-    /// # node.shutdown().wait();
+    /// assert!(longer.block()?.is_done());
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {

@@ -81,15 +81,15 @@ impl Client {
     /// The number in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, CounterError, Node, Wait};
+    /// # use bowline::{Config, CounterError, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let visits = node.client().counter("visits");
-    /// assert_eq!(visits.increment().wait()?, 1);
-    /// assert_eq!(visits.add(10).wait()?, 11);
-    /// assert_eq!(visits.compare_and_set(7, 0).wait(), Err(CounterError::Changed { value: 11 }));
-    /// assert_eq!(visits.get().wait()?, 11);
-    /// # node.shutdown().wait();
+    /// assert_eq!(visits.increment().block()?, 1);
+    /// assert_eq!(visits.add(10).block()?, 11);
+    /// assert_eq!(visits.compare_and_set(7, 0).block(), Err(CounterError::Changed { value: 11 }));
+    /// assert_eq!(visits.get().block()?, 11);
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::CounterError>(())
     /// ```
     pub fn counter(&self, name: impl Into<Bytes>) -> Counter {

@@ -107,16 +107,16 @@ impl Session {
     /// same number. Keys below `name/` are its own: nothing else should be put there.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
     /// let step = session.double_barrier("step", 1);
-    /// let inside = step.enter().wait()?;
+    /// let inside = step.enter().block()?;
     /// // All have begun.
-    /// inside.leave().wait()?;
+    /// inside.leave().block()?;
     /// // All have ended.
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn double_barrier(&self, name: impl Into<Bytes>, participants: usize) -> DoubleBarrier {

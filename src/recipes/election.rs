@@ -34,14 +34,14 @@ impl Session {
     /// The election of this name. Keys below `name/` are its candidates.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let election = node.session().wait()?.election("jobs/leader");
-    /// let leadership = election.campaign("10.0.0.7:9000").wait()?;
-    /// assert_eq!(election.leader().wait()?.unwrap().value, "10.0.0.7:9000");
-    /// leadership.resign().wait()?;
-    /// # node.shutdown().wait();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
+    /// let leadership = election.campaign("10.0.0.7:9000").block()?;
+    /// assert_eq!(election.leader().block()?.unwrap().value, "10.0.0.7:9000");
+    /// leadership.resign().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn election(&self, name: impl Into<Bytes>) -> Election {
@@ -120,15 +120,15 @@ impl Campaign {
     /// leadership when it is awaited; dropping it withdraws the candidacy.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let election = node.session().wait()?.election("jobs/leader");
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
     /// let first = election.campaign("10.0.0.7:9000").enter()?;
     /// let second = election.campaign("10.0.0.8:9000").enter()?;
-    /// first.wait()?.resign().wait()?;
-    /// assert!(second.wait()?.is_leader());
-    /// # node.shutdown().wait();
+    /// first.block()?.resign().block()?;
+    /// assert!(second.block()?.is_leader());
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -197,19 +197,19 @@ impl Leadership {
     /// [`Guard::hand_over`](crate::Guard::hand_over) does.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let election = node.session().wait()?.election("jobs/leader");
-    /// let leadership = election.campaign("the old one").wait()?;
-    /// # let session = node.open_session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
+    /// let leadership = election.campaign("the old one").block()?;
+    /// # let session = node.open_session().block()?;
     /// # let other = session.election("jobs/leader");
     /// // Elsewhere:
     /// let next = other.campaign("the new one").enter()?;
     /// # while election.candidates()?.len() < 2 { std::thread::yield_now(); }
-    /// leadership.hand_over(&election.candidates()?[1]).wait()?;
-    /// assert!(next.wait()?.is_leader());
-    /// # node.shutdown().wait();
+    /// leadership.hand_over(&election.candidates()?[1]).block()?;
+    /// assert!(next.block()?.is_leader());
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

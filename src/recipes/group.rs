@@ -96,18 +96,18 @@ impl Session {
     /// The group of this name. Keys below `name/` are its members.
     ///
     /// ```
-    /// # use bowline::{Config, GroupEvent, Node, Wait};
+    /// # use bowline::{Config, GroupEvent, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let workers = node.session().wait()?.group("workers");
-    /// let membership = workers.join("10.0.0.7:9000").wait()?;
-    /// assert_eq!(workers.members().wait()?[0].meta, "10.0.0.7:9000");
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let workers = node.session().block()?.group("workers");
+    /// let membership = workers.join("10.0.0.7:9000").block()?;
+    /// assert_eq!(workers.members().block()?[0].meta, "10.0.0.7:9000");
     /// let mut changes = workers.watch();
-    /// let first = changes.next().wait().unwrap()?;
+    /// let first = changes.next().block().unwrap()?;
     /// assert!(matches!(first, GroupEvent::Joined(member) if member.key == membership.key()));
-    /// membership.leave().wait()?;
-    /// assert!(matches!(changes.next().wait().unwrap()?, GroupEvent::Left(_)));
-    /// # node.shutdown().wait();
+    /// membership.leave().block()?;
+    /// assert!(matches!(changes.next().block().unwrap()?, GroupEvent::Left(_)));
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn group(&self, name: impl Into<Bytes>) -> Group {

@@ -191,19 +191,19 @@ impl GuardTxn {
     /// acknowledged or given back.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.session().block()?;
     /// let jobs = session.queue("jobs");
-    /// jobs.put("pay 7 to ann").wait()?;
+    /// jobs.put("pay 7 to ann").block()?;
     ///
-    /// let job = jobs.take().wait()?;
-    /// let guard = session.mutex("accounts/ann").lock().wait()?;
+    /// let job = jobs.take().block()?;
+    /// let guard = session.mutex("accounts/ann").lock().block()?;
     /// let result = Op::put("results/ann", "7 paid"); // the work
-    /// guard.txn().then(result).ack(job).commit_and_release(guard).wait()?;
-    /// assert!(jobs.is_empty().wait()?);
-    /// # node.shutdown().wait();
+    /// guard.txn().then(result).ack(job).commit_and_release(guard).block()?;
+    /// assert!(jobs.is_empty().block()?);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn ack(mut self, delivery: Delivery) -> Self {

@@ -232,16 +232,16 @@ impl Hold {
     /// transaction will be over; [`Hold::txn`] costs less.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
-    /// let from = session.mutex("accounts/ann").lock().wait()?;
-    /// let to = session.mutex("accounts/bob").lock().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
+    /// let from = session.mutex("accounts/ann").lock().block()?;
+    /// let to = session.mutex("accounts/bob").lock().block()?;
     /// // Under both, and with a condition on the one that the transaction is not from:
-    /// let both = from.txn().when_all(to.still_held()).then(Op::put("paid", "7")).commit().wait()?;
+    /// let both = from.txn().when_all(to.still_held()).then(Op::put("paid", "7")).commit().block()?;
     /// assert!(both.succeeded);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn still_held(&self) -> Vec<Compare> {
@@ -341,17 +341,17 @@ impl Hold {
     /// harm and says so.
     ///
     /// ```
-    /// # use bowline::{Config, Hold, Node, Released, Wait};
+    /// # use bowline::{Config, Hold, Node, Released, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
     /// // Of different kinds, and all to be let go of:
-    /// let reads = Hold::from(session.rw_lock("index").read().wait()?);
-    /// let permit = Hold::from(session.semaphore("downloads", 3).acquire().wait()?);
+    /// let reads = Hold::from(session.rw_lock("index").read().block()?);
+    /// let permit = Hold::from(session.semaphore("downloads", 3).acquire().block()?);
     /// for hold in [reads, permit] {
-    ///     assert_eq!(hold.release().wait()?, Released::Now);
+    ///     assert_eq!(hold.release().block()?, Released::Now);
     /// }
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

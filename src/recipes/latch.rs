@@ -68,16 +68,16 @@ impl Client {
     /// The latch in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let loaded = node.client().latch("phase-1/loaded");
-    /// assert!(loaded.try_set(2).wait()?);
-    /// loaded.count_down().wait()?;
-    /// assert_eq!(loaded.count().wait()?, 1);
-    /// loaded.count_down().wait()?;
-    /// loaded.wait().wait()?;
-    /// # node.shutdown().wait();
+    /// assert!(loaded.try_set(2).block()?);
+    /// loaded.count_down().block()?;
+    /// assert_eq!(loaded.count().block()?, 1);
+    /// loaded.count_down().block()?;
+    /// loaded.block().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), bowline::LatchError>(())
     /// ```
     pub fn latch(&self, name: impl Into<Bytes>) -> Latch {

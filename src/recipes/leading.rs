@@ -158,18 +158,18 @@ impl Node {
     /// the node, and where it is dropped; [`LeadError`] says what else can end it.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let leading = node.leading("reports/leader", "10.0.0.7");
     /// let done = leading
     ///     .run(async |leadership| {
     ///         leadership.txn().then(Op::put("reports/last", "monday")).commit().await
     ///     })
-    ///     .wait()?;
+    ///     .block()?;
     /// assert!(done?.succeeded);
-    /// assert_eq!(node.session().wait()?.election("reports/leader").leader().wait()?, None);
-    /// # node.shutdown().wait();
+    /// assert_eq!(node.session().block()?.election("reports/leader").leader().block()?, None);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn leading(&self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> Leading {
@@ -185,18 +185,18 @@ impl Election {
     /// [`Leading`] has the guarantees.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let election = node.session().wait()?.election("reports/leader");
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("reports/leader");
     /// let done = election
     ///     .run_while_leader("10.0.0.7", async |leadership| {
     ///         leadership.txn().then(Op::put("reports/last", "monday")).commit().await
     ///     })
-    ///     .wait()?;
+    ///     .block()?;
     /// assert!(done?.succeeded);
-    /// assert_eq!(election.leader().wait()?, None);
-    /// # node.shutdown().wait();
+    /// assert_eq!(election.leader().block()?, None);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

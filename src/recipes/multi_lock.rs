@@ -27,15 +27,15 @@ impl Session {
     /// all of the locks at the same moment.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
-    /// let both = session.lock_all(["accounts/7", "accounts/3"]).wait()?;
-    /// both.txn().then(Op::put("balance/3", "10")).then(Op::put("balance/7", "0")).commit().wait()?;
-    /// assert!(session.mutex("accounts/3").try_lock().wait().is_err());
-    /// both.release().wait()?;
-    /// # node.shutdown().wait();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
+    /// let both = session.lock_all(["accounts/7", "accounts/3"]).block()?;
+    /// both.txn().then(Op::put("balance/3", "10")).then(Op::put("balance/7", "0")).commit().block()?;
+    /// assert!(session.mutex("accounts/3").try_lock().block().is_err());
+    /// both.release().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[track_caller]

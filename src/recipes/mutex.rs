@@ -40,14 +40,14 @@ impl Session {
     /// The lock of this name. Keys below `name/` are its line: nothing else should be put there.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.session().wait()?;
-    /// let guard = session.mutex("locks/orders/42").lock().wait()?;
-    /// guard.txn().then(Op::put("orders/42/state", "paid")).commit().wait()?;
-    /// guard.release().wait()?;
-    /// # node.shutdown().wait();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.session().block()?;
+    /// let guard = session.mutex("locks/orders/42").lock().block()?;
+    /// guard.txn().then(Op::put("orders/42/state", "paid")).commit().block()?;
+    /// guard.release().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn mutex(&self, name: impl Into<Bytes>) -> Mutex {
@@ -91,16 +91,16 @@ impl Mutex {
     /// The lock may be lost while `work` runs: it has the guard to look, or to write through.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
     /// let reply = std::pin::pin!(session.mutex("orders/42").with(async |guard| {
     ///     guard.txn().then(Op::put("orders/42/state", "paid")).commit().await
     /// }))
-    /// .wait()?;
+    /// .block()?;
     /// assert!(reply?.succeeded);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -159,13 +159,13 @@ guard! {
     /// [`Delivery`](crate::Delivery)):
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let guard = node.session().wait()?.mutex("locks/orders/42").lock().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let guard = node.session().block()?.mutex("locks/orders/42").lock().block()?;
     /// let write = guard.txn().then(Op::put("orders/42/state", "paid"));
-    /// write.commit_and_release(guard).wait()?;
-    /// # node.shutdown().wait();
+    /// write.commit_and_release(guard).block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     Guard

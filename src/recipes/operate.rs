@@ -92,16 +92,16 @@ impl Node {
     /// The locks of the store, as an operator sees them.
     ///
     /// ```
-    /// # use bowline::{Config, Loss, Node, Wait};
+    /// # use bowline::{Config, Loss, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let guard = node.session().wait()?.mutex("jobs/nightly").lock().why("cleaning").wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let guard = node.session().block()?.mutex("jobs/nightly").lock().why("cleaning").block()?;
     /// let locks = node.locks();
     /// let nightly = &locks.list_prefix("jobs/")?[0];
     /// assert_eq!(nightly.line[0].why, "cleaning");
-    /// locks.break_lock(&nightly.line[0], "it hangs").wait()?;
-    /// assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
-    /// # node.shutdown().wait();
+    /// locks.break_lock(&nightly.line[0], "it hangs").block()?;
+    /// assert!(matches!(guard.lost().block(), Loss::Broken { .. }));
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn locks(&self) -> Locks {

@@ -40,18 +40,18 @@ const HOLDS_MAX: u32 = 1 << 16;
 /// [`LockCall::owner`](crate::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
 ///
 /// ```
-/// # use bowline::{Config, LockError, Node, Released, Wait};
+/// # use bowline::{Config, LockError, Node, Released, Blocking};
 /// # let dir = tempfile::tempdir()?;
-/// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-/// # let session = node.session().wait()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # let session = node.session().block()?;
 /// let transfer = session.owner("transfer 7");
 /// let account = session.mutex("accounts/7");
-/// let once = account.lock().owner(&transfer).wait()?;
-/// let twice = account.lock().owner(&transfer).wait()?;
+/// let once = account.lock().owner(&transfer).block()?;
+/// let twice = account.lock().owner(&transfer).block()?;
 /// assert_eq!(once.token(), twice.token());
-/// assert_eq!(once.release().wait()?, Released::StillHeld { times: 1 });
-/// assert_eq!(twice.release().wait()?, Released::Now);
-/// # node.shutdown().wait();
+/// assert_eq!(once.release().block()?, Released::StillHeld { times: 1 });
+/// assert_eq!(twice.release().block()?, Released::Now);
+/// # node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]

@@ -147,20 +147,20 @@ impl Mutex {
     /// session's lease.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Ticket, Wait};
+    /// # use bowline::{Config, Node, Ticket, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let session = node.open_session().wait()?;
-    /// let guard = session.mutex("import").lock().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let session = node.open_session().block()?;
+    /// let guard = session.mutex("import").lock().block()?;
     /// let token = guard.token();
     /// let saved = guard.ticket().to_string();
     /// session.orphan();
     /// drop(guard);
     /// // In the next life of the program:
     /// let ticket: Ticket = saved.parse()?;
-    /// let guard = node.session().wait()?.mutex("import").resume(&ticket).wait()?;
+    /// let guard = node.session().block()?.mutex("import").resume(&ticket).block()?;
     /// assert!(guard.is_held() && guard.token() > token);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -325,14 +325,14 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Node, Wait};
+    use crate::{Blocking, Config, Node};
 
     #[test]
     fn a_key_that_another_task_was_found_to_have_been_handed_is_not_taken_up_too() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-        let session = node.session().wait().unwrap();
-        let guard = session.mutex("import").lock().wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+        let session = node.session().block().unwrap();
+        let guard = session.mutex("import").lock().block().unwrap();
         let (lines, ticket) = (Lines::of(session.shared()), guard.ticket());
         let adopt = || {
             let mut acts = Acts::default();
@@ -340,6 +340,6 @@ mod tests {
         };
         assert_eq!(adopt().err(), Some(ResumeError::InUse));
         assert!(guard.is_held());
-        node.shutdown().wait();
+        node.shutdown().block();
     }
 }

@@ -97,15 +97,15 @@ impl Client {
     /// are the line of those who want to do it.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// let migration = node.client().run_once("migrations/7", &node.session().wait()?);
-    /// let first = migration.run(|| async { Ok::<_, std::io::Error>("42 rows") }).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let migration = node.client().run_once("migrations/7", &node.session().block()?);
+    /// let first = migration.run(|| async { Ok::<_, std::io::Error>("42 rows") }).block()?;
     /// assert!(first.is_here);
-    /// let second = migration.run(|| async { Ok::<_, std::io::Error>("never") }).wait()?;
+    /// let second = migration.run(|| async { Ok::<_, std::io::Error>("never") }).block()?;
     /// assert_eq!((second.is_here, &second.result[..]), (false, &b"42 rows"[..]));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn run_once(&self, name: impl Into<Bytes>, session: &Session) -> RunOnce {

@@ -39,19 +39,19 @@ impl Session {
     /// there.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
     /// let lock = session.rw_lock("locks/catalogue");
-    /// let (one, two) = (lock.read().wait()?, lock.read().wait()?);
-    /// assert!(lock.try_write().wait().is_err());
+    /// let (one, two) = (lock.read().block()?, lock.read().block()?);
+    /// assert!(lock.try_write().block().is_err());
     /// drop((one, two));
-    /// let writer = lock.write().wait()?;
-    /// let reader = writer.downgrade().wait()?;
-    /// let writer = reader.upgrade().wait()?;
-    /// writer.release().wait()?;
-    /// # node.shutdown().wait();
+    /// let writer = lock.write().block()?;
+    /// let reader = writer.downgrade().block()?;
+    /// let writer = reader.upgrade().block()?;
+    /// writer.release().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rw_lock(&self, name: impl Into<Bytes>) -> RwLock {

@@ -56,21 +56,21 @@ impl Session {
     /// `name/slot/` its [slots](Permit::slots): nothing else should be put there.
     ///
     /// ```
-    /// # use bowline::{Config, LockError, Node, Wait};
+    /// # use bowline::{Config, LockError, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let session = node.session().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
     /// let downloads = session.semaphore("limits/downloads", 3);
-    /// let (one, two) = (downloads.acquire().wait()?, downloads.acquire_many(2).wait()?);
+    /// let (one, two) = (downloads.acquire().block()?, downloads.acquire_many(2).block()?);
     /// assert_eq!(downloads.available_permits(), 0);
-    /// let refused = downloads.try_acquire().wait().unwrap_err();
+    /// let refused = downloads.try_acquire().block().unwrap_err();
     /// assert!(matches!(refused, LockError::WouldBlock { .. }));
     /// // Which of the three: 0, 1 or 2.
-    /// let slot = &one.slots().wait()?[0];
+    /// let slot = &one.slots().block()?[0];
     /// assert!(slot.number < 3);
-    /// two.release().wait()?;
+    /// two.release().block()?;
     /// # drop(one);
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn semaphore(&self, name: impl Into<Bytes>, limit: u32) -> Semaphore {

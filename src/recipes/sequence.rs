@@ -97,15 +97,15 @@ impl Client {
     /// Keys below `prefix`, numbered by the store.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let jobs = node.client().sequential_prefix("jobs/job-");
-    /// assert_eq!(jobs.put("build").wait()?.key, "jobs/job-0000000000");
-    /// let session = node.session().wait()?;
-    /// let bound = jobs.put_bound("test", &session).wait()?;
+    /// assert_eq!(jobs.put("build").block()?.key, "jobs/job-0000000000");
+    /// let session = node.session().block()?;
+    /// let bound = jobs.put_bound("test", &session).block()?;
     /// assert_eq!((bound.key, bound.number), ("jobs/job-0000000001".into(), 1));
-    /// # node.shutdown().wait();
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sequential_prefix(&self, prefix: impl Into<Bytes>) -> Sequence {

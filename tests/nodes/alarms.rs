@@ -5,8 +5,8 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Config, Error, KeyRange, LockError, Node, Refusal, Revision,
-    Wait,
+    Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, KeyRange, LockError, Node, Refusal,
+    Revision,
 };
 
 const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
@@ -17,19 +17,19 @@ fn small(config: Config) -> Config {
 }
 
 fn three() -> Cluster {
-    ClusterOptions::new(3).configure(small).start().wait().unwrap()
+    ClusterOptions::new(3).configure(small).start().block().unwrap()
 }
 
 fn raise(node: &Node, alarm: Alarm) {
     assert_eq!(
-        node.client().change_alarms(AlarmChange::Raise(alarm)).wait().unwrap().alarms,
+        node.client().change_alarms(AlarmChange::Raise(alarm)).block().unwrap().alarms,
         [alarm]
     );
 }
 
 fn end(node: &Node, alarm: Alarm) {
     assert_eq!(
-        node.client().change_alarms(AlarmChange::End(alarm)).wait().unwrap().alarms,
+        node.client().change_alarms(AlarmChange::End(alarm)).block().unwrap().alarms,
         [alarm]
     );
 }
@@ -40,7 +40,7 @@ fn refused(kind: AlarmKind) -> Error {
 
 #[track_caller]
 fn puts_are_refused(node: &Node, kind: AlarmKind) {
-    let error = node.client().put("k", "refused").wait().unwrap_err();
+    let error = node.client().put("k", "refused").block().unwrap_err();
     assert_eq!(error, refused(kind));
     assert_eq!(error.effect(), bowline::Effect::NotApplied);
     assert!(error.to_string().contains("bowline alarm disarm"), "{error}");
@@ -51,55 +51,55 @@ fn delete_many(node: &Node) -> Revision {
     let client = node.client();
     let long = |n: u32| format!("none/{n}/{}", "x".repeat(900));
     for n in 0..600 {
-        client.delete(long(n)).wait().unwrap();
+        client.delete(long(n)).block().unwrap();
     }
-    client.delete("last").wait().unwrap().revision
+    client.delete("last").block().unwrap().revision
 }
 
 #[test]
 fn an_alarm_stands_on_all_members_through_failover_and_restarts_of_all_until_it_is_ended() {
     let mut cluster = three();
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
-    cluster.node(one).client().put("k", "v").wait().unwrap();
+    cluster.node(one).client().put("k", "v").block().unwrap();
     raise(cluster.node(one), FULL);
     for member in 0..3 {
-        assert_eq!(cluster.node(member).client().read_alarms().wait().unwrap().len(), 1);
+        assert_eq!(cluster.node(member).client().read_alarms().block().unwrap().len(), 1);
         puts_are_refused(cluster.node(member), AlarmKind::NoSpace);
     }
-    cluster.kill(leader).wait();
-    let other = cluster.leader().wait().unwrap();
+    cluster.kill(leader).block();
+    let other = cluster.leader().block().unwrap();
     assert_ne!(other, leader);
     for member in [one, two] {
         puts_are_refused(cluster.node(member), AlarmKind::NoSpace);
     }
     for member in [one, two] {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     for member in 0..3 {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
-    cluster.leader().wait().unwrap();
+    cluster.leader().block().unwrap();
     for member in 0..3 {
         puts_are_refused(cluster.node(member), AlarmKind::NoSpace);
     }
     end(cluster.node(two), FULL);
     // Ended is ended everywhere, as soon as somebody was told so.
     for member in 0..3 {
-        cluster.node(member).client().put("k", "again").wait().unwrap();
-        assert!(cluster.node(member).client().read_alarms().wait().unwrap().is_empty());
+        cluster.node(member).client().put("k", "again").block().unwrap();
+        assert!(cluster.node(member).client().read_alarms().block().unwrap().is_empty());
     }
-    let row = cluster.node(one).client().get("k").wait().unwrap().unwrap();
+    let row = cluster.node(one).client().get("k").block().unwrap().unwrap();
     assert_eq!((row.version, &row.value[..]), (4, &b"again"[..]), "and nothing that was refused");
 }
 
 #[test]
 fn a_member_that_was_away_learns_of_alarms_from_a_snapshot_and_starts_again_from_it() {
     let mut cluster = three();
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let away = (leader + 1) % 3;
-    cluster.node(leader).client().put("k", "v").wait().unwrap();
-    cluster.kill(away).wait();
+    cluster.node(leader).client().put("k", "v").block().unwrap();
+    cluster.kill(away).block();
     let corrupt =
         Alarm { member: Some(cluster.node(leader).status().id), kind: AlarmKind::Corrupt };
     raise(cluster.node(leader), FULL);
@@ -111,92 +111,92 @@ fn a_member_that_was_away_learns_of_alarms_from_a_snapshot_and_starts_again_from
     }
     // It fetches one, and begins with its own the next time.
     for installs in [1, 0] {
-        cluster.restart(away).wait().unwrap();
+        cluster.restart(away).block().unwrap();
         let client = cluster.node(away).client();
-        let alarms = client.read_alarms().wait().unwrap();
+        let alarms = client.read_alarms().block().unwrap();
         assert_eq!(alarms.iter().copied().collect::<Vec<_>>(), [FULL, corrupt]);
         assert_eq!(cluster.node(away).metrics().snapshot().snapshots_installed_total, installs);
         puts_are_refused(cluster.node(away), AlarmKind::Corrupt);
-        cluster.shutdown(away).wait();
+        cluster.shutdown(away).block();
     }
-    cluster.restart(away).wait().unwrap();
+    cluster.restart(away).block().unwrap();
     end(cluster.node(away), corrupt);
     puts_are_refused(cluster.node(leader), AlarmKind::NoSpace);
     end(cluster.node(away), FULL);
-    let put = cluster.node(leader).client().put("k", "w").wait().unwrap();
-    cluster.all_at(put.revision).wait().unwrap();
+    let put = cluster.node(leader).client().put("k", "w").block().unwrap();
+    cluster.all_at(put.revision).block().unwrap();
 }
 
 #[test]
 fn a_lone_node_keeps_its_alarms_over_restarts_with_a_snapshot_and_a_restored_backup_has_none() {
     let dir = tempfile::tempdir().unwrap();
-    let start = |name: &str| Node::start(small(Config::new(dir.path().join(name), "solo"))).wait();
+    let start = |name: &str| Node::start(small(Config::new(dir.path().join(name), "solo"))).block();
     let node = start("first").unwrap();
-    node.client().put("k", "v").wait().unwrap();
+    node.client().put("k", "v").block().unwrap();
     raise(&node, FULL);
     while node.metrics().snapshot().snapshots_taken_total == 0 {
         delete_many(&node);
     }
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(node.shutdown().block().hanging.is_empty());
     let node = start("first").unwrap();
     puts_are_refused(&node, AlarmKind::NoSpace);
     let file = dir.path().join("backup");
-    node.backup(&file).wait().unwrap();
+    node.backup(&file).block().unwrap();
     backup::verify(&file).unwrap();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(node.shutdown().block().hanging.is_empty());
 
     let config = small(Config::new(dir.path().join("second"), "solo"));
     backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
     let node = start("second").unwrap();
-    assert!(node.client().read_alarms().wait().unwrap().is_empty());
-    node.client().put("k", "w").wait().unwrap();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(node.client().read_alarms().block().unwrap().is_empty());
+    node.client().put("k", "w").block().unwrap();
+    assert!(node.shutdown().block().hanging.is_empty());
 }
 
 #[test]
 fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_line() {
     for kind in [AlarmKind::NoSpace, AlarmKind::Corrupt] {
         let cluster = three();
-        let leader = cluster.leader().wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
         let (near, far) = (cluster.node(leader), cluster.node((leader + 1) % 3));
         let ttl = Duration::from_secs(2);
-        let session = near.open_session().ttl(ttl).wait().unwrap();
-        let waiter = far.open_session().ttl(ttl).wait().unwrap();
-        let held = session.mutex("door").lock().wait().unwrap();
-        let other = session.mutex("other").lock().wait().unwrap();
+        let session = near.open_session().ttl(ttl).block().unwrap();
+        let waiter = far.open_session().ttl(ttl).block().unwrap();
+        let held = session.mutex("door").lock().block().unwrap();
+        let other = session.mutex("other").lock().block().unwrap();
         let mut waits = Box::pin(async { waiter.mutex("door").lock().await });
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(waits.as_mut().poll(&mut context).is_pending());
-        let in_line = || near.client().range(KeyRange::prefix("door/")).wait().unwrap().kvs.len();
+        let in_line = || near.client().range(KeyRange::prefix("door/")).block().unwrap().kvs.len();
         while in_line() < 2 {}
-        let lease = near.client().grant(Duration::from_secs(3)).wait().unwrap().id;
-        near.client().put("leased", "v").lease(lease).wait().unwrap();
+        let lease = near.client().grant(Duration::from_secs(3)).block().unwrap().id;
+        near.client().put("leased", "v").lease(lease).block().unwrap();
 
         raise(far, Alarm { member: None, kind });
-        let came = far.session().wait();
+        let came = far.session().block();
         assert_eq!(came.unwrap_err(), refused(kind), "no new sessions");
-        let entered = waiter.mutex("third").try_lock().wait();
+        let entered = waiter.mutex("third").try_lock().block();
         assert_eq!(entered.unwrap_err(), LockError::Refused(refused(kind)));
         // The hold goes to who was in line before, with a transaction that does nothing else.
-        held.release().wait().unwrap();
-        let guard = waits.as_mut().wait().unwrap();
-        let refusal = guard.txn().then(bowline::Op::put("k", "v")).commit().wait().unwrap_err();
+        held.release().block().unwrap();
+        let guard = waits.as_mut().block().unwrap();
+        let refusal = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
         assert_eq!(refusal, bowline::GuardError::Store(refused(kind)));
         drop(other);
-        while !near.client().range(KeyRange::prefix("other/")).wait().unwrap().kvs.is_empty() {}
+        while !near.client().range(KeyRange::prefix("other/")).block().unwrap().kvs.is_empty() {}
         // Longer than the sessions live without being renewed.
-        let renewed = || near.client().renew(session.lease()).wait().unwrap();
+        let renewed = || near.client().renew(session.lease()).block().unwrap();
         assert_eq!(renewed(), ttl);
-        while near.client().lease(lease).wait().unwrap().is_some() {}
-        assert_eq!(near.client().get("leased").wait().unwrap(), None, "its time was up");
+        while near.client().lease(lease).block().unwrap().is_some() {}
+        assert_eq!(near.client().get("leased").block().unwrap(), None, "its time was up");
         assert!(guard.is_held() && session.end().is_none());
-        session.close().wait().unwrap();
-        guard.release().wait().unwrap();
+        session.close().block().unwrap();
+        guard.release().block().unwrap();
         assert_eq!(in_line(), 0);
 
         end(near, Alarm { member: None, kind });
-        let again = waiter.mutex("third").lock().wait().unwrap();
-        again.release().wait().unwrap();
-        far.session().wait().unwrap();
+        let again = waiter.mutex("third").lock().block().unwrap();
+        again.release().block().unwrap();
+        far.session().block().unwrap();
     }
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use bowline::backup::{self, BackupError, RestoreOptions, Restored};
 use bowline::testing::{self, Cluster, ClusterOptions};
-use bowline::{Config, KeyRange, Node, NodeStatus, Revision, Role, StartError, Wait, WatchError};
+use bowline::{
+    Blocking, Config, KeyRange, Node, NodeStatus, Revision, Role, StartError, WatchError,
+};
 use tempfile::TempDir;
 
 use crate::loopback;
@@ -25,16 +27,16 @@ fn small(config: Config) -> Config {
 }
 
 fn three() -> Cluster {
-    ClusterOptions::new(3).configure(small).start().wait().unwrap()
+    ClusterOptions::new(3).configure(small).start().block().unwrap()
 }
 
 fn everything(node: &Node) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let rows = node.client().range(KeyRange::all()).wait().unwrap();
+    let rows = node.client().range(KeyRange::all()).block().unwrap();
     rows.kvs.iter().map(|kv| (kv.key.to_vec(), kv.value.to_vec())).collect()
 }
 
 fn stop(node: Node) {
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 /// Three members of a new cluster, with addresses and directories of their own, made from a backup.
@@ -64,7 +66,7 @@ impl Place {
     }
 
     fn start(&self, name: &str, data: &str) -> Node {
-        Node::start(self.config(name, data)).wait().unwrap()
+        Node::start(self.config(name, data)).block().unwrap()
     }
 
     fn restore_and_start(&self, file: &Path) -> Vec<Node> {
@@ -76,19 +78,19 @@ impl Place {
 }
 
 fn wait_for(node: &Node, condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
-    let status = node.wait_for(condition).wait();
+    let status = node.wait_for(condition).block();
     assert_ne!(status.role, Role::Stopped, "{:?}", node.stop_reason());
     status
 }
 
 /// A backup of a single node with `keys` keys.
 fn some_backup(dir: &Path, name: &str, keys: usize) -> PathBuf {
-    let node = Node::start(Config::new(dir.join(format!("{name}.data")), "solo")).wait().unwrap();
+    let node = Node::start(Config::new(dir.join(format!("{name}.data")), "solo")).block().unwrap();
     for key in 0..keys {
-        node.client().put(format!("{name}/{key}"), "v").wait().unwrap();
+        node.client().put(format!("{name}/{key}"), "v").block().unwrap();
     }
     let file = dir.join(format!("{name}.backup"));
-    node.backup(&file).wait().unwrap();
+    node.backup(&file).block().unwrap();
     stop(node);
     file
 }
@@ -101,12 +103,12 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     let node = cluster.node(0);
     let client = node.client();
     for n in 0..300 {
-        client.put(format!("key/{n:04}"), "v".repeat(900)).wait().unwrap();
+        client.put(format!("key/{n:04}"), "v".repeat(900)).block().unwrap();
     }
-    let session = node.session().wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    let lease = client.grant(Duration::from_secs(600)).wait().unwrap();
-    client.put("leased", "v").lease(lease.id).wait().unwrap();
+    let session = node.session().block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
+    let lease = client.grant(Duration::from_secs(600)).block().unwrap();
+    client.put("leased", "v").lease(lease.id).block().unwrap();
 
     // Somebody writes all the time.
     let (done, writes) = (Arc::new(AtomicBool::new(false)), cluster.node(1).client());
@@ -121,7 +123,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
                 }
                 last = writes
                     .put(format!("load/{:03}", n % 200), n.to_string())
-                    .wait()
+                    .block()
                     .unwrap()
                     .revision;
                 written.store(last.get(), Ordering::Relaxed);
@@ -134,7 +136,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
         assert!(begun.elapsed() < Duration::from_secs(30), "nobody writes");
         thread::yield_now();
     }
-    let id = node.backup(&file).wait().unwrap();
+    let id = node.backup(&file).block().unwrap();
     done.store(true, Ordering::Relaxed);
     let last = writer.join().unwrap();
     assert!(last > early);
@@ -146,7 +148,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     assert_eq!(info.members.rows().len(), 3);
     assert_eq!(info.leases, 2);
     // What the cluster had at this revision, but for what leases held, is what the new one has.
-    let then = client.range(KeyRange::all()).revision(info.revision).wait().unwrap();
+    let then = client.range(KeyRange::all()).revision(info.revision).block().unwrap();
     assert_eq!(info.keys, then.kvs.len() as u64);
     let kept: BTreeMap<_, _> = then
         .kvs
@@ -164,22 +166,22 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     }
     assert!(guard.is_held(), "the old cluster does not notice");
     let client = nodes[2].client();
-    let mut watch = client.watch(KeyRange::all()).from(info.revision).wait().unwrap();
-    match watch.next().wait() {
+    let mut watch = client.watch(KeyRange::all()).from(info.revision).block().unwrap();
+    match watch.next().block() {
         Some(Err(WatchError::Compacted { .. })) => {}
         other => panic!("the new past was taken for the old one: {other:?}"),
     }
-    let put = client.put("first", "v").wait().unwrap();
+    let put = client.put("first", "v").block().unwrap();
     assert!(put.revision.get() > last.get() + 900_000_000, "{put:?}");
-    let next = nodes[1].session().wait().unwrap();
-    let next = next.mutex("lock").lock().deadline(Duration::from_secs(10)).wait().unwrap();
+    let next = nodes[1].session().block().unwrap();
+    let next = next.mutex("lock").lock().deadline(Duration::from_secs(10)).block().unwrap();
     assert!(next.token() > token && next.token().revision().get() > last.get() + 900_000_000);
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
 
     // It is a cluster like any other: it is killed and starts again, and takes snapshots.
     let begun = place.path("a/snap-0000000000000002-0000000000000001.snapshot");
     for n in 0..10_000 {
-        client.put(format!("more/{:02}", n % 50), "v".repeat(900)).wait().unwrap();
+        client.put(format!("more/{:02}", n % 50), "v".repeat(900)).block().unwrap();
         if !begun.exists() {
             break;
         }
@@ -222,9 +224,9 @@ fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_tha
     // Whoever joins does not begin with nothing.
     let joiner = Config::new(place.path("d"), "d").join([&place.addresses[1].1]);
     let joiner = joiner.advertise(loopback::address());
-    let joiner = Node::start(joiner).wait().unwrap();
+    let joiner = Node::start(joiner).block().unwrap();
     assert_eq!(everything(&joiner), expected);
-    let put = joiner.client().put("x", "y").wait().unwrap();
+    let put = joiner.client().put("x", "y").block().unwrap();
     assert!(put.revision.get() > 1_000_000_000);
     for node in nodes.iter().chain([&joiner]) {
         assert!(!node.status().diverged, "{:?}", node.status());
@@ -248,7 +250,7 @@ fn a_member_whose_restored_state_is_damaged_gets_it_from_the_others() {
     }
     // Before it has met the others there is nobody to ask.
     damage();
-    let error = Node::start(place.config("a", "a")).wait().unwrap_err().to_string();
+    let error = Node::start(place.config("a", "a")).block().unwrap_err().to_string();
     assert!(error.contains("is damaged at byte"), "{error}");
     damage();
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
@@ -278,7 +280,7 @@ fn members_made_from_different_backups_or_with_different_jumps_never_form_a_clus
 
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
     for node in &nodes {
-        let put = node.client().put("k", "v").deadline(Duration::from_secs(2)).wait();
+        let put = node.client().put("k", "v").deadline(Duration::from_secs(2)).block();
         assert!(put.is_err(), "{}: {put:?}", node.status().name);
         assert_eq!(node.status().unmet.len(), 2, "{:?}", node.status());
     }
@@ -297,9 +299,9 @@ fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
     let place = Place::new();
     let file = place.path("backup");
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
-    let put = nodes[0].client().put("k", "old").wait().unwrap();
-    nodes[2].client().get("k").at_least(put.revision).wait().unwrap();
-    nodes[0].backup(&file).wait().unwrap();
+    let put = nodes[0].client().put("k", "old").block().unwrap();
+    nodes[2].client().get("k").at_least(put.revision).block().unwrap();
+    nodes[0].backup(&file).block().unwrap();
     let [a, b, c] = nodes;
     stop(a);
     stop(b);
@@ -309,14 +311,14 @@ fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
     }
     let new = ["a", "b"].map(|name| place.start(name, &format!("new-{name}")));
     for node in new.iter().chain([&c]) {
-        let put = node.client().put("k", "new").deadline(Duration::from_secs(2)).wait();
+        let put = node.client().put("k", "new").deadline(Duration::from_secs(2)).block();
         assert!(put.is_err(), "{put:?}");
     }
-    assert_eq!(c.client().get("k").local().wait().unwrap().unwrap().value, "old");
+    assert_eq!(c.client().get("k").local().block().unwrap().unwrap().value, "old");
     stop(c);
     place.restore(&file, "c", "new-c");
     let c = place.start("c", "new-c");
-    c.client().put("k", "new").deadline(Duration::from_secs(20)).wait().unwrap();
+    c.client().put("k", "new").deadline(Duration::from_secs(20)).block().unwrap();
     assert_eq!(everything(&new[0]), everything(&c));
 }
 
@@ -325,7 +327,7 @@ fn a_restored_directory_is_started_with_what_it_was_made_for_or_refused() {
     let place = Place::new();
     let file = some_backup(place.dir.path(), "some", 3);
     place.restore(&file, "a", "a");
-    let refused = |config: Config, words: &str| match Node::start(config).wait() {
+    let refused = |config: Config, words: &str| match Node::start(config).block() {
         Err(StartError::Data { why, .. }) => {
             assert!(why.contains(words), "{why:?} lacks {words:?}")
         }
@@ -391,25 +393,25 @@ fn one_of_three_that_is_left_gives_everything_that_it_has() {
     let place = Place::new();
     let file = place.path("recovered");
     let mut cluster = three();
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let left = (leader + 1) % 3;
     let client = cluster.node(leader).client();
     for n in 0..200 {
         client
             .put(format!("key/{:03}", n % 60), format!("{n}:{}", "v".repeat(900)))
-            .wait()
+            .block()
             .unwrap();
     }
-    let lease = client.grant(Duration::from_secs(600)).wait().unwrap();
-    client.put("leased", "v").lease(lease.id).wait().unwrap();
-    let last = client.put("last", "v").wait().unwrap().revision;
-    cluster.all_at(last).wait().unwrap();
+    let lease = client.grant(Duration::from_secs(600)).block().unwrap();
+    client.put("leased", "v").lease(lease.id).block().unwrap();
+    let last = client.put("last", "v").block().unwrap().revision;
+    cluster.all_at(last).block().unwrap();
     let all = everything(cluster.node(left));
 
     let running = backup::recover(cluster.data_dir(left), &file).unwrap_err();
     assert!(running.to_string().contains("is in use by another node"), "{running}");
     for member in 0..3 {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     let dir = cluster.data_dir(left);
     let before: Vec<_> = fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path()).collect();
@@ -447,11 +449,11 @@ fn a_joiner_without_a_state_has_nothing_to_recover() {
     let dir = tempfile::tempdir().unwrap();
     let [founder, nowhere, somewhere] = [(); 3].map(|()| loopback::address());
     let config = Config::new(dir.path().join("a"), "a").members([("a", &*founder)]);
-    let a = Node::start(config).wait().unwrap();
-    a.client().put("k", "v").wait().unwrap();
+    let a = Node::start(config).block().unwrap();
+    a.client().put("k", "v").block().unwrap();
     let joins = Config::new(dir.path().join("b"), "b").join([&founder]).advertise(nowhere);
-    let b = Node::start(joins.listen(somewhere)).wait().unwrap();
-    assert!(testing::shutdown(b).wait().hanging.is_empty());
+    let b = Node::start(joins.listen(somewhere)).block().unwrap();
+    assert!(testing::shutdown(b).block().hanging.is_empty());
     let file = dir.path().join("recovered");
     let error = backup::recover(dir.path().join("b"), &file).unwrap_err();
     assert!(error.to_string().contains("before it had the cluster's state"), "{error}");
@@ -465,28 +467,28 @@ fn what_was_never_agreed_on_is_recovered_and_named() {
     let place = Place::new();
     let file = place.path("recovered");
     let mut cluster = three();
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let client = cluster.node(leader).client();
-    let agreed = client.put("agreed", "v").wait().unwrap().revision;
-    cluster.all_at(agreed).wait().unwrap();
+    let agreed = client.put("agreed", "v").block().unwrap().revision;
+    cluster.all_at(agreed).block().unwrap();
     // What comes while it stands still goes to its own log, before it can notice that nobody follows.
     cluster.pause(leader);
     for other in (0..3).filter(|member| *member != leader) {
-        cluster.kill(other).wait();
+        cluster.kill(other).block();
     }
     let mut put = Box::pin(client.put("alone", "v").deadline(Duration::from_secs(3)).into_future());
     assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     cluster.resume(leader);
-    let put = put.wait();
+    let put = put.block();
     assert!(put.is_err(), "{put:?}");
-    cluster.kill(leader).wait();
+    cluster.kill(leader).block();
     let recovered = backup::recover(cluster.data_dir(leader), &file).unwrap();
     let warning = recovered.warning;
     assert!(warning.committed < warning.last, "{warning:?}");
     assert_eq!((warning.committed_revision, warning.revision), (agreed, agreed.next()));
     assert!(warning.to_string().contains("nobody was ever told"), "{warning}");
     let nodes = place.restore_and_start(&file);
-    assert_eq!(nodes[0].client().get("alone").wait().unwrap().unwrap().value, "v");
+    assert_eq!(nodes[0].client().get("alone").block().unwrap().unwrap().value, "v");
 }
 
 #[test]

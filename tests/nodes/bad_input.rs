@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
-    AccessRefusal, Client, Compare, Config, ConfigError, Effect, Error, GuardError, JoinFault,
-    KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError, Refusal,
-    ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEnd, StartError, StopReason,
-    TransportError, Wait, WatchError, backup,
+    AccessRefusal, Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError,
+    JoinFault, KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError,
+    Refusal, ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEnd, StartError,
+    StopReason, TransportError, WatchError, backup,
 };
 
 use crate::{loopback, stage};
@@ -30,14 +30,14 @@ fn quick(members: usize) -> Cluster {
 
 /// A start that is refused, in these words.
 fn refused(config: Config, words: &str) -> StartError {
-    let error = Node::start(config).wait().expect_err(words);
+    let error = Node::start(config).block().expect_err(words);
     assert!(error.to_string().contains(words), "{error} lacks {words:?}");
     error
 }
 
 fn works(kv: &Client) {
-    let put = kv.put("proof", "of no damage").wait().unwrap();
-    let row = kv.get("proof").wait().unwrap().unwrap();
+    let put = kv.put("proof", "of no damage").block().unwrap();
+    let row = kv.get("proof").block().unwrap().unwrap();
     assert_eq!((row.value.as_ref(), row.mod_revision), (&b"of no damage"[..], put.revision));
 }
 
@@ -68,7 +68,7 @@ fn a_configuration_that_makes_no_sense_touches_nothing() {
 #[test]
 fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let first = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    let first = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     refused(Config::new(dir.path(), "solo"), "is in use by another node");
     works(&first.client());
 }
@@ -77,9 +77,9 @@ fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
 fn a_node_with_data_ignores_how_it_would_found_or_join() {
     let dir = tempfile::tempdir().unwrap();
     let config = || Config::new(dir.path(), "solo");
-    let node = Node::start(config()).wait().unwrap();
-    node.client().put("k", "v").wait().unwrap();
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    let node = Node::start(config()).block().unwrap();
+    node.client().put("k", "v").block().unwrap();
+    assert!(testing::shutdown(node).block().hanging.is_empty());
     let three = [("solo", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
     for changed in [
         config().cluster_token("other"),
@@ -87,10 +87,10 @@ fn a_node_with_data_ignores_how_it_would_found_or_join() {
         config().join(["127.0.0.1:2"]).advertise("127.0.0.1:1").listen("127.0.0.1:0"),
         config(),
     ] {
-        let node = Node::start(changed).wait().unwrap();
-        assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
+        let node = Node::start(changed).block().unwrap();
+        assert_eq!(node.client().get("k").block().unwrap().unwrap().value, "v");
         works(&node.client());
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        assert!(testing::shutdown(node).block().hanging.is_empty());
     }
     refused(Config::new(dir.path(), "other"), "the directory is that of member \"solo\"");
 }
@@ -98,9 +98,9 @@ fn a_node_with_data_ignores_how_it_would_found_or_join() {
 #[test]
 fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
     let mut cluster = quick(3);
-    cluster.node(0).client().put("k", "v").wait().unwrap();
-    cluster.shutdown(1).wait();
-    cluster.shutdown(2).wait();
+    cluster.node(0).client().put("k", "v").block().unwrap();
+    cluster.shutdown(1).block();
+    cluster.shutdown(2).block();
     let swap = |cluster: &Cluster| {
         let (one, two) = (cluster.data_dir(1), cluster.data_dir(2));
         let aside = one.with_extension("aside");
@@ -110,14 +110,14 @@ fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
     };
     swap(&cluster);
     for member in [1, 2] {
-        let error = cluster.restart(member).wait().unwrap_err().to_string();
+        let error = cluster.restart(member).block().unwrap_err().to_string();
         let words = format!("is that of member {}", 4 - member);
         assert!(error.contains(&words), "{error} lacks {words:?}");
     }
     swap(&cluster);
     for member in [1, 2] {
-        cluster.restart(member).wait().unwrap();
-        assert_eq!(cluster.node(member).client().get("k").wait().unwrap().unwrap().value, "v");
+        cluster.restart(member).block().unwrap();
+        assert_eq!(cluster.node(member).client().get("k").block().unwrap().unwrap().value, "v");
         works(&cluster.node(member).client());
     }
 }
@@ -136,7 +136,7 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
     let dir = tempfile::tempdir().unwrap();
     let at = loopback::address();
     let founder = Config::new(dir.path().join("a"), "a").members([("a", &at)]).cluster_token("red");
-    let founder = Node::start(founder).wait().unwrap();
+    let founder = Node::start(founder).block().unwrap();
     let own = loopback::address();
     let joins = |token: &str| {
         Config::new(dir.path().join("b"), "b").join([&at]).advertise(&own).cluster_token(token)
@@ -149,7 +149,7 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
     let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
     assert_eq!(kind(nobody, "no member has taken this one in in time"), JoinFault::TimedOut);
     // Neither is in the way of another start.
-    let joined = Node::start(joins("red")).wait().unwrap();
+    let joined = Node::start(joins("red")).block().unwrap();
     works(&joined.client());
     assert_eq!(founder.members().rows().len(), 2);
 }
@@ -184,27 +184,27 @@ fn wipe(dir: &Path) {
 }
 
 fn why_it_stopped(node: &Node) -> String {
-    let StopReason::Failed(why) = node.stopped().wait() else { panic!("nobody asked it to stop") };
+    let StopReason::Failed(why) = node.stopped().block() else { panic!("nobody asked it to stop") };
     why.to_string()
 }
 
 #[test]
 fn a_member_whose_disk_was_wiped_stops_and_the_other_two_go_on() {
     let mut cluster = quick(3);
-    cluster.node(0).client().put("k", "v").wait().unwrap();
-    cluster.kill(1).wait();
+    cluster.node(0).client().put("k", "v").block().unwrap();
+    cluster.kill(1).block();
     wipe(&cluster.data_dir(1));
-    cluster.restart(1).wait().unwrap();
+    cluster.restart(1).block().unwrap();
     let why = why_it_stopped(cluster.node(1));
     assert!(is_about_the_lost_disk(&why), "{why:?}");
     for member in [0, 2] {
         let kv = cluster.node(member).client();
-        assert_eq!(kv.get("k").wait().unwrap().unwrap().value, "v");
+        assert_eq!(kv.get("k").block().unwrap().unwrap().value, "v");
         works(&kv);
     }
     // It does not get in by insisting.
-    cluster.kill(1).wait();
-    cluster.restart(1).wait().unwrap();
+    cluster.kill(1).block();
+    cluster.restart(1).block().unwrap();
     why_it_stopped(cluster.node(1));
     works(&cluster.node(0).client());
 }
@@ -218,19 +218,19 @@ fn is_about_the_lost_disk(why: &str) -> bool {
 #[test]
 fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
     let mut cluster = quick(3);
-    cluster.node(0).client().put("k", "v").wait().unwrap();
+    cluster.node(0).client().put("k", "v").block().unwrap();
     let all = cluster.node(0).client().revision();
-    cluster.all_at(all).wait().unwrap();
+    cluster.all_at(all).block().unwrap();
     for member in [1, 2] {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
         wipe(&cluster.data_dir(member));
     }
     for member in [1, 2] {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
     for member in [1, 2] {
         // Nothing that looks like an empty store, ever.
-        let answer = cluster.node(member).client().get("k").wait();
+        let answer = cluster.node(member).client().get("k").block();
         assert!(matches!(answer, Err(Error::Stopped { .. })), "m{member} answers {answer:?}");
         let why = why_it_stopped(cluster.node(member));
         assert!(is_about_the_lost_disk(&why), "{why:?}");
@@ -238,35 +238,35 @@ fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
     let third = cluster.node(0);
     assert_eq!(third.stop_reason(), None);
     let kv = third.client();
-    let read = kv.get("k").deadline(Duration::from_millis(500)).wait();
+    let read = kv.get("k").deadline(Duration::from_millis(500)).block();
     assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
-    let put = kv.put("k", "w").deadline(Duration::from_millis(500)).wait();
+    let put = kv.put("k", "w").deadline(Duration::from_millis(500)).block();
     // Whether it believed to lead when it was asked decides what it can say.
     assert!(matches!(put, Err(Error::Deadline { .. })), "{put:?}");
-    assert_eq!(kv.get("k").local().wait().unwrap().unwrap().value, "v");
+    assert_eq!(kv.get("k").local().block().unwrap().unwrap().value, "v");
 }
 
 #[test]
 fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
     let mut cluster = quick(3);
-    cluster.node(0).client().put("k", "precious").wait().unwrap();
-    cluster.all_at(cluster.node(0).client().revision()).wait().unwrap();
+    cluster.node(0).client().put("k", "precious").block().unwrap();
+    cluster.all_at(cluster.node(0).client().revision()).block().unwrap();
     for member in 0..3 {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     for member in [1, 2] {
         wipe(&cluster.data_dir(member));
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
     for member in [1, 2] {
-        let read = cluster.node(member).client().get("k").deadline(Duration::from_secs(1)).wait();
+        let read = cluster.node(member).client().get("k").deadline(Duration::from_secs(1)).block();
         let Err(Error::NotFounded { waiting_for }) = read else { panic!("{read:?}") };
         assert_eq!(waiting_for.len(), 1, "{waiting_for:?}");
         let status = cluster.node(member).status();
         assert_eq!(status.role, Role::Founding, "{status:?}");
         assert_eq!(status.unmet.len(), 1, "{status:?}");
     }
-    cluster.restart(0).wait().unwrap();
+    cluster.restart(0).block().unwrap();
     for member in [1, 2] {
         let why = why_it_stopped(cluster.node(member));
         assert!(is_about_the_lost_disk(&why), "{why:?}");
@@ -310,14 +310,14 @@ fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
             Error::Refused(refusal) => refusal.to_string(),
             other => panic!("{other:?}"),
         };
-        let before = kv.put("before", "").wait().unwrap().revision;
+        let before = kv.put("before", "").block().unwrap().revision;
         let words = [
-            refusal(kv.put("", "v").wait().unwrap_err()),
-            refusal(kv.get("").wait().unwrap_err()),
-            refusal(kv.put(vec![b'k'; 4097], "v").wait().unwrap_err()),
-            refusal(kv.get(vec![b'k'; 4097]).wait().unwrap_err()),
-            refusal(kv.delete(vec![b'k'; 4097]).wait().unwrap_err()),
-            refusal(kv.put("k", vec![0; (1 << 20) + 1]).wait().unwrap_err()),
+            refusal(kv.put("", "v").block().unwrap_err()),
+            refusal(kv.get("").block().unwrap_err()),
+            refusal(kv.put(vec![b'k'; 4097], "v").block().unwrap_err()),
+            refusal(kv.get(vec![b'k'; 4097]).block().unwrap_err()),
+            refusal(kv.delete(vec![b'k'; 4097]).block().unwrap_err()),
+            refusal(kv.put("k", vec![0; (1 << 20) + 1]).block().unwrap_err()),
             refusal(txn(&kv, (0..2).map(|i| Op::put(format!("k{i}"), vec![0; 800_000])))),
             refusal(txn(&kv, (0..129).map(|i| Op::put(format!("k{i}"), "v")))),
             refusal(txn(&kv, ["k", "k"].map(|key| Op::put(key, "v")))),
@@ -337,18 +337,18 @@ fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
         ];
         assert_eq!(words, expected);
         let compares = (0..129).fold(kv.txn(), |txn, _| txn.when(Compare::exists("k")));
-        let error = refusal(compares.commit().wait().unwrap_err());
+        let error = refusal(compares.commit().block().unwrap_err());
         assert_eq!(error, "too many operations in txn request: 129, at most 128");
         // Nothing of all that took a revision. What is as large as may be is taken.
-        let put = kv.put(vec![b'k'; 4096], vec![0; 1 << 20]).wait().unwrap();
+        let put = kv.put(vec![b'k'; 4096], vec![0; 1 << 20]).block().unwrap();
         assert_eq!(put.revision, before.next());
-        kv.delete(vec![b'k'; 4096]).wait().unwrap();
+        kv.delete(vec![b'k'; 4096]).block().unwrap();
         works(&kv);
     }
 }
 
 fn txn(kv: &Client, ops: impl IntoIterator<Item = Op>) -> Error {
-    ops.into_iter().fold(kv.txn(), |txn, op| txn.then(op)).commit().wait().unwrap_err()
+    ops.into_iter().fold(kv.txn(), |txn, op| txn.then(op)).commit().block().unwrap_err()
 }
 
 #[test]
@@ -356,40 +356,40 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
     let cluster = quick(3);
     let first = cluster.node(0).client();
     for i in 0..5 {
-        first.put("k", i.to_string()).wait().unwrap();
+        first.put("k", i.to_string()).block().unwrap();
     }
-    assert_eq!(first.compact(Revision(4)).wait(), Ok(Revision(6)));
+    assert_eq!(first.compact(Revision(4)).block(), Ok(Revision(6)));
     for (_, node) in cluster.running() {
         let kv = node.client();
-        let newest = kv.get("k").wait().unwrap().unwrap().mod_revision;
+        let newest = kv.get("k").block().unwrap().unwrap().mod_revision;
         let asked = Revision(1_000_000);
         let future = Error::Refused(Refusal::Future { asked, newest: Revision(6) });
         let words = "required revision 1000000 is a future revision; the newest is 6";
         assert_eq!((newest, future.to_string().as_str()), (Revision(6), words));
-        assert_eq!(kv.get("k").revision(asked).wait(), Err(future.clone()));
-        assert_eq!(kv.range(KeyRange::all()).revision(asked).wait(), Err(future.clone()));
-        assert_eq!(kv.compact(asked).wait(), Err(future));
+        assert_eq!(kv.get("k").revision(asked).block(), Err(future.clone()));
+        assert_eq!(kv.range(KeyRange::all()).revision(asked).block(), Err(future.clone()));
+        assert_eq!(kv.compact(asked).block(), Err(future));
         let (asked, compacted) = (Revision(3), Revision(4));
         let gone = Error::Refused(Refusal::Compacted { asked, compacted });
         let words = "required revision 3 has been compacted; the oldest left is 4";
         assert_eq!(gone.to_string(), words);
-        assert_eq!(kv.get("k").revision(asked).wait(), Err(gone.clone()));
-        assert_eq!(kv.range(KeyRange::all()).revision(asked).wait(), Err(gone.clone()));
-        assert_eq!(kv.compact(asked).wait(), Err(gone));
-        let again = kv.compact(compacted).wait().unwrap_err();
+        assert_eq!(kv.get("k").revision(asked).block(), Err(gone.clone()));
+        assert_eq!(kv.range(KeyRange::all()).revision(asked).block(), Err(gone.clone()));
+        assert_eq!(kv.compact(asked).block(), Err(gone));
+        let again = kv.compact(compacted).block().unwrap_err();
         assert!(matches!(again, Error::Refused(Refusal::Compacted { .. })), "{again:?}");
-        assert_eq!(kv.get("k").revision(compacted).wait().unwrap().unwrap().value, "2");
-        let mut watch = kv.watch("k").from(asked).wait().unwrap();
-        let end = watch.next().wait().unwrap().unwrap_err();
+        assert_eq!(kv.get("k").revision(compacted).block().unwrap().unwrap().value, "2");
+        let mut watch = kv.watch("k").from(asked).block().unwrap();
+        let end = watch.next().block().unwrap().unwrap_err();
         assert_eq!(end, WatchError::Compacted { asked, compacted });
-        assert!(watch.next().wait().is_none());
+        assert!(watch.next().block().is_none());
     }
     // A watch may begin in the future, and begins there.
-    let mut watch = first.watch("k").from(Revision(8)).wait().unwrap();
+    let mut watch = first.watch("k").from(Revision(8)).block().unwrap();
     for i in 5..8 {
-        first.put("k", i.to_string()).wait().unwrap();
+        first.put("k", i.to_string()).block().unwrap();
     }
-    let batch = watch.next().wait().unwrap().unwrap();
+    let batch = watch.next().block().unwrap().unwrap();
     assert_eq!(batch.events[0].kv.mod_revision, Revision(8));
     works(&first);
 }
@@ -398,30 +398,30 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
 fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
     let cluster = quick(3);
     let kv = cluster.node(0).client();
-    let lease = kv.grant(Duration::from_secs(3)).wait().unwrap().id;
-    let put = kv.put("leased", "v").lease(lease).wait().unwrap();
-    let mut changes = kv.watch("leased").from(put.revision.next()).wait().unwrap();
-    let deleted = changes.next().wait().unwrap().unwrap();
+    let lease = kv.grant(Duration::from_secs(3)).block().unwrap().id;
+    let put = kv.put("leased", "v").lease(lease).block().unwrap();
+    let mut changes = kv.watch("leased").from(put.revision.next()).block().unwrap();
+    let deleted = changes.next().block().unwrap().unwrap();
     assert_eq!(deleted.events[0].kind, bowline::EventKind::Delete);
     for (_, node) in cluster.running() {
         let kv = node.client();
         for lease in [lease, LeaseId::new(4242).unwrap()] {
             let gone = Error::Refused(Refusal::LeaseNotFound(lease));
             assert_eq!(gone.to_string(), format!("requested lease not found: {lease}"));
-            assert_eq!(kv.put("leased", "v").lease(lease).wait(), Err(gone.clone()));
-            assert_eq!(kv.revoke(lease).wait(), Err(gone));
-            assert!(kv.lease(lease).wait().unwrap().is_none());
+            assert_eq!(kv.put("leased", "v").lease(lease).block(), Err(gone.clone()));
+            assert_eq!(kv.revoke(lease).block(), Err(gone));
+            assert!(kv.lease(lease).block().unwrap().is_none());
         }
-        assert_eq!(kv.get("leased").wait().unwrap(), None);
+        assert_eq!(kv.get("leased").block().unwrap(), None);
         for ttl in [Duration::ZERO, Duration::MAX] {
-            let error = kv.grant(ttl).wait().unwrap_err();
+            let error = kv.grant(ttl).block().unwrap_err();
             let Error::Refused(Refusal::LeaseTtl { asked, .. }) = error else {
                 panic!("{error:?}")
             };
             assert_eq!(asked, ttl);
         }
-        let taken = kv.grant(Duration::from_secs(60)).wait().unwrap().id;
-        let again = kv.grant(Duration::from_secs(60)).id(taken).wait().unwrap_err();
+        let taken = kv.grant(Duration::from_secs(60)).block().unwrap().id;
+        let again = kv.grant(Duration::from_secs(60)).id(taken).block().unwrap_err();
         assert_eq!(again, Error::Refused(Refusal::LeaseExists(taken)));
         works(&kv);
     }
@@ -434,7 +434,7 @@ fn on_sockets(dir: &Path) -> (Vec<Node>, Vec<SocketAddr>) {
     let node = |i: usize| {
         let name = format!("n{i}");
         let config = Config::new(dir.join(&name), &name).members(members());
-        Node::start(config.call_deadline(Duration::from_secs(20))).wait().unwrap()
+        Node::start(config.call_deadline(Duration::from_secs(20))).block().unwrap()
     };
     ((0..3).map(node).collect(), addresses)
 }
@@ -481,18 +481,18 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
             let mut answer = Vec::new();
             drop(stream.read_to_end(&mut answer));
             assert!(answer.len() < 2_000, "a stranger is told {} bytes", answer.len());
-            node.client().put(format!("k{i}"), "v").wait().unwrap();
+            node.client().put(format!("k{i}"), "v").block().unwrap();
         }
     }
     drop(silent);
     for node in &nodes {
         assert_eq!(node.stop_reason(), None);
-        let rows = node.client().range(KeyRange::prefix("k")).wait().unwrap();
+        let rows = node.client().range(KeyRange::prefix("k")).block().unwrap();
         assert_eq!(rows.count, 5 * garbage.len() as u64);
         works(&node.client());
     }
     for node in nodes {
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        assert!(testing::shutdown(node).block().hanging.is_empty());
     }
 }
 
@@ -509,10 +509,10 @@ fn chain(error: &dyn StdError) -> Vec<String> {
 #[test]
 fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
     let cluster = quick(1);
-    let session = cluster.node(0).session().wait().unwrap();
+    let session = cluster.node(0).session().block().unwrap();
     let lock = session.rw_lock("lock");
-    let (one, two) = (lock.read().wait().unwrap(), lock.read().wait().unwrap());
-    let upgrade = one.try_upgrade().wait().unwrap_err();
+    let (one, two) = (lock.read().block().unwrap(), lock.read().block().unwrap());
+    let upgrade = one.try_upgrade().block().unwrap_err();
     drop(two);
     let no_line = lines::read::<RegisterCall>(&b"{"[..]).unwrap_err();
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bowline::{Config, Node, Wait};
+use bowline::{Blocking, Config, Node};
 
 use crate::loopback;
 
@@ -92,17 +92,17 @@ fn a_cut_off_member_reads_again_soon_after_the_network_is_back() {
         let config = Config::new(dir.path().join(name(at)), name(at))
             .members(members.clone())
             .listen(&relays[at].listens);
-        Node::start(config).wait().unwrap()
+        Node::start(config).block().unwrap()
     };
     let nodes = [0, 1, 2].map(start);
-    nodes[0].client().put("k", "v").deadline(Duration::from_secs(60)).wait().unwrap();
+    nodes[0].client().put("k", "v").deadline(Duration::from_secs(60)).block().unwrap();
     let mut took: Vec<Duration> = (0..3)
         .map(|_| {
             hole.is_open.store(true, Ordering::SeqCst);
             std::thread::sleep(SWALLOWED_FOR);
             hole.is_open.store(false, Ordering::SeqCst);
             let ended = Instant::now();
-            let read = nodes[2].client().get("k").deadline(Duration::from_secs(60)).wait();
+            let read = nodes[2].client().get("k").deadline(Duration::from_secs(60)).block();
             assert!(read.unwrap().is_some());
             ended.elapsed()
         })
@@ -110,6 +110,6 @@ fn a_cut_off_member_reads_again_soon_after_the_network_is_back() {
     took.sort();
     assert!(took[1] < Duration::from_secs(2), "{took:?}");
     for node in nodes {
-        node.shutdown().wait();
+        node.shutdown().block();
     }
 }

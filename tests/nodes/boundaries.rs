@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bowline::backup::{RestoreOptions, restore, verify};
-use bowline::{Client, Config, Error, KeyRange, LockError, Node, Op, Revision, Wait, WatchError};
+use bowline::{
+    Blocking, Client, Config, Error, KeyRange, LockError, Node, Op, Revision, WatchError,
+};
 
 use crate::stage::{Begun, lasting, roles, session, timed_out, until_places, until_true};
 
 fn alone() -> (tempfile::TempDir, Node) {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    node.ready().wait().unwrap();
+    let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    node.ready().block().unwrap();
     (dir, node)
 }
 
@@ -20,7 +22,7 @@ fn alone() -> (tempfile::TempDir, Node) {
 fn put_all(kv: &Client, keys: &[String], value: &str) {
     for keys in keys.chunks(128) {
         let puts = keys.iter().map(|key| Op::put(key.clone(), value.to_owned()));
-        puts.fold(kv.txn(), |txn, put| txn.then(put)).commit().wait().unwrap();
+        puts.fold(kv.txn(), |txn, put| txn.then(put)).commit().block().unwrap();
     }
 }
 
@@ -36,7 +38,7 @@ fn ranges_cross_the_pages_of_the_index_and_of_a_read() {
     put_all(&kv, &low.iter().rev().cloned().collect::<Vec<_>>(), "v");
     let before = kv.revision();
     for limit in [1, 127, 128, 129, 1_023, 1_024, 1_025, 2_047, 2_048, 2_049, 2_199, 2_200] {
-        let reply = kv.get_prefix("k/").limit(limit).wait().unwrap();
+        let reply = kv.get_prefix("k/").limit(limit).block().unwrap();
         let keys: Vec<_> = reply.kvs.iter().map(|row| &row.key[..]).collect();
         let wanted: Vec<_> = all.iter().take(limit as usize).map(|key| key.as_bytes()).collect();
         assert!(keys == wanted, "{limit}");
@@ -45,13 +47,13 @@ fn ranges_cross_the_pages_of_the_index_and_of_a_read() {
     // Pages become small, and empty.
     for keys in all[128..2_100].chunks(128) {
         let deletes = keys.iter().map(|key| Op::delete(key.clone()));
-        deletes.fold(kv.txn(), |txn, delete| txn.then(delete)).commit().wait().unwrap();
+        deletes.fold(kv.txn(), |txn, delete| txn.then(delete)).commit().block().unwrap();
     }
-    let rest = kv.get_prefix("k/").wait().unwrap();
+    let rest = kv.get_prefix("k/").block().unwrap();
     let keys: Vec<_> = rest.kvs.iter().map(|row| &row.key[..]).collect();
     let wanted: Vec<_> = all[..128].iter().chain(&all[2_100..]).map(|key| key.as_bytes()).collect();
     assert_eq!(keys, wanted);
-    assert_eq!(kv.get_prefix("k/").revision(before).wait().unwrap().count, 2_200);
+    assert_eq!(kv.get_prefix("k/").revision(before).block().unwrap().count, 2_200);
 }
 
 /// The history has chunks of 512 revisions.
@@ -67,10 +69,10 @@ fn watches_and_compactions_cross_the_chunks_of_the_history() {
     }
     let last = kv.revision();
     let values = |from: Revision| -> Result<Vec<u64>, WatchError> {
-        let mut watch = kv.watch("k").from(from).wait().unwrap();
+        let mut watch = kv.watch("k").from(from).block().unwrap();
         let mut values = Vec::new();
         loop {
-            let batch = watch.next().wait().unwrap()?;
+            let batch = watch.next().block().unwrap()?;
             let value = |bytes: &[u8]| std::str::from_utf8(bytes).unwrap().parse::<u64>().unwrap();
             values.extend(batch.events.iter().map(|event| value(&event.kv.value)));
             if batch.revision >= last {
@@ -81,18 +83,18 @@ fn watches_and_compactions_cross_the_chunks_of_the_history() {
     for skipped in [0, 1, 510, 511, 512, 513, 1_022, 1_023, 1_024, 1_025, 1_099] {
         let from = Revision(first.get() + skipped);
         assert_eq!(values(from).unwrap(), (skipped..1_100).collect::<Vec<_>>(), "{skipped}");
-        let row = kv.get("k").revision(from).wait().unwrap().unwrap();
+        let row = kv.get("k").revision(from).block().unwrap().unwrap();
         assert_eq!(row.value, skipped.to_string());
     }
     for kept in [510, 511, 512, 513, 1_023, 1_024] {
         let compacted = Revision(first.get() + kept);
-        kv.compact(compacted).wait().unwrap();
+        kv.compact(compacted).block().unwrap();
         assert_eq!(values(compacted.next()).unwrap(), (kept + 1..1_100).collect::<Vec<_>>());
         let gone = values(Revision(compacted.get() - 1)).unwrap_err();
         assert!(matches!(gone, WatchError::Compacted { .. }), "{kept}: {gone}");
-        let read = kv.get("k").revision(Revision(compacted.get() - 1)).wait();
+        let read = kv.get("k").revision(Revision(compacted.get() - 1)).block();
         assert!(matches!(read, Err(Error::Refused(_))), "{kept}: {read:?}");
-        assert!(kv.get("k").revision(compacted).wait().unwrap().is_some());
+        assert!(kv.get("k").revision(compacted).block().unwrap().is_some());
     }
 }
 
@@ -101,7 +103,7 @@ fn watches_and_compactions_cross_the_chunks_of_the_history() {
 fn thousands_of_leases_end_together() {
     let (_dir, node) = alone();
     let kv = node.client();
-    let kept = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
+    let kept = kv.grant(Duration::from_secs(600)).block().unwrap().id;
     let grants: Vec<_> =
         (0..4_500).map(|_| Begun::asked(kv.grant(Duration::from_secs(2)))).collect();
     let leases: Vec<_> = grants.into_iter().map(|grant| grant.finish().unwrap().id).collect();
@@ -113,7 +115,7 @@ fn thousands_of_leases_end_together() {
     let put = puts.into_iter().map(Begun::finish).filter(Result::is_ok).count();
     assert!(put > 4_000, "{put}");
     until_true(&node, "all leases but one have ended", || kv.leases() == [kept]);
-    assert_eq!(kv.get_prefix("k/").wait().unwrap().count, 0);
+    assert_eq!(kv.get_prefix("k/").block().unwrap().count, 0);
 }
 
 /// An entry of a resize rewrites at most 100 rows.
@@ -122,11 +124,11 @@ fn resize_lets_hundreds_of_waiters_in() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let small = mine.semaphore("s", 1);
-    let first = small.acquire().wait().unwrap();
+    let first = small.acquire().block().unwrap();
     let waiting: Vec<_> = (0..250).map(|_| small.acquire().enter().unwrap()).collect();
     until_places(cluster.node(0), "s", 251);
-    let large = small.resize(300).wait().unwrap();
-    let permits: Vec<_> = waiting.into_iter().map(|wish| wish.wait().unwrap()).collect();
+    let large = small.resize(300).block().unwrap();
+    let permits: Vec<_> = waiting.into_iter().map(|wish| wish.block().unwrap()).collect();
     assert!(permits.iter().all(|permit| permit.is_held()));
     assert_eq!(large.available_permits(), 300 - 251);
     drop((first, permits));
@@ -150,7 +152,7 @@ fn member_that_was_cut_off_catches_up_over_many_messages() {
     for size in [16 << 10, 64 << 10, 512 << 10, 1_000_000] {
         for size in [size - 64, size - 1, size, size + 1] {
             let value: Vec<u8> = (0..size).map(|at: usize| (at % 251) as u8).collect();
-            kv.put(format!("large/{size}"), value.clone()).wait().unwrap();
+            kv.put(format!("large/{size}"), value.clone()).block().unwrap();
             large.insert(format!("large/{size}"), value);
         }
     }
@@ -158,9 +160,9 @@ fn member_that_was_cut_off_catches_up_over_many_messages() {
     cluster.heal();
     let late = cluster.node(behind).client();
     until_true(cluster.node(behind), "it catches up", || late.revision() >= last);
-    assert_eq!(late.get_prefix("k/").local().count_only().wait().unwrap().count, 6_000);
+    assert_eq!(late.get_prefix("k/").local().count_only().block().unwrap().count, 6_000);
     for (key, value) in large {
-        let row = late.get(key.clone()).local().wait().unwrap().unwrap();
+        let row = late.get(key.clone()).local().block().unwrap().unwrap();
         assert!(row.value == value, "{key}");
     }
 }
@@ -171,30 +173,30 @@ fn snapshot_of_many_megabytes_is_restored() {
     let (dir, node) = alone();
     let kv = node.client();
     for number in 0..10_u8 {
-        kv.put(format!("k/{number}"), vec![number; 1 << 20]).wait().unwrap();
+        kv.put(format!("k/{number}"), vec![number; 1 << 20]).block().unwrap();
     }
     let file = dir.path().join("copy");
-    node.backup(file.clone()).wait().unwrap();
-    node.shutdown().wait();
+    node.backup(file.clone()).block().unwrap();
+    node.shutdown().block();
     assert_eq!(verify(&file).unwrap().keys, 10);
     let new = tempfile::tempdir().unwrap();
     let config = Config::new(new.path(), "solo");
     restore(&file, &config, &RestoreOptions::default()).unwrap();
-    let node = Node::start(config).wait().unwrap();
-    let rows = node.client().range(KeyRange::prefix("k/")).wait().unwrap().kvs;
+    let node = Node::start(config).block().unwrap();
+    let rows = node.client().range(KeyRange::prefix("k/")).block().unwrap().kvs;
     assert_eq!(rows.len(), 10);
     for (number, row) in (0_u8..).zip(rows) {
         assert!(row.value.len() == 1 << 20 && row.value.iter().all(|byte| *byte == number));
     }
-    node.shutdown().wait();
+    node.shutdown().block();
 }
 
 /// An entry claims at most 50 slots.
 #[test]
 fn permits_claim_more_slots_than_fit_into_one_entry() {
     let cluster = lasting(1);
-    let permit = session(&cluster, 0).semaphore("s", 150).acquire_many(120).wait().unwrap();
-    let slots = permit.slots().wait().unwrap();
+    let permit = session(&cluster, 0).semaphore("s", 150).acquire_many(120).block().unwrap();
+    let slots = permit.slots().block().unwrap();
     let mut slots: Vec<_> = slots.into_iter().map(|slot| slot.number).collect();
     slots.sort_unstable();
     slots.dedup();
@@ -213,7 +215,7 @@ fn deadlocks_of_many_owners_are_found_up_to_a_limit() {
         let held: Vec<_> = locks
             .iter()
             .zip(&owners)
-            .map(|(lock, owner)| lock.lock().owner(owner).wait().unwrap())
+            .map(|(lock, owner)| lock.lock().owner(owner).block().unwrap())
             .collect();
         let waiting: Vec<_> = locks[1..]
             .iter()
@@ -224,7 +226,7 @@ fn deadlocks_of_many_owners_are_found_up_to_a_limit() {
             until_places(cluster.node(0), &format!("lock-{at}"), 2);
         }
         let last = locks[0].lock().owner(&owners[count - 1]).deadline(Duration::from_millis(500));
-        match last.wait().unwrap_err() {
+        match last.block().unwrap_err() {
             LockError::Deadlock { cycle } => assert!(is_found && cycle.len() == count, "{count}"),
             error => assert!(!is_found && timed_out(&error), "{count}: {error}"),
         }

@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Cached, Compare, Config, Error, KeyRange, Node, Op, Revision, Wait};
+use bowline::{Blocking, Cached, Compare, Config, Error, KeyRange, Node, Op, Revision};
 
 use crate::stage;
 
@@ -36,13 +36,13 @@ fn pair(key: &str, value: &str) -> (String, String) {
 fn a_view_shows_what_was_there_before_and_everything_since() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    kv.put("c/a", "1").wait().unwrap();
-    kv.put("other", "1").wait().unwrap();
-    let cached = kv.cached_prefix("c/").wait().unwrap();
+    kv.put("c/a", "1").block().unwrap();
+    kv.put("other", "1").block().unwrap();
+    let cached = kv.cached_prefix("c/").block().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1")]);
-    kv.put("c/b", "2").wait().unwrap();
-    kv.put("other", "2").wait().unwrap();
-    kv.delete("c/a").wait().unwrap();
+    kv.put("c/b", "2").block().unwrap();
+    kv.put("other", "2").block().unwrap();
+    kv.delete("c/a").block().unwrap();
     assert_eq!(values(&cached), [pair("c/b", "2")]);
     assert_eq!(cached.get("c/a").unwrap(), None);
     assert_eq!(cached.get("c/b").unwrap().unwrap().version, 1);
@@ -53,13 +53,13 @@ fn a_view_has_what_this_node_has_answered_and_says_how_far_it_is() {
     let cluster = quick(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
-        let cached = kv.cached_prefix("c/").wait().unwrap();
+        let cached = kv.cached_prefix("c/").block().unwrap();
         for i in 0..50 {
-            let put = kv.put("c/k", i.to_string()).wait().unwrap();
+            let put = kv.put("c/k", i.to_string()).block().unwrap();
             let view = cached.view().unwrap();
             assert!(view.revision() >= put.revision);
             assert_eq!(view.get("c/k").unwrap().value, i.to_string());
-            let elsewhere = kv.put("elsewhere", "").wait().unwrap();
+            let elsewhere = kv.put("elsewhere", "").block().unwrap();
             assert!(cached.revision().unwrap() >= elsewhere.revision);
         }
     }
@@ -70,19 +70,19 @@ fn a_view_of_another_node_can_be_asked_to_have_come_to_a_revision() {
     let cluster = quick(3);
     let views: Vec<Cached> = cluster
         .running()
-        .map(|(_, node)| node.client().cached_prefix("c/").wait().unwrap())
+        .map(|(_, node)| node.client().cached_prefix("c/").block().unwrap())
         .collect();
     for i in 0..50 {
         let kv = cluster.node(i % 3).client();
-        let put = kv.put("c/k", i.to_string()).wait().unwrap();
+        let put = kv.put("c/k", i.to_string()).block().unwrap();
         for cached in &views {
-            let view = cached.wait_for(put.revision).wait().unwrap();
+            let view = cached.wait_for(put.revision).block().unwrap();
             assert!(view.revision() >= put.revision);
             assert_eq!(view.get("c/k").unwrap().value, i.to_string());
         }
-        let other = kv.put("elsewhere", "").wait().unwrap();
+        let other = kv.put("elsewhere", "").block().unwrap();
         for cached in &views {
-            assert!(cached.wait_for(other.revision).wait().unwrap().revision() >= other.revision);
+            assert!(cached.wait_for(other.revision).block().unwrap().revision() >= other.revision);
         }
     }
 }
@@ -93,10 +93,10 @@ fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
     let kv = cluster.node(0).client();
     let both = |i: u64| {
         let (a, b) = (Op::put("c/a", i.to_string()), Op::put("c/b", i.to_string()));
-        kv.txn().then(a).then(b).commit().wait().unwrap().revision
+        kv.txn().then(a).then(b).commit().block().unwrap().revision
     };
     both(0);
-    let cached = kv.cached_prefix("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").block().unwrap();
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (cached, done) = (cached.clone(), Arc::clone(&done));
@@ -126,14 +126,14 @@ fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
 fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
     let cluster = Arc::new(quick(1));
     let kv = cluster.node(0).client();
-    let cached = kv.cached_prefix("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").block().unwrap();
     let seen = Arc::new(AtomicU64::new(0));
     let waiting: Vec<_> = (0..4)
         .map(|_| {
             let (mut cached, seen) = (cached.clone(), Arc::clone(&seen));
             std::thread::spawn(move || {
                 loop {
-                    let view = cached.changed().wait().unwrap();
+                    let view = cached.changed().block().unwrap();
                     seen.fetch_add(1, Ordering::Relaxed);
                     if view.get("c/last").is_some() {
                         return view.len();
@@ -143,10 +143,10 @@ fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
         })
         .collect();
     for i in 0..20 {
-        kv.put("elsewhere", "").wait().unwrap();
-        kv.put(format!("c/{i:02}"), "").wait().unwrap();
+        kv.put("elsewhere", "").block().unwrap();
+        kv.put(format!("c/{i:02}"), "").block().unwrap();
     }
-    kv.put("c/last", "").wait().unwrap();
+    kv.put("c/last", "").block().unwrap();
     for thread in waiting {
         assert_eq!(thread.join().unwrap(), 21);
     }
@@ -157,11 +157,11 @@ fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
 fn a_change_elsewhere_is_no_news() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let mut cached = kv.cached_prefix("c/").wait().unwrap();
-    kv.put("elsewhere", "").wait().unwrap();
+    let mut cached = kv.cached_prefix("c/").block().unwrap();
+    kv.put("elsewhere", "").block().unwrap();
     let mut context = Context::from_waker(Waker::noop());
     assert!(pin!(cached.changed()).poll(&mut context).is_pending());
-    kv.put("c/here", "").wait().unwrap();
+    kv.put("c/here", "").block().unwrap();
     assert!(pin!(cached.changed()).poll(&mut context).is_ready());
     assert!(pin!(cached.changed()).poll(&mut context).is_pending());
 }
@@ -170,67 +170,67 @@ fn a_change_elsewhere_is_no_news() {
 fn a_change_that_was_seen_by_another_handle_is_news_to_this_one() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let mut one = kv.cached_prefix("c/").wait().unwrap();
+    let mut one = kv.cached_prefix("c/").block().unwrap();
     let mut two = one.clone();
-    kv.put("c/k", "v").wait().unwrap();
-    assert_eq!(one.changed().wait().unwrap().len(), 1);
+    kv.put("c/k", "v").block().unwrap();
+    assert_eq!(one.changed().block().unwrap().len(), 1);
     assert_eq!(one.view().unwrap().len(), 1);
-    assert_eq!(two.changed().wait().unwrap().len(), 1);
+    assert_eq!(two.changed().block().unwrap().len(), 1);
 }
 
 #[test]
 fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    kv.put("c/gone", "").wait().unwrap();
-    let mut cached = kv.cached_prefix("c/").wait().unwrap();
+    kv.put("c/gone", "").block().unwrap();
+    let mut cached = kv.cached_prefix("c/").block().unwrap();
     let before = cached.view().unwrap();
-    kv.delete("c/gone").wait().unwrap();
+    kv.delete("c/gone").block().unwrap();
     // More than a watch keeps for who does not look.
     for i in 0..600 {
-        kv.put(format!("c/{}", i % 7), i.to_string()).wait().unwrap();
+        kv.put(format!("c/{}", i % 7), i.to_string()).block().unwrap();
     }
     let revision = kv.revision();
-    kv.compact(revision).wait().unwrap();
-    let view = cached.changed().wait().unwrap();
+    kv.compact(revision).block().unwrap();
+    let view = cached.changed().block().unwrap();
     assert!(view.revision() >= revision && revision > before.revision());
-    let truth = kv.range(KeyRange::prefix("c/")).wait().unwrap().kvs;
+    let truth = kv.range(KeyRange::prefix("c/")).block().unwrap().kvs;
     assert!(view.iter().map(|(_, row)| row).eq(&truth));
     // And goes on from there.
-    kv.put("c/new", "").wait().unwrap();
-    assert!(cached.changed().wait().unwrap().get("c/new").is_some());
+    kv.put("c/new", "").block().unwrap();
+    assert!(cached.changed().block().unwrap().get("c/new").is_some());
 }
 
 #[test]
 fn a_member_that_was_cut_off_shows_the_past_and_then_the_present() {
     let cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let away = (leader + 1) % 3;
     let kv = cluster.node(leader).client();
-    let put = kv.put("c/k", "old").wait().unwrap();
-    cluster.all_at(put.revision).wait().unwrap();
-    let mut cached = cluster.node(away).client().cached_prefix("c/").wait().unwrap();
+    let put = kv.put("c/k", "old").block().unwrap();
+    cluster.all_at(put.revision).block().unwrap();
+    let mut cached = cluster.node(away).client().cached_prefix("c/").block().unwrap();
     cluster.partition(&[away]);
-    let put = kv.put("c/k", "new").wait().unwrap();
+    let put = kv.put("c/k", "new").block().unwrap();
     assert_eq!(cached.get("c/k").unwrap().unwrap().value, "old");
     cluster.heal();
-    assert_eq!(cached.changed().wait().unwrap().get("c/k").unwrap().value, "new");
+    assert_eq!(cached.changed().block().unwrap().get("c/k").unwrap().value, "new");
     assert!(cached.revision().unwrap() >= put.revision);
 }
 
 #[test]
 fn a_view_of_a_node_that_has_stopped_says_so() {
     let mut cluster = quick(1);
-    let mut cached = cluster.node(0).client().cached_prefix("c/").wait().unwrap();
+    let mut cached = cluster.node(0).client().cached_prefix("c/").block().unwrap();
     let mut waits = cached.clone();
-    let waiting = std::thread::spawn(move || waits.changed().wait().unwrap_err());
-    cluster.shutdown(0).wait();
+    let waiting = std::thread::spawn(move || waits.changed().block().unwrap_err());
+    cluster.shutdown(0).block();
     let stopped = |error: Error| assert!(matches!(error, Error::Stopped { .. }), "{error:?}");
     stopped(waiting.join().unwrap());
     stopped(cached.view().unwrap_err());
     stopped(cached.get("c/k").unwrap_err());
-    stopped(cached.changed().wait().unwrap_err());
-    stopped(cached.wait_for(Revision(1)).wait().unwrap_err());
+    stopped(cached.changed().block().unwrap_err());
+    stopped(cached.wait_for(Revision(1)).block().unwrap_err());
 }
 
 #[test]
@@ -238,15 +238,15 @@ fn a_view_through_a_scoped_client_knows_nothing_of_the_scope() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let app = kv.with_prefix("app/");
-    kv.put("app/c/a", "1").wait().unwrap();
-    kv.put("c/b", "2").wait().unwrap();
-    let cached = app.cached_prefix("c/").wait().unwrap();
-    app.put("c/x", "3").wait().unwrap();
+    kv.put("app/c/a", "1").block().unwrap();
+    kv.put("c/b", "2").block().unwrap();
+    let cached = app.cached_prefix("c/").block().unwrap();
+    app.put("c/x", "3").block().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1"), pair("c/x", "3")]);
     for _ in 0..600 {
-        app.put("c/x", "4").wait().unwrap();
+        app.put("c/x", "4").block().unwrap();
     }
-    kv.compact(kv.revision()).wait().unwrap();
+    kv.compact(kv.revision()).block().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1"), pair("c/x", "4")]);
     assert_eq!(cached.view().unwrap().prefix(b"c/x").count(), 1);
 }
@@ -254,7 +254,7 @@ fn a_view_through_a_scoped_client_knows_nothing_of_the_scope() {
 #[test]
 fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     let kv = node.client();
     let (parsed, falls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let parser = {
@@ -265,8 +265,8 @@ fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
             row.value.len()
         }
     };
-    let cached = kv.cached_prefix_with("c/", parser).wait().unwrap();
-    kv.txn().then(Op::put("c/a", "1")).then(Op::put("c/b", "22")).commit().wait().unwrap();
+    let cached = kv.cached_prefix_with("c/", parser).block().unwrap();
+    kv.txn().then(Op::put("c/a", "1")).then(Op::put("c/b", "22")).commit().block().unwrap();
     for _ in 0..10 {
         assert_eq!(cached.view().unwrap().len(), 2);
     }
@@ -274,11 +274,11 @@ fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
 
     falls.store(true, Ordering::Relaxed);
     let change = kv.txn().when(Compare::exists("c/a")).then(Op::put("c/a", "333"));
-    change.then(Op::delete("c/b")).commit().wait().unwrap();
+    change.then(Op::delete("c/b")).commit().block().unwrap();
     let look = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cached.view()));
     assert!(look().is_err());
     falls.store(false, Ordering::Relaxed);
     let view = look().unwrap().unwrap();
     assert_eq!(view.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [3]);
-    node.shutdown().wait();
+    node.shutdown().block();
 }

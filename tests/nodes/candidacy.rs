@@ -10,8 +10,8 @@ use std::thread;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Candidacy, LeaderEvent, Leadership, LockError, Loss, Moment,
-    Released, SessionEnd, StopReason, Token, Wait,
+    Alarm, AlarmChange, AlarmKind, Blocking, Candidacy, LeaderEvent, Leadership, LockError, Loss,
+    Moment, Released, SessionEnd, StopReason, Token,
 };
 
 use crate::stage::{
@@ -32,7 +32,7 @@ fn elected(candidacy: &Arc<Candidacy>) -> Elected {
     let (sender, answer) = mpsc::channel();
     let candidacy = Arc::clone(candidacy);
     thread::spawn(move || {
-        let elected = candidacy.elected().wait();
+        let elected = candidacy.elected().block();
         drop(candidacy);
         sender.send(elected)
     });
@@ -58,15 +58,15 @@ fn it_leads_when_all_before_it_have_gone_also_where_nobody_waits_for_it() {
     assert!(first.is_leader() && first.before() == Some(0));
     assert!(!second.is_leader() && second.leadership().is_none());
 
-    assert_eq!(into_inner(first).withdraw().wait(), Ok(Released::Now));
+    assert_eq!(into_inner(first).withdraw().block(), Ok(Released::Now));
     assert!(!term.is_leader());
-    assert_eq!(term.lost().wait(), Loss::Released);
+    assert_eq!(term.lost().block(), Loss::Released);
     until_true(cluster.node(1), "it leads", || second.is_leader());
     let next = second.leadership().unwrap();
     assert!(next.token() > term.token());
     assert_eq!(elected(&second).unwrap().token(), next.token(), "it is told at once");
-    next.txn().then(bowline::Op::put("done", "b")).commit().wait().unwrap();
-    let leader = session(&cluster, 2).election("jobs").leader().wait().unwrap().unwrap();
+    next.txn().then(bowline::Op::put("done", "b")).commit().block().unwrap();
+    let leader = session(&cluster, 2).election("jobs").leader().block().unwrap().unwrap();
     assert_eq!(leader.value, "b");
 }
 
@@ -92,7 +92,7 @@ fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     for round in 0..150 {
-        let held = election.campaign("before").wait().unwrap();
+        let held = election.campaign("before").block().unwrap();
         let candidacy = Arc::new(election.stand("b"));
         let is_over = Arc::new(AtomicBool::new(false));
         let lookers: Vec<_> = (0..2)
@@ -108,7 +108,9 @@ fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
         let (sender, answers) = mpsc::channel();
         for _ in 0..3 {
             let (candidacy, sender) = (Arc::clone(&candidacy), sender.clone());
-            thread::spawn(move || sender.send(candidacy.elected().wait().map(|term| term.token())));
+            thread::spawn(move || {
+                sender.send(candidacy.elected().block().map(|term| term.token()))
+            });
         }
         if round % 2 == 0 {
             until_places(cluster.node(0), "jobs", 2);
@@ -134,18 +136,18 @@ fn a_term_that_is_lost_to_somebody_else_is_over_and_it_stands_again() {
     for round in 0..4 {
         let expected = match round % 2 {
             0 => {
-                kv.delete(term.key().clone()).wait().unwrap();
+                kv.delete(term.key().clone()).block().unwrap();
                 Loss::KeyDeleted
             }
             _ => {
                 until_places(cluster.node(two), "jobs", 1);
                 let line = locks.of("jobs").unwrap().line;
-                locks.break_lock(&line[0], "tired of it").wait().unwrap();
+                locks.break_lock(&line[0], "tired of it").block().unwrap();
                 let node = cluster.node(two).status().name;
                 Loss::Broken { by: node, why: "tired of it".to_owned() }
             }
         };
-        let loss = term.lost().wait();
+        let loss = term.lost().block();
         assert_eq!(std::mem::discriminant(&loss), std::mem::discriminant(&expected), "{loss:?}");
         assert!(!term.is_leader());
         // By waiting in one term, by looking in the next.
@@ -174,7 +176,7 @@ fn who_is_put_out_of_the_line_stands_again_at_its_end() {
     until_places(cluster.node(2), "jobs", 3);
     let kv = cluster.node(2).client();
     let line = session(&cluster, 2).election("jobs").candidates().unwrap();
-    kv.delete(line[1].key.clone()).wait().unwrap();
+    kv.delete(line[1].key.clone()).block().unwrap();
     let order = || {
         // Polled, since it waits: nobody else looks.
         assert!(waiting.poll().is_none());
@@ -200,8 +202,8 @@ fn handed_over_it_stands_again_behind_its_heir() {
     until_places(cluster.node(0), "jobs", 2);
     let locks = cluster.node(0).locks();
     let line = locks.of("jobs").unwrap().line;
-    locks.hand_over(&line[0], &line[1], "its turn").wait().unwrap();
-    assert_eq!(term.lost().wait(), Loss::HandedOver);
+    locks.hand_over(&line[0], &line[1], "its turn").block().unwrap();
+    assert_eq!(term.lost().block(), Loss::HandedOver);
     elected(&second).unwrap();
     assert!(!first.is_leader());
     until_places(cluster.node(0), "jobs", 2);
@@ -213,20 +215,20 @@ fn handed_over_it_stands_again_behind_its_heir() {
 fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
     let cluster = lasting(3);
     let mut observer = session(&cluster, 2).election("jobs").observe();
-    let mut next = || match observer.next().wait().unwrap().unwrap() {
+    let mut next = || match observer.next().block().unwrap().unwrap() {
         LeaderEvent::Leads(leader) => Some(leader),
         LeaderEvent::Vacant => None,
     };
     assert_eq!(next(), None);
-    let first = session(&cluster, 0).election("jobs").campaign("ready").wait().unwrap();
+    let first = session(&cluster, 0).election("jobs").campaign("ready").block().unwrap();
     let behind = Begun::new(session(&cluster, 1).election("jobs").campaign("ready"));
     until_places(cluster.node(0), "jobs", 2);
     let before = next().unwrap();
     let line = cluster.node(0).locks().of("jobs").unwrap().line;
-    cluster.node(0).locks().hand_over(&line[0], &line[1], "its turn").wait().unwrap();
+    cluster.node(0).locks().hand_over(&line[0], &line[1], "its turn").block().unwrap();
     let second = behind.finish().unwrap();
     let heir = second.session().lease();
-    second.resign().wait().unwrap();
+    second.resign().block().unwrap();
     let after = next().expect("it is told before it resigns");
     assert_eq!((&before.key, before.since), (&after.key, after.since), "by the same key");
     assert_eq!((before.lease, after.lease), (first.session().lease(), heir));
@@ -242,7 +244,7 @@ fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
     let waiting = waits(&second);
     drop(first);
     assert!(!kept.is_leader());
-    assert_eq!(kept.lost().wait(), Loss::Released);
+    assert_eq!(kept.lost().block(), Loss::Released);
     waiting.finish().unwrap();
     // One that waits leaves nothing behind either, nor one whose entering is on its way.
     let third = stand(&cluster, 2, "c");
@@ -262,7 +264,7 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
     let (waiting, other) = (waits(&second), waits(&second));
     until_places(cluster.node(0), "jobs", 2);
     let closed = LockError::SessionEnded(SessionEnd::Closed);
-    sessions[1].close().wait().unwrap();
+    sessions[1].close().block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), closed);
     assert_eq!(other.finish().unwrap_err(), closed);
     assert!(first.is_leader());
@@ -274,7 +276,7 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
     assert_eq!(elected(&first).unwrap_err(), closed);
     closing.finish().unwrap();
     let lost = Released::WasLost(Loss::SessionEnded(SessionEnd::Closed));
-    assert_eq!(into_inner(first).withdraw().wait(), Ok(lost));
+    assert_eq!(into_inner(first).withdraw().block(), Ok(lost));
     until_places(cluster.node(2), "jobs", 0);
 }
 
@@ -286,15 +288,15 @@ fn the_end_of_its_node_is_its_end() {
     elected(&first).unwrap();
     let second = stand(&cluster, two, "b");
     until_places(cluster.node(two), "jobs", 2);
-    cluster.kill(one).wait();
+    cluster.kill(one).block();
     assert!(!first.is_leader());
     let error = elected(&first).unwrap_err();
     assert!(matches!(error, LockError::NodeStopped(_) | LockError::SessionEnded(_)), "{error:?}");
     drop(first);
     // The next life ends the session of this one.
-    cluster.restart(one).wait().unwrap();
+    cluster.restart(one).block().unwrap();
     elected(&second).unwrap();
-    cluster.shutdown(two).wait();
+    cluster.shutdown(two).block();
     let error = elected(&second).unwrap_err();
     let stopped = LockError::NodeStopped(StopReason::Shutdown);
     assert!(error == stopped || matches!(error, LockError::SessionEnded(_)), "{error:?}");
@@ -325,19 +327,19 @@ fn withdrawn_it_has_left_nothing_in_the_line() {
             // Else the outcome of its entering is not known yet.
             until_places(cluster.node(two), "jobs", 2);
         }
-        assert_eq!(into_inner(candidacy).withdraw().wait(), Ok(Released::Now));
+        assert_eq!(into_inner(candidacy).withdraw().block(), Ok(Released::Now));
         assert_eq!(places(cluster.node(two), "jobs"), 1);
     }
-    let line = session(&cluster, two).election("jobs").observe().next().wait().unwrap().unwrap();
+    let line = session(&cluster, two).election("jobs").observe().next().block().unwrap().unwrap();
     let LeaderEvent::Leads(before) = line else { panic!("somebody leads") };
-    assert_eq!(into_inner(holder).withdraw().wait(), Ok(Released::Now));
+    assert_eq!(into_inner(holder).withdraw().block(), Ok(Released::Now));
     assert_eq!(places(cluster.node(one), "jobs"), 0);
     // It came to its turn, and nobody has looked.
     let candidacy = stand(&cluster, one, "b");
     let observer = session(&cluster, two).election("jobs");
-    let is_it = || observer.leader().wait().unwrap().is_some_and(|now| now.since > before.since);
+    let is_it = || observer.leader().block().unwrap().is_some_and(|now| now.since > before.since);
     until_true(cluster.node(two), "it is elected", is_it);
-    assert_eq!(into_inner(candidacy).withdraw().wait(), Ok(Released::Now));
+    assert_eq!(into_inner(candidacy).withdraw().block(), Ok(Released::Now));
     assert_eq!(places(cluster.node(two), "jobs"), 0);
 }
 
@@ -370,7 +372,7 @@ fn cut_off_it_does_not_claim_to_have_withdrawn() {
     let candidacy = stand(&cluster, one, "b");
     until_places(cluster.node(two), "jobs", 2);
     cluster.partition(&[one]);
-    let error = into_inner(candidacy).withdraw().wait().unwrap_err();
+    let error = into_inner(candidacy).withdraw().block().unwrap_err();
     assert_eq!(error.effect(), bowline::Effect::Unknown, "{error:?}");
     cluster.heal();
     // The node goes on trying.
@@ -384,7 +386,7 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     let refused = Arc::new(election.stand("bowline:1 read\n"));
     assert!(!refused.is_leader());
     assert_eq!(elected(&refused).unwrap_err(), LockError::ReservedValue);
-    assert_eq!(into_inner(refused).withdraw().wait(), Ok(Released::Now));
+    assert_eq!(into_inner(refused).withdraw().block(), Ok(Released::Now));
     let nameless = Arc::new(session(&cluster, 0).election("").stand("a"));
     assert_eq!(elected(&nameless).unwrap_err(), LockError::EmptyName);
 
@@ -392,11 +394,11 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     let alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
     let mine = session(&cluster, 0);
     let kv = cluster.node(0).client();
-    kv.change_alarms(AlarmChange::Raise(alarm)).wait().unwrap();
+    kv.change_alarms(AlarmChange::Raise(alarm)).block().unwrap();
     let candidacy = Arc::new(mine.election("later").stand("a"));
-    let refused = mine.election("later").campaign("b").wait().unwrap_err();
+    let refused = mine.election("later").campaign("b").block().unwrap_err();
     assert!(!candidacy.is_leader() && !refused.is_transient(), "{refused:?}");
-    kv.change_alarms(AlarmChange::End(alarm)).wait().unwrap();
+    kv.change_alarms(AlarmChange::End(alarm)).block().unwrap();
     elected(&candidacy).unwrap();
 
     // As many as may stand on one node: the next waits until there is room.
@@ -431,7 +433,7 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
     // The driver may find the end of the session first: then the others do.
     for ends in [false, true, true, true, true] {
         let session = another_session(&cluster, 0, "candidate");
-        let held = session.election("jobs").campaign("before").wait().unwrap();
+        let held = session.election("jobs").campaign("before").block().unwrap();
         let candidacy = Arc::new(session.election("jobs").stand("a"));
         let (woken, led) = Default::default();
         let looks = LooksWhenWoken { candidacy: OnceLock::new(), woken, led };
@@ -474,7 +476,7 @@ fn note_terms(
     begun: impl Fn(Token),
 ) -> Result<(), LockError> {
     while !stop.load(Ordering::SeqCst) {
-        let term = candidacy.elected().wait()?;
+        let term = candidacy.elected().block()?;
         let mut surely: Option<(Moment, Moment)> = None;
         let is_same =
             |now: Option<Arc<Leadership>>| now.is_some_and(|now| now.token() == term.token());
@@ -519,7 +521,7 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
         let (leads, token) = begun.recv_timeout(SOON).expect("somebody leads");
         tokens.push(token);
         match round % 3 {
-            0 => cluster.kill(leads).wait(),
+            0 => cluster.kill(leads).block(),
             1 => cluster.partition(&[leads]),
             _ => {
                 // Its belief ends first: a key that is just deleted would be missed by its node for a moment.
@@ -528,7 +530,7 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
                     until_true(other, "somebody stands", || places(other, "jobs") > 0);
                     let line = other.locks().of("jobs").unwrap().line;
                     let Some(first) = line.first() else { continue };
-                    if other.locks().break_lock(first, "another's turn").wait().is_ok() {
+                    if other.locks().break_lock(first, "another's turn").block().is_ok() {
                         break;
                     }
                 }
@@ -538,7 +540,7 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
         }
         assert!(threads.remove(leads).join().unwrap().is_err());
         match round % 3 {
-            0 => cluster.restart(leads).wait().unwrap(),
+            0 => cluster.restart(leads).block().unwrap(),
             _ => cluster.heal(),
         }
         threads.insert(leads, candidate(&cluster, leads));

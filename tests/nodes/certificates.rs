@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use bowline::{Config, Error, Node, PeerTls, Wait, testing};
+use bowline::{Blocking, Config, Error, Node, PeerTls, testing};
 
 use crate::loopback;
 
@@ -51,7 +51,7 @@ impl Shop {
         let config = Config::new(path(&format!("data-{name}")), name)
             .members(self.addresses.clone())
             .peer_tls(files);
-        Node::start(config).wait().unwrap()
+        Node::start(config).block().unwrap()
     }
 
     fn start_all(&self, crl: bool) -> Vec<Node> {
@@ -72,16 +72,16 @@ fn the_commands_of_the_page_make_a_cluster_and_take_a_member_out_of_it() {
     }
     let nodes = shop.start_all(false);
     let deadline = Duration::from_secs(30);
-    nodes[0].client().put("k", "v").deadline(deadline).wait().unwrap();
-    let read = nodes[2].client().get("k").deadline(deadline).wait().unwrap();
+    nodes[0].client().put("k", "v").deadline(deadline).block().unwrap();
+    let read = nodes[2].client().get("k").deadline(deadline).block().unwrap();
     assert_eq!(read.unwrap().value, "v");
     for node in nodes {
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        assert!(testing::shutdown(node).block().hanging.is_empty());
     }
     run(revoked, dir);
     let nodes = shop.start_all(true);
-    nodes[1].client().put("k", "w").deadline(deadline).wait().unwrap();
-    let alone = nodes[0].client().put("k", "x").deadline(Duration::from_secs(1)).wait();
+    nodes[1].client().put("k", "w").deadline(deadline).block().unwrap();
+    let alone = nodes[0].client().put("k", "x").deadline(Duration::from_secs(1)).block();
     assert!(matches!(alone, Err(Error::Deadline { .. })), "{alone:?}");
     let status = nodes[1].status();
     assert!(status.leader.is_some());

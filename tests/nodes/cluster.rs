@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bowline::testing::{self, ClusterOptions};
 use bowline::{
-    Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError, LockState, Loss,
-    Node, Op, Refusal, Released, Revision, Role, SessionEnd, Wait,
+    Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError,
+    LockState, Loss, Node, Op, Refusal, Released, Revision, Role, SessionEnd,
 };
 
 use crate::stage::{
@@ -19,10 +19,10 @@ use crate::stage::{
 fn what_is_written_on_one_member_is_read_on_all() {
     let cluster = lasting(3);
     for (i, node) in cluster.running() {
-        node.client().put(format!("k{i}"), format!("v{i}")).wait().unwrap();
+        node.client().put(format!("k{i}"), format!("v{i}")).block().unwrap();
     }
     for (_, node) in cluster.running() {
-        let rows = node.client().range(KeyRange::all()).wait().unwrap();
+        let rows = node.client().range(KeyRange::all()).block().unwrap();
         assert_eq!(rows.count, 3);
         assert_eq!(rows.revision, Revision(4));
     }
@@ -34,8 +34,8 @@ fn a_write_that_returned_is_seen_by_local_reads_on_the_same_node() {
     for (_, node) in cluster.running() {
         let kv = node.client();
         for i in 0..50 {
-            let put = kv.put("k", i.to_string()).wait().unwrap();
-            let row = kv.get("k").local().wait().unwrap().unwrap();
+            let put = kv.put("k", i.to_string()).block().unwrap();
+            let row = kv.get("k").local().block().unwrap().unwrap();
             assert!(row.mod_revision >= put.revision);
         }
     }
@@ -44,13 +44,13 @@ fn a_write_that_returned_is_seen_by_local_reads_on_the_same_node() {
 #[test]
 fn another_node_can_be_asked_to_have_reached_a_revision() {
     let cluster = lasting(3);
-    let put = cluster.node(0).client().put("k", "v").wait().unwrap();
+    let put = cluster.node(0).client().put("k", "v").block().unwrap();
     for (_, node) in cluster.running() {
-        let row = node.client().get("k").at_least(put.revision).wait().unwrap().unwrap();
+        let row = node.client().get("k").at_least(put.revision).block().unwrap().unwrap();
         assert_eq!(row.value, "v");
     }
     let never = cluster.node(1).client().get("k").at_least(Revision(1_000_000));
-    let error = never.deadline(Duration::from_millis(100)).wait().unwrap_err();
+    let error = never.deadline(Duration::from_millis(100)).block().unwrap_err();
     assert_eq!(error, Error::Deadline { effect: Effect::NotApplied });
 }
 
@@ -58,17 +58,17 @@ fn another_node_can_be_asked_to_have_reached_a_revision() {
 fn a_minority_may_crash_and_come_back_and_nothing_is_lost() {
     let mut cluster = lasting(3);
     for round in 0..3 {
-        let leader = cluster.leader().wait().unwrap();
-        cluster.node(leader).client().put(format!("k{round}"), "v").wait().unwrap();
-        cluster.kill(leader).wait();
-        let next = cluster.leader().wait().unwrap();
-        cluster.node(next).client().put(format!("after{round}"), "v").wait().unwrap();
-        cluster.restart(leader).wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
+        cluster.node(leader).client().put(format!("k{round}"), "v").block().unwrap();
+        cluster.kill(leader).block();
+        let next = cluster.leader().block().unwrap();
+        cluster.node(next).client().put(format!("after{round}"), "v").block().unwrap();
+        cluster.restart(leader).block().unwrap();
     }
-    let last = cluster.node(0).client().put("last", "v").wait().unwrap();
-    cluster.all_at(last.revision).wait().unwrap();
+    let last = cluster.node(0).client().put("last", "v").block().unwrap();
+    cluster.all_at(last.revision).block().unwrap();
     for (_, node) in cluster.running() {
-        assert_eq!(node.client().range(KeyRange::all()).local().wait().unwrap().count, 7);
+        assert_eq!(node.client().range(KeyRange::all()).local().block().unwrap().count, 7);
     }
 }
 
@@ -76,21 +76,21 @@ fn a_minority_may_crash_and_come_back_and_nothing_is_lost() {
 fn all_may_crash_at_once_and_nothing_is_lost() {
     let mut cluster = lasting(3);
     for i in 0..20 {
-        cluster.node(i % 3).client().put(format!("k{i}"), "v").wait().unwrap();
+        cluster.node(i % 3).client().put(format!("k{i}"), "v").block().unwrap();
     }
     for member in 0..3 {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     for member in 0..3 {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
-    assert_eq!(cluster.node(0).client().range(KeyRange::all()).wait().unwrap().count, 20);
+    assert_eq!(cluster.node(0).client().range(KeyRange::all()).block().unwrap().count, 20);
 }
 
 #[test]
 fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
     let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(1)));
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let kv = cluster.node(leader).client();
     // What comes while it stands still goes to its own log, before it can notice that nobody follows.
     cluster.pause(leader);
@@ -98,26 +98,26 @@ fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
     let put = Begun::new(kv.put("k", "v").deadline(STEADY));
     cluster.resume(leader);
     assert_eq!(put.finish().unwrap_err(), Error::Deadline { effect: Effect::Unknown });
-    let get = kv.get("k").deadline(Duration::from_millis(300)).wait().unwrap_err();
+    let get = kv.get("k").deadline(Duration::from_millis(300)).block().unwrap_err();
     assert_eq!(get, Error::Deadline { effect: Effect::NotApplied });
-    assert_eq!(kv.get("k").local().wait().unwrap(), None);
+    assert_eq!(kv.get("k").local().block().unwrap(), None);
     cluster.heal();
-    kv.put("k", "w").wait().unwrap();
-    assert_eq!(kv.get("k").wait().unwrap().unwrap().value, "w");
+    kv.put("k", "w").block().unwrap();
+    assert_eq!(kv.get("k").block().unwrap().unwrap().value, "w");
 }
 
 #[test]
 fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
     let cluster = lasting(3);
-    let old = cluster.leader().wait().unwrap();
-    cluster.node(old).client().put("k", "old").wait().unwrap();
+    let old = cluster.leader().block().unwrap();
+    cluster.node(old).client().put("k", "old").block().unwrap();
     cluster.partition(&[old]);
     let new = another_leader(&cluster, old);
-    cluster.node(new).client().put("k", "new").wait().unwrap();
-    let late = cluster.node(old).client().get("k").deadline(Duration::from_millis(300)).wait();
+    cluster.node(new).client().put("k", "new").block().unwrap();
+    let late = cluster.node(old).client().get("k").deadline(Duration::from_millis(300)).block();
     assert_eq!(late.unwrap_err(), Error::Deadline { effect: Effect::NotApplied });
     cluster.heal();
-    assert_eq!(cluster.node(old).client().get("k").wait().unwrap().unwrap().value, "new");
+    assert_eq!(cluster.node(old).client().get("k").block().unwrap().unwrap().value, "new");
 }
 
 /// Whatever else of a program still has it in its hands.
@@ -129,7 +129,7 @@ fn a_node_is_stopped_in_good_order_while_others_use_it() {
         let node = start().await;
         let uses = std::thread::spawn({
             let node = Arc::clone(&node);
-            move || while node.client().put("k", "v").wait().is_ok() {}
+            move || while node.client().put("k", "v").block().is_ok() {}
         });
         node.client().put("k", "v").await.unwrap();
         assert!(node.shutdown().await.hanging.is_empty());
@@ -142,16 +142,16 @@ fn a_node_is_stopped_in_good_order_while_others_use_it() {
         assert!(again.shutdown().await.hanging.is_empty());
         drop(node);
     }
-    .wait();
+    .block();
 }
 
 #[test]
 fn leadership_moves_on_request_and_on_shutdown() {
     let mut cluster = lasting(3);
-    let old = cluster.leader().wait().unwrap();
-    cluster.node(old).transfer_leadership(None).wait().unwrap();
+    let old = cluster.leader().block().unwrap();
+    cluster.node(old).transfer_leadership(None).block().unwrap();
     let new = another_leader(&cluster, old);
-    cluster.shutdown(new).wait();
+    cluster.shutdown(new).block();
     another_leader(&cluster, new);
 }
 
@@ -164,15 +164,15 @@ fn sessions_are_granted_a_lock_in_the_order_of_their_keys() {
         for member in 0..3 {
             let (cluster, granted) = (&cluster, &granted);
             scope.spawn(move || {
-                let session = cluster.node(member).session().wait().unwrap();
+                let session = cluster.node(member).session().block().unwrap();
                 for _ in 0..20 {
-                    let guard = session.mutex("lock").lock().wait().unwrap();
+                    let guard = session.mutex("lock").lock().block().unwrap();
                     let mut alone = granted.try_lock().expect("two are inside");
                     // A round trip, so that a second holder would be noticed.
-                    cluster.node(member).client().put("seen", "").wait().unwrap();
+                    cluster.node(member).client().put("seen", "").block().unwrap();
                     alone.push(guard.token());
                     drop(alone);
-                    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+                    assert_eq!(guard.release().block().unwrap(), Released::Now);
                 }
             });
         }
@@ -180,35 +180,35 @@ fn sessions_are_granted_a_lock_in_the_order_of_their_keys() {
     let granted = granted.into_inner().unwrap();
     assert_eq!(granted.len(), 60);
     assert!(granted.is_sorted_by(|earlier, later| earlier < later), "{granted:?}");
-    assert_eq!(cluster.node(0).client().range(KeyRange::prefix("lock/")).wait().unwrap().count, 0);
+    assert_eq!(cluster.node(0).client().range(KeyRange::prefix("lock/")).block().unwrap().count, 0);
 }
 
 #[test]
 fn two_tasks_on_one_session_exclude_each_other() {
     let cluster = lasting(1);
-    let session = cluster.node(0).session().wait().unwrap();
-    let first = session.mutex("lock").lock().wait().unwrap();
-    let second = session.mutex("lock").lock().deadline(Duration::from_millis(100)).wait();
+    let session = cluster.node(0).session().block().unwrap();
+    let first = session.mutex("lock").lock().block().unwrap();
+    let second = session.mutex("lock").lock().deadline(Duration::from_millis(100)).block();
     assert_eq!(second.unwrap_err(), LockError::TimedOut { before: 1 });
-    let refused = session.mutex("lock").try_lock().wait().unwrap_err();
+    let refused = session.mutex("lock").try_lock().block().unwrap_err();
     let LockError::WouldBlock { holder: Some(holder) } = refused else { panic!("{refused:?}") };
     assert_eq!(&holder.key, first.key());
     assert_eq!(holder.label.as_deref(), Some("m0"));
     drop(first);
-    session.mutex("lock").lock().wait().unwrap().release().wait().unwrap();
+    session.mutex("lock").lock().block().unwrap().release().block().unwrap();
 }
 
 #[test]
 fn a_lock_is_free_after_its_holder_has_crashed() {
     let mut cluster = lasting(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
-    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, holder).mutex("lock").lock().block().unwrap();
     let token = guard.token();
-    cluster.kill(holder).wait();
+    cluster.kill(holder).block();
     assert!(matches!(guard.state(), LockState::Lost(_)));
-    let session = cluster.node(other).session().wait().unwrap();
-    let next = session.mutex("lock").lock().deadline(FREED_WITHIN).wait().unwrap();
+    let session = cluster.node(other).session().block().unwrap();
+    let next = session.mutex("lock").lock().deadline(FREED_WITHIN).block().unwrap();
     assert!(next.token() > token);
 }
 
@@ -218,66 +218,66 @@ fn a_member_that_comes_back_does_not_wait_for_its_own_ghost() {
     let options = ClusterOptions::new(3)
         .configure(|config| config.session_ttl(LONG))
         .wait_limit(Duration::from_secs(20));
-    let mut cluster = options.start().wait().unwrap();
-    let session = cluster.node(1).session().wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    cluster.kill(1).wait();
+    let mut cluster = options.start().block().unwrap();
+    let session = cluster.node(1).session().block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
+    cluster.kill(1).block();
     drop(guard);
-    cluster.restart(1).wait().unwrap();
-    let session = cluster.node(1).session().wait().unwrap();
-    let again = session.mutex("lock").lock().deadline(SOON).wait();
+    cluster.restart(1).block().unwrap();
+    let session = cluster.node(1).session().block().unwrap();
+    let again = session.mutex("lock").lock().deadline(SOON).block();
     assert!(again.is_ok(), "{again:?}");
 }
 
 #[test]
 fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
     let cluster = lasting(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
-    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, holder).mutex("lock").lock().block().unwrap();
     cluster.pause(holder);
     // Sent while the holder still believes in its lock, and proposed only after the next one has written.
     let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
     assert!(guard.is_held());
-    let next = cluster.node(other).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
-    next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
+    let next = cluster.node(other).session().block().unwrap().mutex("lock").lock().block().unwrap();
+    next.txn().then(Op::put("data", "new")).commit().block().unwrap();
     cluster.resume(holder);
     assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
-    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     assert!(!commit_if(&cluster.node(other).client(), guard.still_held(), "data", "late"));
-    assert_eq!(cluster.node(holder).client().get("data").wait().unwrap().unwrap().value, "new");
+    assert_eq!(cluster.node(holder).client().get("data").block().unwrap().unwrap().value, "new");
     assert!(next.token() > guard.token());
-    assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(_)));
+    assert!(matches!(guard.release().block().unwrap(), Released::WasLost(_)));
 }
 
 #[test]
 fn a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds() {
     let cluster = lasting(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
-    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
-    let next = cluster.node(other).session().wait().unwrap();
+    let guard = mortal(&cluster, holder).mutex("lock").lock().block().unwrap();
+    let next = cluster.node(other).session().block().unwrap();
     cluster.partition(&[holder]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let next = next.mutex("lock").lock().wait().unwrap();
+            let next = next.mutex("lock").lock().block().unwrap();
             assert!(!guard.is_held(), "two hold");
             assert!(next.token() > guard.token());
         });
-        assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+        assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     });
 }
 
 #[test]
 fn a_wait_that_is_given_up_leaves_nothing_behind() {
     let cluster = lasting(3);
-    let session = cluster.node(0).session().wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    let other = cluster.node(1).session().wait().unwrap();
+    let session = cluster.node(0).session().block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
+    let other = cluster.node(1).session().block().unwrap();
     for _ in 0..5 {
-        let waited = other.mutex("lock").lock().deadline(Duration::from_millis(60)).wait();
+        let waited = other.mutex("lock").lock().deadline(Duration::from_millis(60)).block();
         let error = waited.unwrap_err();
         assert!(timed_out(&error), "{error:?}");
     }
@@ -286,54 +286,54 @@ fn a_wait_that_is_given_up_leaves_nothing_behind() {
     assert_eq!(waiting.finish().unwrap_err(), LockError::TimedOut { before: 1 });
     // One that was never polled has done nothing; one that is dropped midway leaves.
     drop(other.mutex("lock").lock());
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     let kv = cluster.node(2).client();
-    let mut changes = kv.watch(KeyRange::prefix("lock/")).wait().unwrap();
-    while kv.range(KeyRange::prefix("lock/")).wait().unwrap().count > 0 {
-        changes.next().wait().unwrap().unwrap();
+    let mut changes = kv.watch(KeyRange::prefix("lock/")).block().unwrap();
+    while kv.range(KeyRange::prefix("lock/")).block().unwrap().count > 0 {
+        changes.next().block().unwrap().unwrap();
     }
 }
 
 #[test]
 fn a_lock_whose_key_is_deleted_by_somebody_else_is_lost_at_once() {
     let cluster = lasting(1);
-    let guard = cluster.node(0).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
-    cluster.node(0).client().delete(guard.key().clone()).wait().unwrap();
-    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
-    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    let guard = cluster.node(0).session().block().unwrap().mutex("lock").lock().block().unwrap();
+    cluster.node(0).client().delete(guard.key().clone()).block().unwrap();
+    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+    assert_eq!(guard.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
 }
 
 #[test]
 fn an_election_has_one_leader_and_its_observers_see_it_come_and_go() {
     let cluster = lasting(3);
-    let election = cluster.node(0).session().wait().unwrap().election("jobs");
-    let mut seen = cluster.node(2).session().wait().unwrap().election("jobs").observe();
-    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
-    let leadership = election.campaign("a").wait().unwrap();
-    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+    let election = cluster.node(0).session().block().unwrap().election("jobs");
+    let mut seen = cluster.node(2).session().block().unwrap().election("jobs").observe();
+    assert_eq!(seen.next().block().unwrap().unwrap(), LeaderEvent::Vacant);
+    let leadership = election.campaign("a").block().unwrap();
+    let LeaderEvent::Leads(leader) = seen.next().block().unwrap().unwrap() else {
         panic!("nobody leads")
     };
     assert_eq!(leader.value, "a");
-    leadership.proclaim("b").wait().unwrap();
-    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+    leadership.proclaim("b").block().unwrap();
+    let LeaderEvent::Leads(leader) = seen.next().block().unwrap().unwrap() else {
         panic!("nobody leads")
     };
     assert_eq!(leader.value, "b");
-    assert_eq!(election.leader().wait().unwrap().unwrap().value, "b");
-    leadership.resign().wait().unwrap();
-    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
+    assert_eq!(election.leader().block().unwrap().unwrap().value, "b");
+    leadership.resign().block().unwrap();
+    assert_eq!(seen.next().block().unwrap().unwrap(), LeaderEvent::Vacant);
 }
 
 #[test]
 fn keys_of_a_session_vanish_with_it() {
     let cluster = lasting(3);
-    let session = cluster.node(0).session().wait().unwrap();
+    let session = cluster.node(0).session().block().unwrap();
     let kv = cluster.node(0).client();
-    kv.put("here", "v").lease(session.lease()).wait().unwrap();
-    session.close().wait().unwrap();
+    kv.put("here", "v").lease(session.lease()).block().unwrap();
+    session.close().block().unwrap();
     assert_eq!(session.end(), Some(SessionEnd::Closed));
-    assert_eq!(cluster.node(1).client().get("here").wait().unwrap(), None);
-    let late = kv.put("here", "v").lease(session.lease()).wait().unwrap_err();
+    assert_eq!(cluster.node(1).client().get("here").block().unwrap(), None);
+    let late = kv.put("here", "v").lease(session.lease()).block().unwrap_err();
     assert_eq!(late, Error::Refused(Refusal::LeaseNotFound(session.lease())));
 }
 
@@ -342,17 +342,17 @@ fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let session = mortal(&cluster, 0);
-    let lease = kv.grant(STEADY).wait().unwrap();
-    kv.put("short", "v").lease(lease.id).wait().unwrap();
-    kv.put("long", "v").lease(session.lease()).wait().unwrap();
+    let lease = kv.grant(STEADY).block().unwrap();
+    kv.put("short", "v").lease(lease.id).block().unwrap();
+    kv.put("long", "v").lease(session.lease()).block().unwrap();
     until_deleted(&kv, "short");
     // It is renewed, again and again, and its key is still there when without that it would have ended.
     let first = session.valid_until();
     while session.valid_until() < first + STEADY {
-        kv.put("tick", "v").wait().unwrap();
+        kv.put("tick", "v").block().unwrap();
         assert_eq!(session.end(), None);
     }
-    assert!(kv.get("long").wait().unwrap().is_some());
+    assert!(kv.get("long").block().unwrap().is_some());
 }
 
 #[test]
@@ -360,9 +360,9 @@ fn a_scoped_client_sees_and_changes_nothing_outside() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
     let app = kv.with_prefix("app/");
-    kv.put("other", "v").wait().unwrap();
-    app.put("k", "v").wait().unwrap();
-    let rows = app.range(KeyRange::all()).wait().unwrap();
+    kv.put("other", "v").block().unwrap();
+    app.put("k", "v").block().unwrap();
+    let rows = app.range(KeyRange::all()).block().unwrap();
     assert_eq!(rows.kvs.len(), 1);
     assert_eq!(rows.kvs[0].key, "k");
     let done = app
@@ -371,26 +371,26 @@ fn a_scoped_client_sees_and_changes_nothing_outside() {
         .then(Op::put("l", "w"))
         .then(Op::range(KeyRange::all()))
         .commit()
-        .wait()
+        .block()
         .unwrap();
     assert!(done.succeeded);
-    assert_eq!(app.delete(KeyRange::all()).wait().unwrap().deleted, 2);
-    assert_eq!(kv.range(KeyRange::all()).wait().unwrap().count, 1);
+    assert_eq!(app.delete(KeyRange::all()).block().unwrap().deleted, 2);
+    assert_eq!(kv.range(KeyRange::all()).block().unwrap().count, 1);
 }
 
 #[test]
 fn a_shutdown_leaves_no_thread_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    node.client().put("k", "v").wait().unwrap();
+    let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    node.client().put("k", "v").block().unwrap();
     let client = node.client();
-    let report = testing::shutdown(node).wait();
+    let report = testing::shutdown(node).block();
     assert!(report.hanging.is_empty(), "{report:?}");
-    let late = client.put("k", "v").wait().unwrap_err();
+    let late = client.put("k", "v").block().unwrap_err();
     assert!(matches!(late, Error::Stopped { effect: Effect::NotApplied, .. }), "{late:?}");
     // And the directory is free again.
-    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-    assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
+    let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    assert_eq!(node.client().get("k").block().unwrap().unwrap().value, "v");
 }
 
 #[test]
@@ -398,8 +398,8 @@ fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
     let cluster = lasting_with(3, |config| {
         config.heartbeat(Duration::from_millis(50)).election_timeout(Duration::from_secs(2))
     });
-    let leader = cluster.leader().wait().unwrap();
-    let guard = mortal(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
+    let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
     let term = cluster.node(leader).status().term;
     // Nothing of the host runs for longer than a TTL: this thread is all there is of it.
     let (_hold, wait) = std::sync::mpsc::channel::<()>();
@@ -412,9 +412,9 @@ fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
 #[test]
 fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() {
     let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(2)));
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (other, third) = ((leader + 1) % 3, (leader + 2) % 3);
-    let guard = cluster.node(leader).session().wait().unwrap().mutex("l").lock().wait().unwrap();
+    let guard = cluster.node(leader).session().block().unwrap().mutex("l").lock().block().unwrap();
     // The transferee hears nothing of it: until the leader gives up, it takes no proposals.
     cluster.cut(leader, third);
     let node = cluster.node(leader);
@@ -423,36 +423,36 @@ fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() 
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(transfer.as_mut().poll(&mut context).is_pending());
     drop(guard);
-    node.client().put("k", "v").wait().unwrap();
-    let waiter = cluster.node(other).session().wait().unwrap();
+    node.client().put("k", "v").block().unwrap();
+    let waiter = cluster.node(other).session().block().unwrap();
     // Its session lives on: only a release frees it.
-    assert!(waiter.mutex("l").lock().deadline(SOON).wait().unwrap().is_held());
+    assert!(waiter.mutex("l").lock().deadline(SOON).block().unwrap().is_held());
     cluster.heal();
 }
 
 #[test]
 fn a_member_that_is_held_still_can_be_stopped_and_started_again() {
     let mut cluster = lasting(3);
-    cluster.leader().wait().unwrap();
+    cluster.leader().block().unwrap();
     cluster.pause(0);
-    cluster.shutdown(0).wait();
-    cluster.restart(0).wait().unwrap();
+    cluster.shutdown(0).block();
+    cluster.restart(0).block().unwrap();
 }
 
 #[test]
 fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one() {
     let call = STEADY;
     let options = ClusterOptions::new(3).configure(move |config| config.call_deadline(call));
-    let mut cluster = options.start().wait().unwrap();
-    cluster.leader().wait().unwrap();
-    cluster.kill(1).wait();
-    cluster.kill(2).wait();
+    let mut cluster = options.start().block().unwrap();
+    cluster.leader().block().unwrap();
+    cluster.kill(1).block();
+    cluster.kill(2).block();
     let node = cluster.node(0);
     let began = node.now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let error = node.session().wait().unwrap_err();
+                let error = node.session().block().unwrap_err();
                 assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
             });
         }
@@ -464,29 +464,29 @@ fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one()
 fn ready_resolves_once_a_leader_serves() {
     let mut cluster = lasting(3);
     for (_, node) in cluster.running() {
-        node.ready().wait().unwrap();
+        node.ready().block().unwrap();
         assert!(node.status().leader.is_some());
     }
     // Acknowledged writes are still there.
-    let put = cluster.node(0).client().put("k", "v").wait().unwrap();
-    cluster.node(1).ready().wait().unwrap();
+    let put = cluster.node(0).client().put("k", "v").block().unwrap();
+    cluster.node(1).ready().block().unwrap();
     assert!(cluster.node(1).client().revision() >= put.revision);
     for member in 0..3 {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
-    cluster.restart(0).wait().unwrap();
-    let late = cluster.node(0).ready().deadline(Duration::from_millis(300)).wait();
+    cluster.restart(0).block().unwrap();
+    let late = cluster.node(0).ready().deadline(Duration::from_millis(300)).block();
     assert_eq!(late, Err(Error::Deadline { effect: Effect::NotApplied }));
     let mut waits = Box::pin(cluster.node(0).ready().deadline(Duration::MAX).into_future());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(waits.as_mut().poll(&mut context).is_pending());
-    cluster.restart(1).wait().unwrap();
-    waits.wait().unwrap();
+    cluster.restart(1).block().unwrap();
+    waits.block().unwrap();
     assert!(cluster.node(0).client().revision() >= put.revision);
-    cluster.kill(1).wait();
+    cluster.kill(1).block();
     let waits = cluster.node(0).ready().deadline(Duration::MAX).into_future();
-    cluster.kill(0).wait();
-    assert!(matches!(waits.wait(), Err(Error::Stopped { .. })));
+    cluster.kill(0).block();
+    assert!(matches!(waits.block(), Err(Error::Stopped { .. })));
 }
 
 #[test]
@@ -499,20 +499,20 @@ fn waiting_founder_names_whom_it_waits_for() {
     let (own, other) = (free(), free());
     let members = [("first", own), ("second", other.clone())];
     let config = Config::new(dir.path(), "first").members(members).insecure_peers(true);
-    let node = Node::start(config).wait().unwrap();
+    let node = Node::start(config).block().unwrap();
     let absent = format!("second ({other})");
-    let late = node.ready().deadline(Duration::from_millis(800)).wait().unwrap_err();
+    let late = node.ready().deadline(Duration::from_millis(800)).block().unwrap_err();
     assert_eq!(late, Error::NotFounded { waiting_for: vec![absent.clone()] });
     let words = format!(
         "not applied: deadline exceeded; the cluster is not founded yet: waiting for {absent}"
     );
     assert_eq!(late.to_string(), words);
     assert!(late.is_transient() && late.effect() == Effect::NotApplied);
-    let put = node.client().put("k", "v").deadline(Duration::from_millis(50)).wait();
+    let put = node.client().put("k", "v").deadline(Duration::from_millis(50)).block();
     assert_eq!(put, Err(late));
     let health = node.health();
     assert_eq!(health.unmet, std::slice::from_ref(&absent));
     let words = format!("the cluster is not founded yet: waiting for {absent}");
     assert_eq!(health.to_string(), words);
-    node.shutdown().wait();
+    node.shutdown().block();
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::testing;
 use bowline::{
-    Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss,
-    Node, Op, Released, SessionEnd, Token, Wait,
+    Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState,
+    Loss, Node, Op, Released, SessionEnd, Token,
 };
 
 use crate::loopback;
@@ -25,18 +25,18 @@ use crate::stage::{
 fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
     let cluster = lasting(3);
     let held = another_session(&cluster, 0, "holder");
-    let guard = held.mutex("lock").lock().wait().unwrap();
+    let guard = held.mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
     let believed = guard.valid_until();
     // The end of a lease, however it comes about, is an entry of the log.
-    cluster.node(2).client().revoke(held.lease()).wait().unwrap();
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    cluster.node(2).client().revoke(held.lease()).block().unwrap();
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::LeaseEnded));
     assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
     assert!(waiting.finish().unwrap().is_held());
-    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
-    let released = guard.release().wait().unwrap();
+    let released = guard.release().block().unwrap();
     assert_eq!(released, Released::WasLost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
 }
 
@@ -44,19 +44,19 @@ fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
 fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
-    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     assert!(cluster.node(one).now() >= guard.valid_until());
 }
 
 #[test]
 fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = another_session(&cluster, 1, "waiter");
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
-    cluster.node(2).client().revoke(other.lease()).wait().unwrap();
+    cluster.node(2).client().revoke(other.lease()).block().unwrap();
     let error = waiting.finish().unwrap_err();
     assert!(session_ended(&error), "{error:?}");
     assert_eq!(places(cluster.node(0), "lock"), 1);
@@ -66,38 +66,38 @@ fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_li
 #[test]
 fn a_release_by_who_does_not_hold_has_no_effect() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     // By name and token, never by the name alone.
     let token = guard.token();
     let gone = Released::WasLost(Loss::Released);
     let another = session(&cluster, 1).mutex("lock");
-    assert_eq!(another.release(token).wait().unwrap(), gone);
+    assert_eq!(another.release(token).block().unwrap(), gone);
     let mine = session(&cluster, 0).mutex("lock");
     let earlier: Token = format!("{}.0", token.revision().get() - 1).parse().unwrap();
-    assert_eq!(mine.release(earlier).wait().unwrap(), gone);
+    assert_eq!(mine.release(earlier).block().unwrap(), gone);
     assert!(guard.is_held());
-    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    assert_eq!(guard.release().block().unwrap(), Released::Now);
 }
 
 #[test]
 fn a_release_whose_request_is_lost_is_carried_out_once() {
     let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, two);
     let first = stand_in_line(&other, cluster.node(two), "lock");
     let third = another_session(&cluster, two, "third");
     let mut second = stand_in_line(&third, cluster.node(two), "lock");
     cluster.partition(&[one]);
-    let error = guard.release().wait().unwrap_err();
+    let error = guard.release().block().unwrap_err();
     assert_eq!(error, Error::Deadline { effect: Effect::Unknown });
     cluster.heal();
     // The node goes on trying, and what it tries again takes nobody else's place.
     let next = first.finish().unwrap();
-    cluster.node(one).client().put("k", "v").wait().unwrap();
+    cluster.node(one).client().put("k", "v").block().unwrap();
     assert!(next.is_held());
     assert!(second.poll().is_none());
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
     assert!(second.finish().unwrap().is_held());
 }
 
@@ -105,7 +105,7 @@ fn a_release_whose_request_is_lost_is_carried_out_once() {
 fn a_release_whose_answer_is_lost_is_carried_out_once() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, two);
     let first = stand_in_line(&other, cluster.node(two), "lock");
     let third = another_session(&cluster, two, "third");
@@ -121,21 +121,21 @@ fn a_release_whose_answer_is_lost_is_carried_out_once() {
     cluster.heal();
     assert_eq!(release.finish().unwrap(), Released::Now);
     // The node has repeated its request: that releases the lock of no other session.
-    cluster.node(one).client().put("k", "v").wait().unwrap();
+    cluster.node(one).client().put("k", "v").block().unwrap();
     assert!(next.is_held());
     assert!(second.poll().is_none());
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
     assert!(second.finish().unwrap().is_held());
 }
 
 #[test]
 fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
-    cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
-    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
-    let next = session(&cluster, 1).mutex("lock").lock().wait().unwrap();
-    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
+    cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
+    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+    let next = session(&cluster, 1).mutex("lock").lock().block().unwrap();
+    assert_eq!(guard.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
     assert!(next.is_held());
 }
 
@@ -155,15 +155,15 @@ fn an_acquire_whose_answer_is_lost_takes_one_place() {
     cluster.heal();
     let guard = call.finish().unwrap();
     assert_eq!(places(cluster.node(leader), "lock"), 1);
-    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
-    guard.release().wait().unwrap();
+    guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
+    guard.release().block().unwrap();
     assert_eq!(places(cluster.node(leader), "lock"), 0);
 }
 
 #[test]
 fn an_acquire_dropped_while_it_waits_leaves_the_line() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
     drop(stand_in_line(&other, cluster.node(1), "lock"));
     until_places(cluster.node(0), "lock", 1);
@@ -174,12 +174,12 @@ fn an_acquire_dropped_while_it_waits_leaves_the_line() {
 #[test]
 fn an_acquire_dropped_when_it_was_granted_and_not_told_releases() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
     let granted = stand_in_line(&other, cluster.node(1), "lock");
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     let kv = cluster.node(0).client();
-    cluster.all_at(kv.range("any").wait().unwrap().revision).wait().unwrap();
+    cluster.all_at(kv.range("any").block().unwrap().revision).block().unwrap();
     drop(granted);
     until_places(cluster.node(0), "lock", 0);
 }
@@ -193,7 +193,7 @@ fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
     drop(Begun::new(mine.mutex("lock").lock()));
     cluster.heal();
     // Whatever became of its entering: nobody waits for it.
-    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(two), "lock", 1);
     assert!(next.is_held());
 }
@@ -202,17 +202,17 @@ fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
 fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     let mut outside = Outside::default();
     cluster.pause(one);
     let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
     assert!(guard.is_held(), "its own clock has not ended it: the store must");
-    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     outside.write(next.token(), "new").unwrap();
     cluster.resume(one);
     assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
-    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     assert!(!commit_if(&cluster.node(two).client(), guard.still_held(), "data", "late"));
     assert!(outside.write(guard.token(), "late").is_err());
@@ -228,7 +228,7 @@ fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
     cluster.resume(0);
     until_places(cluster.node(0), "lock", 1);
     // Its executor hangs: nobody looks at the first until another has the lock.
-    let second = two.mutex("lock").lock().deadline(SOON).wait().unwrap();
+    let second = two.mutex("lock").lock().deadline(SOON).block().unwrap();
     let missed = first.finish().unwrap_err();
     assert_eq!(missed, LockError::Missed(Loss::HeldTooLong));
     assert!(second.is_held());
@@ -239,13 +239,13 @@ fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
 fn a_change_of_leader_loses_no_lock_and_no_place() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     let waiters = [(two, "a"), (one, "b"), (two, "c")].map(|(member, label)| {
         let session = another_session(&cluster, member, label);
         let waiting = stand_in_line(&session, cluster.node(member), "lock");
         (session, waiting)
     });
-    cluster.kill(leader).wait();
+    cluster.kill(leader).block();
     another_leader(&cluster, leader);
     assert!(guard.is_held());
     until_places(cluster.node(one), "lock", 4);
@@ -253,12 +253,12 @@ fn a_change_of_leader_loses_no_lock_and_no_place() {
     let labels: Vec<_> = line.into_iter().map(|row| row.label.unwrap()).collect();
     assert_eq!(labels[1..], ["a", "b", "c"]);
     let mut last = guard.token();
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     for (_, waiting) in waiters {
         let guard = waiting.finish().unwrap();
         assert!(guard.token() > last);
         last = guard.token();
-        guard.release().wait().unwrap();
+        guard.release().block().unwrap();
     }
 }
 
@@ -268,12 +268,12 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
     // Nobody renews it.
     let ttl = STEADY * 3;
     let kv = cluster.node(0).client();
-    let lease = kv.grant(ttl).wait().unwrap().id;
-    kv.put("bound", "").lease(lease).wait().unwrap();
+    let lease = kv.grant(ttl).block().unwrap().id;
+    kv.put("bound", "").lease(lease).block().unwrap();
     let_pass(cluster.node(0), ttl / 3, || {});
     let (leader, one, _) = roles(&cluster);
     let killed = cluster.node(one).now();
-    cluster.kill(leader).wait();
+    cluster.kill(leader).block();
     // Whoever leads now does so since then, and does not know how long it had lived.
     until_deleted(&cluster.node(one).client(), "bound");
     let ended = cluster.node(one).now();
@@ -283,10 +283,10 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
 #[test]
 fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
     let (mut cluster, clocks) = with_clocks(Duration::from_secs(60));
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     assert!(matches!(guard.state(), LockState::Held(_)));
-    cluster.kill(1).wait();
-    cluster.kill(2).wait();
+    cluster.kill(1).block();
+    cluster.kill(2).block();
     // Of the sixty seconds it believes in 54, and two renewals are due within 36.
     clocks[0].jump(Duration::from_secs(40));
     assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
@@ -295,9 +295,9 @@ fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirme
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
     assert!(cluster.node(0).now() >= guard.valid_until());
     let moment = Duration::from_secs(1);
-    let write = cluster.node(0).client().put("k", "v").deadline(moment).wait().unwrap_err();
+    let write = cluster.node(0).client().put("k", "v").deadline(moment).block().unwrap_err();
     assert!(matches!(write, Error::Deadline { .. }), "{write:?}");
-    let opened = cluster.node(0).open_session().deadline(moment).wait().unwrap_err();
+    let opened = cluster.node(0).open_session().deadline(moment).block().unwrap_err();
     assert!(matches!(opened, Error::Deadline { .. }), "{opened:?}");
 }
 
@@ -305,11 +305,11 @@ fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirme
 fn a_node_that_restarts_ends_its_old_session_at_once() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, two);
     let waiting = stand_in_line(&other, cluster.node(two), "lock");
-    cluster.kill(one).wait();
-    cluster.restart(one).wait().unwrap();
+    cluster.kill(one).block();
+    cluster.restart(one).block().unwrap();
     // Its TTL is ten minutes.
     let begun = cluster.node(two).now();
     assert!(waiting.finish().unwrap().is_held());
@@ -321,7 +321,7 @@ fn a_node_that_restarts_ends_its_old_session_at_once() {
 fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_first_look() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, _) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     clocks[one].jump(Duration::from_secs(60));
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
     assert!(!guard.is_held());
@@ -334,48 +334,48 @@ fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
         config.session_ttl(LONG)
     });
     let (leader, one, _) = roles(&cluster);
-    let kept = session(&cluster, one).mutex("kept").lock().wait().unwrap();
-    let lost = session(&cluster, one).mutex("lost").lock().wait().unwrap();
+    let kept = session(&cluster, one).mutex("kept").lock().block().unwrap();
+    let lost = session(&cluster, one).mutex("lost").lock().block().unwrap();
     cluster.partition(&[one]);
     let kv = cluster.node(leader).client();
-    let mut revision = kv.delete(lost.key().clone()).wait().unwrap().revision;
+    let mut revision = kv.delete(lost.key().clone()).block().unwrap().revision;
     for i in 0..1_500 {
-        revision = kv.put(format!("key/{}", i % 50), vec![b'v'; 200]).wait().unwrap().revision;
+        revision = kv.put(format!("key/{}", i % 50), vec![b'v'; 200]).block().unwrap().revision;
     }
     cluster.heal();
-    cluster.all_at(revision).wait().unwrap();
+    cluster.all_at(revision).block().unwrap();
     let installed = cluster.node(one).metrics().snapshot().snapshots_installed_total;
     assert!(installed > 0, "it caught up from the log");
-    assert_eq!(lost.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(lost.lost().block(), Loss::KeyDeleted);
     assert!(kept.is_held());
 }
 
 #[test]
 fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(Config::new(dir.path().join("old"), "solo")).wait().unwrap();
-    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let node = Node::start(Config::new(dir.path().join("old"), "solo")).block().unwrap();
+    let guard = node.session().block().unwrap().mutex("lock").lock().block().unwrap();
     let (token, lease) = (guard.token(), guard.session().lease());
     let file = dir.path().join("backup");
-    node.backup(&file).wait().unwrap();
+    node.backup(&file).block().unwrap();
     // What the old cluster granted after the backup is below what the new one grants.
-    guard.release().wait().unwrap();
-    let newest = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap().token();
+    guard.release().block().unwrap();
+    let newest = node.session().block().unwrap().mutex("lock").lock().block().unwrap().token();
     assert!(newest > token);
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 
     let members = [("solo", loopback::address())];
     let config = Config::new(dir.path().join("new"), "solo").members(members);
     let restored = backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
     assert_eq!(restored.leases_ended, 1);
-    let node = Node::start(config).wait().unwrap();
-    assert_eq!(node.client().lease(lease).wait().unwrap(), None);
-    let below = node.client().range(KeyRange::prefix("lock/")).wait().unwrap();
+    let node = Node::start(config).block().unwrap();
+    assert_eq!(node.client().lease(lease).block().unwrap(), None);
+    let below = node.client().range(KeyRange::prefix("lock/")).block().unwrap();
     assert_eq!(below.count, 0);
-    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let guard = node.session().block().unwrap().mutex("lock").lock().block().unwrap();
     assert!(guard.token() > newest);
     drop(guard);
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 /// The limit counts the requests of one node for one lock, of all its sessions.
@@ -384,21 +384,21 @@ fn a_full_queue_rejects_requests_and_goes_on_serving() {
     let cluster = lasting_with(2, |config| config.lock_waiters_max(2));
     let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
     let remote = session(&cluster, 1);
-    let guard = one.mutex("lock").lock().wait().unwrap();
+    let guard = one.mutex("lock").lock().block().unwrap();
     let waiting = [&one, &two].map(|session| Begun::new(session.mutex("lock").lock()));
     until_places(cluster.node(0), "lock", 2);
     for session in [&one, &two] {
-        let error = session.mutex("lock").lock().deadline(SOON).wait().unwrap_err();
+        let error = session.mutex("lock").lock().deadline(SOON).block().unwrap_err();
         assert_eq!(error, LockError::QueueFull { max: 2 });
     }
     // Neither another node nor another lock is affected.
     let elsewhere = stand_in_line(&remote, cluster.node(1), "lock");
-    assert!(one.mutex("another").lock().wait().is_ok());
-    guard.release().wait().unwrap();
+    assert!(one.mutex("another").lock().block().is_ok());
+    guard.release().block().unwrap();
     for waiting in waiting.into_iter().chain([elsewhere]) {
-        waiting.finish().unwrap().release().wait().unwrap();
+        waiting.finish().unwrap().release().block().unwrap();
     }
-    assert!(two.mutex("lock").lock().wait().is_ok());
+    assert!(two.mutex("lock").lock().block().is_ok());
 }
 
 #[test]
@@ -407,14 +407,14 @@ fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
     let (_, one, two) = roles(&cluster);
     let kept = another_session(&cluster, one, "kept");
     let lease = kept.lease();
-    let guard = kept.mutex("lock").lock().wait().unwrap();
-    cluster.kill(one).wait();
+    let guard = kept.mutex("lock").lock().block().unwrap();
+    cluster.kill(one).block();
     drop((guard, kept));
-    cluster.restart(one).wait().unwrap();
-    let kept = cluster.node(one).resume_session(lease).wait().unwrap();
-    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
-    kept.close().wait().unwrap();
-    assert!(session(&cluster, two).mutex("lock").lock().wait().is_ok());
+    cluster.restart(one).block().unwrap();
+    let kept = cluster.node(one).resume_session(lease).block().unwrap();
+    assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
+    kept.close().block().unwrap();
+    assert!(session(&cluster, two).mutex("lock").lock().block().is_ok());
 }
 
 /// They are released by no holder, so a request would wait behind them until their session ends.
@@ -423,36 +423,36 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     let cluster = lasting(1);
     let (owner, other) = (session(&cluster, 0), another_session(&cluster, 0, "other"));
     let mismatch = LockError::KindMismatch { stored: LockKind::Foreign };
-    let group = owner.group("workers").join("meta").wait().unwrap();
+    let group = owner.group("workers").join("meta").block().unwrap();
     let kv = cluster.node(0).client();
-    kv.sequential_prefix("jobs/").put_bound("build", &owner).wait().unwrap();
-    kv.put("barrier/ready", "1").lease(owner.lease()).wait().unwrap();
+    kv.sequential_prefix("jobs/").put_bound("build", &owner).block().unwrap();
+    kv.put("barrier/ready", "1").lease(owner.lease()).block().unwrap();
     for name in ["workers", "jobs", "barrier"] {
-        let locked = other.mutex(name).lock().wait().map(drop);
+        let locked = other.mutex(name).lock().block().map(drop);
         assert_eq!(locked, Err(mismatch.clone()), "{name}");
-        let elected = other.election(name).campaign("me").wait().map(drop);
+        let elected = other.election(name).campaign("me").block().map(drop);
         assert_eq!(elected, Err(mismatch.clone()), "{name}");
-        let permit = other.semaphore(name, 2).acquire().wait().map(drop);
+        let permit = other.semaphore(name, 2).acquire().block().map(drop);
         assert_eq!(permit, Err(mismatch.clone()), "{name}");
     }
     let text = mismatch.to_string();
     assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
     // Behind a lock too: the request would be next once the holder releases.
-    let guard = other.mutex("late").lock().wait().unwrap();
-    kv.put("late/ready", "1").lease(owner.lease()).wait().unwrap();
+    let guard = other.mutex("late").lock().block().unwrap();
+    kv.put("late/ready", "1").lease(owner.lease()).block().unwrap();
     let third = another_session(&cluster, 0, "third");
-    assert_eq!(third.mutex("late").lock().wait().map(drop), Err(mismatch.clone()));
-    guard.release().wait().unwrap();
+    assert_eq!(third.mutex("late").lock().block().map(drop), Err(mismatch.clone()));
+    guard.release().block().unwrap();
     // A key that was there before the request, and gets its lease while the request waits.
-    kv.put("older/ready", "1").wait().unwrap();
-    let guard = other.mutex("older").lock().wait().unwrap();
+    kv.put("older/ready", "1").block().unwrap();
+    let guard = other.mutex("older").lock().block().unwrap();
     let waiting = stand_in_line(&third, cluster.node(0), "older");
-    kv.put("older/ready", "2").lease(owner.lease()).wait().unwrap();
+    kv.put("older/ready", "2").lease(owner.lease()).block().unwrap();
     assert_eq!(waiting.finish().map(drop), Err(mismatch));
     assert!(guard.is_held());
     // Without a lease it is no part of the queue, and blocks nothing.
-    kv.put("plain/settings", "1").wait().unwrap();
-    assert!(other.mutex("plain").lock().wait().is_ok());
+    kv.put("plain/settings", "1").block().unwrap();
+    assert!(other.mutex("plain").lock().block().is_ok());
     drop(group);
 }
 
@@ -463,46 +463,46 @@ fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
     let (leader, one, two) = roles(&cluster);
     let kept = another_session(&cluster, one, "kept");
     let lease = kept.lease();
-    let guard = kept.mutex("lock").lock().wait().unwrap();
+    let guard = kept.mutex("lock").lock().block().unwrap();
     let token = guard.token();
     for member in [leader, one, two] {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     drop((guard, kept));
     for member in [leader, one, two] {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
-    cluster.leader().wait().unwrap();
-    let held = session(&cluster, two).mutex("lock").try_lock().wait().unwrap_err();
+    cluster.leader().block().unwrap();
+    let held = session(&cluster, two).mutex("lock").try_lock().block().unwrap_err();
     assert!(matches!(held, LockError::WouldBlock { .. }), "{held:?}");
-    let kept = cluster.node(one).resume_session(lease).wait().unwrap();
+    let kept = cluster.node(one).resume_session(lease).block().unwrap();
     until_places(cluster.node(two), "lock", 1);
     assert_eq!(cluster.node(two).locks().of("lock").unwrap().line[0].lease, lease);
-    kept.close().wait().unwrap();
-    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    kept.close().block().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     assert!(next.token() > token);
 }
 
 #[test]
 fn two_kinds_on_one_name_are_refused() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("name").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("name").lock().block().unwrap();
     let other = session(&cluster, 1);
-    let error = other.semaphore("name", 3).acquire().wait().unwrap_err();
+    let error = other.semaphore("name", 3).acquire().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
     until_places(cluster.node(1), "name", 1);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     // The kind goes with the last who is there.
-    assert!(other.semaphore("name", 3).acquire().wait().is_ok());
+    assert!(other.semaphore("name", 3).acquire().block().is_ok());
 }
 
 #[test]
 fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
     let cluster = lasting(3);
-    let permit = session(&cluster, 0).semaphore("name", 3).acquire().wait().unwrap();
-    let error = session(&cluster, 1).semaphore("name", 4).acquire().wait().unwrap_err();
+    let permit = session(&cluster, 0).semaphore("name", 3).acquire().block().unwrap();
+    let error = session(&cluster, 1).semaphore("name", 4).acquire().block().unwrap_err();
     assert_eq!(error, LockError::LimitMismatch { stored: 3, asked: 4 });
-    assert!(session(&cluster, 1).semaphore("name", 3).acquire().wait().is_ok());
+    assert!(session(&cluster, 1).semaphore("name", 3).acquire().block().is_ok());
     drop(permit);
 }
 
@@ -510,15 +510,15 @@ fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
 fn conditions_of_a_hold_that_was_passed_on_inside_the_node_are_not_those_of_the_next() {
     let cluster = lasting(1);
     let mutex = session(&cluster, 0).mutex("lock");
-    let first = mutex.lock().wait().unwrap();
+    let first = mutex.lock().block().unwrap();
     let next = Begun::new(mutex.lock());
-    assert_eq!(mutex.release(first.token()).wait().unwrap(), Released::Now);
+    assert_eq!(mutex.release(first.token()).block().unwrap(), Released::Now);
     let next = next.finish().unwrap();
     assert_eq!(next.key(), first.key());
     let kv = cluster.node(0).client();
     let commit = |conditions: Vec<Compare>| {
         let txn = conditions.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
-        txn.then(Op::put("done", "1")).commit().wait().unwrap().succeeded
+        txn.then(Op::put("done", "1")).commit().block().unwrap().succeeded
     };
     assert!(!commit(first.still_held()));
     assert!(commit(next.still_held()));
@@ -529,7 +529,7 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mine = another_session(&cluster, one, "leaves");
-    let guard = mine.mutex("lock").lock().wait().unwrap();
+    let guard = mine.mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
     let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
     let wish = Begun::new(mine.mutex("other").lock());
@@ -539,7 +539,7 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let over = LockError::SessionEnded(SessionEnd::Orphaned);
     assert_eq!(wish.finish().unwrap_err(), over);
     cluster.heal();
-    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+    assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
     drop(open);
 }
 
@@ -557,7 +557,7 @@ impl Wake for Falls {
 fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     let cluster = lasting(1);
     let node = cluster.node(0);
-    let held = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let held = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = another_session(&cluster, 0, "other");
     let falls = Arc::new(Falls(AtomicU64::new(0)));
     let waker = Waker::from(Arc::clone(&falls));
@@ -578,19 +578,19 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     };
     woken(1);
     until_places(node, "lock", 2);
-    held.release().wait().unwrap();
+    held.release().block().unwrap();
     woken(2);
-    node.client().revoke(other.lease()).wait().unwrap();
+    node.client().revoke(other.lease()).block().unwrap();
     woken(3);
     assert_eq!(node.stop_reason(), None);
-    node.client().put("key", "after").wait().unwrap();
+    node.client().put("key", "after").block().unwrap();
 }
 
 #[test]
 fn recipes_wake_an_executor_that_panics_as_the_node_does() {
     let cluster = lasting(1);
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
-    let guard = mine.mutex("lock").lock().wait().unwrap();
+    let guard = mine.mutex("lock").lock().block().unwrap();
     let (jobs, group) = (mine.queue("jobs"), mine.group("group"));
     let falls = Arc::new(Falls(AtomicU64::new(0)));
     let waker = Waker::from(Arc::clone(&falls));
@@ -612,25 +612,25 @@ fn recipes_wake_an_executor_that_panics_as_the_node_does() {
     begin(Box::pin(async { drop(group.join("").await) }));
     woken(2);
     begin(Box::pin(async { drop(jobs.take().await) }));
-    node.client().queue("jobs").put("item").wait().unwrap();
+    node.client().queue("jobs").put("item").block().unwrap();
     woken(3);
     begin(Box::pin(async { drop(guard.lost().await) }));
-    node.client().delete(guard.key().clone()).wait().unwrap();
+    node.client().delete(guard.key().clone()).block().unwrap();
     woken(4);
     begin(Box::pin(async { drop(node.wait_for(|_| false).await) }));
-    node.client().put("key", "after").wait().unwrap();
+    node.client().put("key", "after").block().unwrap();
     woken(5);
-    node.client().put("key", "after all").wait().unwrap();
+    node.client().put("key", "after all").block().unwrap();
 }
 
 #[test]
 fn a_lock_is_free_though_whoever_waits_for_its_loss_panics_when_it_is_woken() {
     let cluster = lasting(2);
     let mutex = session(&cluster, 0).mutex("lock");
-    let guard = mutex.lock().wait().unwrap();
+    let guard = mutex.lock().block().unwrap();
     let waker = Waker::from(Arc::new(Falls(AtomicU64::new(0))));
     let mut lost = Box::pin(guard.lost());
     assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    assert_eq!(mutex.release(guard.token()).wait().unwrap(), Released::Now);
-    assert!(session(&cluster, 1).mutex("lock").lock().wait().unwrap().is_held());
+    assert_eq!(mutex.release(guard.token()).block().unwrap(), Released::Now);
+    assert!(session(&cluster, 1).mutex("lock").lock().block().unwrap().is_held());
 }

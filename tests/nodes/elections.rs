@@ -12,8 +12,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss, Moment, Node,
-    NodeId, Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token, Wait,
+    Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss,
+    Moment, Node, NodeId, Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token,
 };
 use tokio::sync::oneshot;
 
@@ -54,9 +54,9 @@ impl Drop for Inside {
 
 /// Deletes the leader's key, as somebody else would who means no good.
 fn evict(node: &Node, election: &str) {
-    let election = node.session().wait().unwrap().election(election.to_owned());
-    let leader = election.leader().wait().unwrap().expect("somebody leads");
-    node.client().delete(leader.key).wait().unwrap();
+    let election = node.session().block().unwrap().election(election.to_owned());
+    let leader = election.leader().block().unwrap().expect("somebody leads");
+    node.client().delete(leader.key).block().unwrap();
 }
 
 /// Work that does not listen.
@@ -80,9 +80,9 @@ fn the_result_is_given_when_another_may_lead() {
         assert!(line[0].holds && line[0].key == *leadership.key());
         leadership.token()
     };
-    let token = election.run_while_leader("a", work).wait().unwrap();
-    assert_eq!(other.leader().wait().unwrap(), None);
-    let next = other.campaign("b").wait().unwrap();
+    let token = election.run_while_leader("a", work).block().unwrap();
+    assert_eq!(other.leader().block().unwrap(), None);
+    let next = other.campaign("b").block().unwrap();
     assert!(next.token() > token);
 }
 
@@ -123,7 +123,7 @@ fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
         assert_eq!(election.leader().await.unwrap(), None);
         "of the first term"
     };
-    let result = election.leading("a").finish_after_loss().run(work).wait();
+    let result = election.leading("a").finish_after_loss().run(work).block();
     assert_eq!(result, Ok("of the second term"));
     assert_eq!(losses.try_iter().collect::<Vec<_>>(), [Loss::KeyDeleted]);
 }
@@ -137,10 +137,10 @@ fn who_leads_once_hears_of_the_loss() {
         kv.delete(leadership.key().clone()).await.unwrap();
         pending::<()>().await;
     };
-    let lost = election.leading("a").once().run(work).wait().unwrap_err();
+    let lost = election.leading("a").once().run(work).block().unwrap_err();
     assert_eq!(lost, LeadError::Lost(Loss::KeyDeleted));
     assert_eq!((lost.effect(), lost.is_transient()), (Effect::NotApplied, true));
-    assert_eq!(election.leader().wait().unwrap(), None, "it does not stand any more");
+    assert_eq!(election.leader().block().unwrap(), None, "it does not stand any more");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
     }
     // The second, which waits, first.
     for (session, running) in all.into_iter().rev() {
-        session.close().wait().unwrap();
+        session.close().block().unwrap();
         let error = running.finish().unwrap_err();
         assert!(matches!(error, LeadError::NotElected(LockError::SessionEnded(_))), "{error:?}");
         assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, false));
@@ -185,7 +185,7 @@ fn lead_by_node(
             leadership.asked_to_release().await;
             "handed over"
         };
-        leading.run_until(stopped, LONG, work).wait()
+        leading.run_until(stopped, LONG, work).block()
     });
     (stop, running)
 }
@@ -201,12 +201,12 @@ fn who_leads_by_its_node_leads_again_when_its_session_has_ended() {
         let (_, lease, token) = terms.recv_timeout(SOON).expect("it leads");
         assert!(last < Some(token), "{token} after {last:?}");
         last = Some(token);
-        cluster.node(two).client().revoke(lease).wait().unwrap();
+        cluster.node(two).client().revoke(lease).block().unwrap();
     }
     let (_, lease, token) = terms.recv_timeout(SOON).expect("it leads again");
     assert!(last < Some(token));
     assert_eq!(session(&cluster, one).lease(), lease, "it leads with the node's own");
-    session(&cluster, one).close().wait().unwrap();
+    session(&cluster, one).close().block().unwrap();
     let _ = terms.recv_timeout(SOON).expect("it leads again");
     stop.send(()).unwrap();
     assert_eq!(running.join().unwrap(), Ok(Some("handed over")));
@@ -228,7 +228,7 @@ fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
         cluster.cut(from, to);
     }
     for session in sessions {
-        session.ended().wait();
+        session.ended().block();
     }
     // Nobody can lead now: what comes from here on is from after the outage.
     while terms.try_recv().is_ok() {}
@@ -271,7 +271,7 @@ fn nobody_else_leads_before_the_work_has_ended() {
             at_the_end.store(true, Ordering::SeqCst);
             "ended in order"
         };
-        election.leading("a").run_until(stopped, LONG, work).wait()
+        election.leading("a").run_until(stopped, LONG, work).block()
     });
     is_leading.recv_timeout(SOON).unwrap();
     let mut waits = Begun::new(other.campaign("b"));
@@ -297,7 +297,7 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
     };
     let stop = std::future::ready(());
     // Told before it leads, it does not stand.
-    assert_eq!(election.leading("a").run_until(stop, grace, work).wait(), Ok(None));
+    assert_eq!(election.leading("a").run_until(stop, grace, work).block(), Ok(None));
     assert_eq!(counted.begun(), 0);
 
     let (stop, stopped) = oneshot::channel::<()>();
@@ -307,10 +307,10 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
         stop.lock().unwrap().take().expect("one term").send(()).unwrap();
         pending::<()>().await;
     };
-    assert_eq!(election.leading("a").run_until(stopped, grace, work).wait(), Ok(None));
+    assert_eq!(election.leading("a").run_until(stopped, grace, work).block(), Ok(None));
     assert_eq!((counted.begun(), counted.ended()), (1, 1));
     assert!(cluster.node(0).now().since(begun) >= grace);
-    assert_eq!(election.leader().wait().unwrap(), None);
+    assert_eq!(election.leader().block().unwrap(), None);
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
         panic!("a bug in the work");
     };
     let running = election.run_while_leader("a", work);
-    assert!(catch_unwind(AssertUnwindSafe(|| running.wait())).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| running.block())).is_err());
     assert_eq!((counted.begun(), counted.ended()), (1, 1));
     until_places(cluster.node(1), "jobs", 0);
 }
@@ -332,10 +332,10 @@ fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
 fn a_value_that_would_be_taken_for_another_kind_of_wish_is_refused() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
-    let refused = election.run_while_leader("bowline:1 read\n", async |_| ()).wait();
+    let refused = election.run_while_leader("bowline:1 read\n", async |_| ()).block();
     assert_eq!(refused, Err(LeadError::NotElected(LockError::ReservedValue)));
-    let leadership = election.campaign("a").wait().unwrap();
-    let refused = leadership.proclaim("bowline:1 read\n").wait();
+    let leadership = election.campaign("a").block().unwrap();
+    let refused = leadership.proclaim("bowline:1 read\n").block();
     assert_eq!(refused, Err(GuardError::ReservedValue));
 }
 
@@ -383,7 +383,7 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
                     }
                 }
             };
-            session.election("jobs").run_while_leader(member.to_string(), work).wait()
+            session.election("jobs").run_while_leader(member.to_string(), work).block()
         })
     };
     let mut threads: Vec<_> = (0..3).map(|member| candidate(&cluster, member)).collect();
@@ -392,9 +392,9 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
         let (leads, token) = begun.recv_timeout(SOON).expect("somebody leads");
         tokens.push(token);
         if round % 2 == 0 {
-            cluster.kill(leads).wait();
+            cluster.kill(leads).block();
             assert!(threads.remove(leads).join().unwrap().is_err());
-            cluster.restart(leads).wait().unwrap();
+            cluster.restart(leads).block().unwrap();
         } else {
             cluster.partition(&[leads]);
             assert!(threads.remove(leads).join().unwrap().is_err());
@@ -416,7 +416,7 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
         assert!(pair[0].1 <= pair[1].0, "two at work at once: {pair:?}");
     }
     assert!(spells.len() >= 6);
-    let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap().unwrap();
+    let observed = session(&cluster, 0).election("jobs").observe().next().block().unwrap().unwrap();
     assert_eq!(observed, LeaderEvent::Vacant);
 }
 
@@ -425,28 +425,28 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mine = another_session(&cluster, one, "scheduler");
-    let leadership = mine.election("jobs").campaign("a").wait().unwrap();
+    let leadership = mine.election("jobs").campaign("a").block().unwrap();
     let (saved, token) = (leadership.ticket().to_string(), leadership.token());
-    cluster.kill(one).wait();
+    cluster.kill(one).block();
     drop((leadership, mine));
     let rival = Begun::new(session(&cluster, two).election("jobs").campaign("b"));
     until_places(cluster.node(two), "jobs", 2);
-    cluster.restart(one).wait().unwrap();
+    cluster.restart(one).block().unwrap();
 
     let ticket: Ticket = saved.parse().unwrap();
     let mine = session(&cluster, one);
     let election = mine.election("jobs");
-    let leadership = election.resume(&ticket).wait().unwrap();
+    let leadership = election.resume(&ticket).block().unwrap();
     assert!(leadership.is_leader());
     assert!(leadership.token() > token, "{} after {token}", leadership.token());
     assert_eq!(leadership.since(), ticket.since());
-    leadership.proclaim("a again").wait().unwrap();
-    assert_eq!(election.leader().wait().unwrap().unwrap().value, "a again");
-    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+    leadership.proclaim("a again").block().unwrap();
+    assert_eq!(election.leader().block().unwrap().unwrap().value, "a again");
+    assert_eq!(election.resume(&ticket).block().unwrap_err(), ResumeError::Over);
     assert_ne!(leadership.ticket().lease(), ticket.lease());
-    leadership.resign().wait().unwrap();
+    leadership.resign().block().unwrap();
     assert!(rival.finish().unwrap().is_leader());
-    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+    assert_eq!(election.resume(&ticket).block().unwrap_err(), ResumeError::Over);
 }
 
 #[test]
@@ -456,24 +456,24 @@ fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
     let lead = |label: &str| another_session(&cluster, 0, label).election("jobs");
-    let first = lead("first").campaign("a").wait().unwrap();
+    let first = lead("first").campaign("a").block().unwrap();
     let second = Begun::new(lead("second").campaign("b"));
     until_places(cluster.node(0), "jobs", 2);
     let mut observer = lead("observer").observe();
-    let leads = observer.next().wait().unwrap().unwrap();
+    let leads = observer.next().block().unwrap().unwrap();
     assert!(matches!(leads, LeaderEvent::Leads(leader) if leader.value == "a"));
     for n in 0..QUEUE {
-        first.proclaim(format!("a{n}")).wait().unwrap();
+        first.proclaim(format!("a{n}")).block().unwrap();
     }
     // Nothing else fits, and of this only is left that it was deleted.
-    first.resign().wait().unwrap();
-    let gone = kv.get("jobs").wait().map(|_| kv.revision()).unwrap();
-    kv.compact(gone).wait().unwrap();
+    first.resign().block().unwrap();
+    let gone = kv.get("jobs").block().map(|_| kv.revision()).unwrap();
+    kv.compact(gone).block().unwrap();
     let second = second.finish().unwrap();
     let (tell, told) = mpsc::channel();
     let observing = std::thread::spawn(move || {
         loop {
-            match observer.next().wait() {
+            match observer.next().block() {
                 Some(Ok(LeaderEvent::Leads(leader))) if leader.value == "b" => break,
                 Some(Ok(_)) => {}
                 ended => panic!("{ended:?}"),
@@ -491,10 +491,10 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut mine = another_session(&cluster, one, "importer");
-    let guard = mine.mutex("import").lock().wait().unwrap();
+    let guard = mine.mutex("import").lock().block().unwrap();
     let mut last = guard.token();
     let ticket = guard.ticket();
-    let resume = |by: &Session, ticket: &Ticket| by.mutex("import").resume(ticket).wait();
+    let resume = |by: &Session, ticket: &Ticket| by.mutex("import").resume(ticket).block();
     assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
     assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
     // Whoever held it there may believe in it still, as long as its session lives.
@@ -527,10 +527,10 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     }
     // Long after its driver has looked, the guard stands.
     let guard = guard.unwrap();
-    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().block().unwrap();
     assert!(guard.is_held());
-    assert_eq!(guard.release().wait().unwrap(), Released::Now);
-    let other = session(&cluster, two).mutex("import").try_lock().wait();
+    assert_eq!(guard.release().block().unwrap(), Released::Now);
+    let other = session(&cluster, two).mutex("import").try_lock().block();
     assert!(other.is_ok());
 }
 
@@ -539,24 +539,24 @@ fn a_ticket_is_of_one_hold_though_the_lock_is_passed_on_inside_the_node() {
     let cluster = lasting(1);
     let mine = another_session(&cluster, 0, "importer");
     let mutex = mine.mutex("import");
-    let first = mutex.lock().wait().unwrap();
+    let first = mutex.lock().block().unwrap();
     let second = Begun::new(mutex.lock());
-    assert_eq!(mutex.release(first.token()).wait().unwrap(), Released::Now);
+    assert_eq!(mutex.release(first.token()).block().unwrap(), Released::Now);
     let second = second.finish().unwrap();
     assert_eq!(second.key(), first.key());
     let over = first.ticket();
     let third = Begun::new(mutex.lock());
     let ticket = second.ticket();
-    second.release().wait().unwrap();
+    second.release().block().unwrap();
     let third = third.finish().unwrap();
     assert!(over != ticket && ticket != third.ticket());
     let left = third.leak();
     mine.orphan();
     let next = session(&cluster, 0).mutex("import");
     for over in [over, ticket] {
-        assert_eq!(next.resume(&over).wait().unwrap_err(), ResumeError::Over);
+        assert_eq!(next.resume(&over).block().unwrap_err(), ResumeError::Over);
     }
-    assert!(next.resume(&left).wait().unwrap().is_held());
+    assert!(next.resume(&left).block().unwrap().is_held());
 }
 
 #[test]
@@ -564,7 +564,7 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let mine = another_session(&cluster, 0, "importer");
-    let guard = mine.mutex("import").lock().wait().unwrap();
+    let guard = mine.mutex("import").lock().block().unwrap();
     let (key, ticket) = (guard.key().clone(), guard.leak());
     mine.orphan();
     let next = session(&cluster, 0);
@@ -575,7 +575,7 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
     let mut woken = 0;
     loop {
         let now = resuming.wakes();
-        let row = kv.get(key.clone()).wait().unwrap();
+        let row = kv.get(key.clone()).block().unwrap();
         if row.is_some_and(|row| row.lease == Some(lease)) {
             break;
         }
@@ -593,15 +593,15 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
 fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let holder = session(&cluster, two).mutex("import").lock().wait().unwrap();
+    let holder = session(&cluster, two).mutex("import").lock().block().unwrap();
     let mine = another_session(&cluster, one, "importer");
     let waits = stand_in_line(&mine, cluster.node(one), "import");
     let line = mine.mutex("import").line().unwrap();
     let (lease, second) = (mine.lease(), line[1].clone());
     let (since, key) = (second.since, String::from_utf8(second.key.to_vec()).unwrap());
-    cluster.kill(one).wait();
+    cluster.kill(one).block();
     assert!(waits.finish().is_err());
-    cluster.restart(one).wait().unwrap();
+    cluster.restart(one).block().unwrap();
     let mine = session(&cluster, one);
     let mutex = mine.mutex("import");
     let node = cluster.node(one).status().id;
@@ -610,21 +610,21 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     };
     let good = ticket(&lease.to_string(), since, &key);
     let over = ticket(&lease.to_string(), Revision(1), &key);
-    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
+    assert_eq!(mutex.resume(&over).block().unwrap_err(), ResumeError::Over);
     let over = ticket("1234", since, &key);
-    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
-    let other = mine.mutex("export").resume(&good).wait().unwrap_err();
+    assert_eq!(mutex.resume(&over).block().unwrap_err(), ResumeError::Over);
+    let other = mine.mutex("export").resume(&good).block().unwrap_err();
     assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
-    let other = mine.election("import").resume(&good).wait().unwrap_err();
+    let other = mine.election("import").resume(&good).block().unwrap_err();
     assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
 
-    let resuming = std::thread::spawn(move || mutex.resume(&good).wait());
+    let resuming = std::thread::spawn(move || mutex.resume(&good).block());
     let behind = another_session(&cluster, two, "behind");
     let behind = stand_in_line(&behind, cluster.node(two), "import");
-    holder.release().wait().unwrap();
+    holder.release().block().unwrap();
     let guard = resuming.join().unwrap().unwrap();
     assert_eq!(guard.since(), since);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(behind.finish().unwrap().is_held());
 }
 
@@ -633,26 +633,26 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let mine = another_session(&cluster, one, "importer");
-    let guard = mine.mutex("import").lock().wait().unwrap();
-    let reader = mine.rw_lock("table").read().wait().unwrap();
+    let guard = mine.mutex("import").lock().block().unwrap();
+    let reader = mine.rw_lock("table").read().block().unwrap();
     let (stale, of) = (guard.still_held(), guard.ticket());
     let table = format!("{}/{}@{}:table/{}", of.node(), of.lease(), reader.since(), of.lease());
     assert_eq!(reader.key(), &table[table.len() - reader.key().len()..]);
     let (ticket, kv) = (guard.leak(), cluster.node(one).client());
     let lease = mine.orphan();
     let next = session(&cluster, one);
-    let guard = next.mutex("import").resume(&ticket).wait().unwrap();
+    let guard = next.mutex("import").resume(&ticket).block().unwrap();
     let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
-    assert!(!late.then(bowline::Op::put("imported", "late")).commit().wait().unwrap().succeeded);
+    assert!(!late.then(bowline::Op::put("imported", "late")).commit().block().unwrap().succeeded);
     // A reader's place is no mutex's.
-    let other = next.mutex("table").resume(&table.parse().unwrap()).wait().unwrap_err();
+    let other = next.mutex("table").resume(&table.parse().unwrap()).block().unwrap_err();
     assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
-    kv.revoke(lease).wait().unwrap();
+    kv.revoke(lease).block().unwrap();
     assert_eq!(places(cluster.node(one), "table"), 0);
     assert!(guard.is_held());
-    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().block().unwrap();
     drop(reader);
-    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    assert_eq!(guard.release().block().unwrap(), Released::Now);
 }
 
 #[test]
@@ -662,17 +662,17 @@ fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
     let locks = cluster.node(one).locks();
     for is_broken in [true, false] {
         let mine = another_session(&cluster, one, "importer");
-        let ticket = mine.mutex("import").lock().wait().unwrap().leak();
+        let ticket = mine.mutex("import").lock().block().unwrap().leak();
         mine.orphan();
         let place = locks.of("import").unwrap().line.remove(0);
         let next = session(&cluster, one).mutex("import");
         if is_broken {
-            locks.break_lock(&place, "nobody has it").wait().unwrap();
-            assert_eq!(next.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+            locks.break_lock(&place, "nobody has it").block().unwrap();
+            assert_eq!(next.resume(&ticket).block().unwrap_err(), ResumeError::Over);
         } else {
-            locks.ask(&place, "soon, please").wait().unwrap();
-            let guard = next.resume(&ticket).wait().unwrap();
-            assert_eq!(guard.asked_to_release().wait().why, "soon, please");
+            locks.ask(&place, "soon, please").block().unwrap();
+            let guard = next.resume(&ticket).block().unwrap();
+            assert_eq!(guard.asked_to_release().block().why, "soon, please");
         }
     }
 }
@@ -682,12 +682,12 @@ fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
     let (cluster, clocks) = with_clocks(LONG);
     let (_, one, two) = roles(&cluster);
     let node = cluster.node(one);
-    let mine = node.open_session().ttl(LONG).wait().unwrap();
-    let guard = mine.mutex("import").lock().wait().unwrap();
+    let mine = node.open_session().ttl(LONG).block().unwrap();
+    let guard = mine.mutex("import").lock().block().unwrap();
     // By its own clock the session is over; by the leader's, its lease has just begun.
     clocks[one].jump(2 * LONG);
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
-    let kept = node.resume_session(mine.lease()).wait().unwrap();
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    let kept = node.resume_session(mine.lease()).block().unwrap();
     until_places(cluster.node(two), "import", 1);
     let locks = cluster.node(two).locks();
     let place = locks.of("import").unwrap().line.remove(0);
@@ -695,5 +695,5 @@ fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
     until_places(cluster.node(two), "import", 0);
     until_true(node, "the answer", || broken.wakes() > 0);
     assert!(broken.poll().is_none_or(|answer| answer.is_ok()));
-    assert!(kept.mutex("import").try_lock().wait().unwrap().is_held());
+    assert!(kept.mutex("import").try_lock().block().unwrap().is_held());
 }

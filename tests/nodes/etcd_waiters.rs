@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
+use bowline::{Blocking, Error, Revision, Session, SortOrder, SortTarget, TxnResult};
 use bowline::{
     Client, Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
 };
-use bowline::{Error, Revision, Session, SortOrder, SortTarget, TxnResult, Wait};
 
 use crate::stage::{Begun, another_session, lasting, mortal, session, until_places};
 
@@ -113,7 +113,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn lease(cluster: &Cluster, member: usize) -> LeaseId {
-    cluster.node(member).client().grant(Duration::from_secs(600)).wait().unwrap().id
+    cluster.node(member).client().grant(Duration::from_secs(600)).block().unwrap().id
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
     let cluster = lasting(3);
     let runtime = runtime();
     let ledger = Arc::new(Ledger::default());
-    let first = session(&cluster, 0).mutex("shared").lock().wait().unwrap();
+    let first = session(&cluster, 0).mutex("shared").lock().block().unwrap();
     let mut tasks = Vec::new();
     let mut want = Vec::new();
     for at in 0..12 {
@@ -139,7 +139,7 @@ fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
         });
         until_places(cluster.node(0), "shared", at as u64 + 2);
     }
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
     for task in tasks {
         runtime.block_on(task).unwrap();
     }
@@ -154,7 +154,7 @@ fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_a
     let runtime = runtime();
     let ledger = Arc::new(Ledger::default());
     let dying = mortal(&cluster, 2);
-    let held = dying.mutex("shared").lock().wait().unwrap();
+    let held = dying.mutex("shared").lock().block().unwrap();
     let behind = Begun::new(mortal(&cluster, 2).election("shared").campaign("x"));
     until_places(cluster.node(0), "shared", 2);
     let mut tasks = Vec::new();
@@ -172,7 +172,7 @@ fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_a
         });
         until_places(cluster.node(0), "shared", at as u64 + 3);
     }
-    cluster.kill(2).wait();
+    cluster.kill(2).block();
     assert!(!held.is_held());
     drop((held, behind));
     for task in tasks {

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use bowline::{
-    Compare, Delivery, Effect, Error, Guard, GuardError, Limits, Node, Op, Session, TxnResult, Wait,
+    Blocking, Compare, Delivery, Effect, Error, Guard, GuardError, Limits, Node, Op, Session,
+    TxnResult,
 };
 
 use crate::stage::{
@@ -15,9 +16,9 @@ use crate::stage::{
 /// An item in its taker's hands, and the lock that it needs.
 fn begin(session: &Session) -> (Delivery, Guard) {
     let jobs = session.queue("jobs");
-    jobs.put("x").wait().unwrap();
-    let job = jobs.take().wait().unwrap();
-    (job, session.mutex("lock").lock().wait().unwrap())
+    jobs.put("x").block().unwrap();
+    let job = jobs.take().block().unwrap();
+    (job, session.mutex("lock").lock().block().unwrap())
 }
 
 fn result() -> Op {
@@ -25,14 +26,14 @@ fn result() -> Op {
 }
 
 fn is_there(node: &Node, key: &'static str) -> bool {
-    node.client().get(key).wait().unwrap().is_some()
+    node.client().get(key).block().unwrap().is_some()
 }
 
 /// The item is free again, where it stood; takes it off.
 fn was_given_back(session: &Session) {
-    let again = session.queue("jobs").take().deadline(SOON).wait().unwrap();
+    let again = session.queue("jobs").take().deadline(SOON).block().unwrap();
     assert_eq!((again.value(), again.attempt()), (&"x".into(), 2));
-    again.ack().wait().unwrap();
+    again.ack().block().unwrap();
 }
 
 #[test]
@@ -45,7 +46,7 @@ fn the_result_the_acknowledgement_and_the_release_are_one_step() {
         stand_in_line(&crate::stage::session(&cluster, other), cluster.node(other), "lock");
     let before = session.client().revision();
     let txn = guard.txn().ack(job).then(Op::get("nothing")).then(result());
-    let reply = txn.commit_and_release(guard).wait().unwrap();
+    let reply = txn.commit_and_release(guard).block().unwrap();
     assert!(reply.succeeded);
     assert!(
         matches!(&reply.results[..2], [TxnResult::Range(none), TxnResult::Put(_)] if none.count == 0),
@@ -53,8 +54,8 @@ fn the_result_the_acknowledgement_and_the_release_are_one_step() {
     );
     // One revision for all of it.
     let kv = cluster.node(taker).client();
-    let mut changes = kv.watch(bowline::KeyRange::all()).from(before.next()).wait().unwrap();
-    let batch = changes.next().wait().unwrap().unwrap();
+    let mut changes = kv.watch(bowline::KeyRange::all()).from(before.next()).block().unwrap();
+    let batch = changes.next().block().unwrap().unwrap();
     let step = batch.events.iter().filter(|event| event.revision() == reply.revision);
     let keys: Vec<String> =
         step.map(|event| String::from_utf8_lossy(&event.kv.key).into_owned()).collect();
@@ -62,7 +63,7 @@ fn the_result_the_acknowledgement_and_the_release_are_one_step() {
     for part in ["jobs/item/", "jobs/claim/", "lock/", "result"] {
         assert!(keys.iter().any(|key| key.starts_with(part)), "{part} is not among {keys:?}");
     }
-    waiter.finish().unwrap().release().wait().unwrap();
+    waiter.finish().unwrap().release().block().unwrap();
     until_places(cluster.node(taker), "jobs/item", 0);
 }
 
@@ -72,12 +73,12 @@ fn while_the_lock_is_kept_many_items_may_be_acknowledged_under_it() {
     let session = session(&cluster, 0);
     let (first, guard) = begin(&session);
     let jobs = session.queue("jobs");
-    jobs.put("y").wait().unwrap();
-    let second = jobs.take().wait().unwrap();
-    let reply = guard.txn().then(result()).ack(first).ack(second).commit().wait().unwrap();
+    jobs.put("y").block().unwrap();
+    let second = jobs.take().block().unwrap();
+    let reply = guard.txn().then(result()).ack(first).ack(second).commit().block().unwrap();
     assert!(reply.succeeded && guard.is_held());
-    assert!(jobs.is_empty().wait().unwrap());
-    assert!(guard.txn().then(result()).commit().wait().unwrap().succeeded, "it goes on");
+    assert!(jobs.is_empty().block().unwrap());
+    assert!(guard.txn().then(result()).commit().block().unwrap().succeeded, "it goes on");
 }
 
 #[test]
@@ -87,21 +88,21 @@ fn an_item_that_is_another_takers_takes_the_result_with_it_and_frees_the_lock_al
     let kv = node.client();
     for releases in [false, true] {
         let (job, guard) = begin(&session);
-        kv.delete(bowline::KeyRange::prefix("jobs/claim/")).wait().unwrap();
-        let theirs = session.queue("jobs").take().deadline(SOON).wait().unwrap();
+        kv.delete(bowline::KeyRange::prefix("jobs/claim/")).block().unwrap();
+        let theirs = session.queue("jobs").take().deadline(SOON).block().unwrap();
         let txn = guard.txn().when(Compare::missing("result")).then(result());
         let txn = txn.or_else(Op::put("other", "")).ack(job);
         if releases {
-            assert_eq!(txn.commit_and_release(guard).wait(), Err(GuardError::NotOurs));
+            assert_eq!(txn.commit_and_release(guard).block(), Err(GuardError::NotOurs));
             assert_eq!(places(node, "lock"), 0, "released in the same entry");
         } else {
-            assert_eq!(txn.commit().wait(), Err(GuardError::NotOurs));
+            assert_eq!(txn.commit().block(), Err(GuardError::NotOurs));
             assert!(guard.is_held());
-            guard.release().wait().unwrap();
+            guard.release().block().unwrap();
         }
         assert!(!is_there(node, "result") && !is_there(node, "other"));
         assert!(theirs.is_ours(), "whoever has it now keeps it");
-        theirs.ack().wait().unwrap();
+        theirs.ack().block().unwrap();
     }
 }
 
@@ -110,14 +111,14 @@ fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     let (job, guard) = begin(&session);
-    let other = session.mutex("other").lock().wait().unwrap();
-    let refused = guard.txn().then(result()).ack(job).commit_and_release(other).wait();
+    let other = session.mutex("other").lock().block().unwrap();
+    let refused = guard.txn().then(result()).ack(job).commit_and_release(other).block();
     assert_eq!(refused, Err(GuardError::ForeignGuard));
     assert!(!is_there(node, "result") && guard.is_held());
     was_given_back(&session);
     // What was given away is free, as whatever is dropped.
     until_places(node, "other", 0);
-    assert!(guard.txn().then(result()).commit_and_release(guard).wait().unwrap().succeeded);
+    assert!(guard.txn().then(result()).commit_and_release(guard).block().unwrap().succeeded);
 }
 
 #[test]
@@ -134,17 +135,17 @@ fn with_the_least_limits_that_a_configuration_may_have_it_is_one_step_too() {
     let session = session(&cluster, 0);
     let (job, guard) = begin(&session);
     let txn = guard.txn().when(Compare::missing("result")).then(result());
-    assert!(txn.ack(job).commit_and_release(guard).wait().unwrap().succeeded);
-    let leads = session.election("leader").campaign("a").wait().unwrap();
-    leads.proclaim("b").wait().unwrap();
-    leads.resign().wait().unwrap();
+    assert!(txn.ack(job).commit_and_release(guard).block().unwrap().succeeded);
+    let leads = session.election("leader").campaign("a").block().unwrap();
+    leads.proclaim("b").block().unwrap();
+    leads.resign().block().unwrap();
     let lock = session.rw_lock("shared");
-    let write = lock.read().wait().unwrap().upgrade().wait().unwrap();
-    write.downgrade().wait().unwrap().release().wait().unwrap();
+    let write = lock.read().block().unwrap().upgrade().block().unwrap();
+    write.downgrade().block().unwrap().release().block().unwrap();
     let pool = session.semaphore("pool", 3);
-    pool.acquire().wait().unwrap().release().wait().unwrap();
-    let both = session.lock_all(["one", "two"]).wait().unwrap();
-    both.release().wait().unwrap();
+    pool.acquire().block().unwrap().release().block().unwrap();
+    let both = session.lock_all(["one", "two"]).block().unwrap();
+    both.release().block().unwrap();
 }
 
 #[test]
@@ -153,10 +154,10 @@ fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     for releases in [false, true] {
         let (job, guard) = begin(&session);
-        node.client().delete(guard.key().clone()).wait().unwrap();
+        node.client().delete(guard.key().clone()).block().unwrap();
         let txn = guard.txn().then(result()).ack(job);
         let refused =
-            if releases { txn.commit_and_release(guard).wait() } else { txn.commit().wait() };
+            if releases { txn.commit_and_release(guard).block() } else { txn.commit().block() };
         assert_eq!(refused, Err(GuardError::NotHeld));
         assert!(!is_there(node, "result"));
         was_given_back(&session);
@@ -170,13 +171,13 @@ fn what_is_not_carried_out_gives_the_item_back() {
     // A condition of the caller's does not hold.
     let (job, guard) = begin(&session);
     let txn = guard.txn().when(Compare::exists("nothing")).then(result());
-    let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).wait();
+    let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).block();
     assert!(!reply.unwrap().succeeded && is_there(node, "other"));
     was_given_back(&session);
     // The store refuses it.
     let (job, guard) = begin(&session);
     let large = Op::put("result", vec![0; 64 << 20]);
-    let refused = guard.txn().then(large).ack(job).commit_and_release(guard).wait();
+    let refused = guard.txn().then(large).ack(job).commit_and_release(guard).block();
     assert!(matches!(&refused, Err(GuardError::Store(Error::Refused(_)))), "{refused:?}");
     was_given_back(&session);
     // It is never begun.
@@ -209,12 +210,12 @@ fn a_call_that_is_dropped_acknowledges_with_the_result_or_gives_back_without_it(
                 poll_on(node, wakes, call);
             }
             until_places(node, "jobs/claim", 0);
-            let left = session.queue("jobs").len().wait().unwrap();
+            let left = session.queue("jobs").len().block().unwrap();
             assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");
             drop(kept);
             until_places(node, "lock", 0);
-            kv.delete("result").wait().unwrap();
-            kv.delete(bowline::KeyRange::prefix("jobs/")).wait().unwrap();
+            kv.delete("result").block().unwrap();
+            kv.delete(bowline::KeyRange::prefix("jobs/")).block().unwrap();
         }
     }
 }
@@ -233,7 +234,7 @@ fn poll_on<T>(node: &Node, wakes: u64, mut call: Begun<T>) {
 fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_free_without() {
     let cluster = lasting(3);
     for round in 0..4 {
-        let leader = cluster.leader().wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
         let session = session(&cluster, leader);
         let (job, guard) = begin(&session);
         // Its own log has it, and nobody says so: the others stand still, or do not hear of it and elect another. What
@@ -267,13 +268,13 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
         let node = cluster.node(leader);
         // The session goes on, and nobody looks after the item but this.
         until_places(node, "jobs/claim", 0);
-        let left = session.queue("jobs").len().wait().unwrap();
+        let left = session.queue("jobs").len().block().unwrap();
         assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");
         if left == 1 {
             was_given_back(&session);
         }
         until_places(node, "lock", 0);
-        node.client().delete("result").wait().unwrap();
+        node.client().delete("result").block().unwrap();
     }
 }
 
@@ -288,15 +289,15 @@ fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
                 let session = session.clone();
                 std::thread::spawn(move || {
                     for _ in 0..EACH {
-                        let guard = session.mutex("lock").lock().wait().unwrap();
+                        let guard = session.mutex("lock").lock().block().unwrap();
                         let write = guard.txn().then(Op::put("count", ""));
-                        assert!(write.commit_and_release(guard).wait().unwrap().succeeded);
+                        assert!(write.commit_and_release(guard).block().unwrap().succeeded);
                     }
                 })
             })
             .collect();
         tasks.into_iter().for_each(|task| task.join().unwrap());
-        let row = session.client().get("count").wait().unwrap().unwrap();
+        let row = session.client().get("count").block().unwrap().unwrap();
         assert_eq!(row.version, 4 * EACH);
         until_places(cluster.node(0), "lock", 0);
     }
@@ -306,13 +307,13 @@ fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
 fn a_task_behind_a_holder_whose_key_is_deleted_steps_into_line_again() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     let mut behind = Begun::new(session.mutex("lock").lock());
     assert!(behind.poll().is_none(), "it waits");
     let kv = session.client();
-    assert_eq!(kv.delete(bowline::KeyRange::prefix("lock/")).wait().unwrap().deleted, 1);
+    assert_eq!(kv.delete(bowline::KeyRange::prefix("lock/")).block().unwrap().deleted, 1);
     let next = behind.finish().unwrap();
     assert!(next.token() > guard.token());
     until_true(cluster.node(0), "it is told", || !guard.is_held());
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
 }

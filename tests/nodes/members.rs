@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
-    Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, Refusal, StopReason,
-    Wait,
+    Blocking, Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, Refusal,
+    StopReason,
 };
 
 use crate::loopback;
@@ -81,7 +81,7 @@ fn a_learner_reads_writes_watches_and_holds_locks_and_does_not_vote() {
         assert_eq!((me.role, &*me.name), (MemberRole::Learner, "m3"));
         assert_eq!(members.voters().count(), 3);
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_only_member_reads_without_a_question_as_long_as_it_is_the_only_one() {
         assert!(rounds(&cluster, 0).await <= 1);
         assert_eq!(rounds(&cluster, 0).await, 0);
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
             assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
         }
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_leader_that_is_removed_hands_over_and_goes() {
         cluster.node(from).client().put("k", "v").await.unwrap();
         assert_eq!(cluster.node(from).members().voters().count(), 2);
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
         assert_eq!(cluster.node(0).stopped().await, StopReason::Removed);
         cluster.node(joined).client().put("k", "v").await.unwrap();
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
         client.put("k", "v").deadline(Duration::from_secs(20)).await.expect("one of one leads");
         assert!(cluster.node(0).members().is_removed(gone));
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn two_wishes_for_another_leader_are_told_apart() {
             assert_eq!(member, now, "{told:?}: {first:?} and {second:?}");
         }
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn changes_that_are_wished_for_at_once_are_made_one_after_the_other() {
         ids.sort_unstable();
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         assert_eq!(cluster.node(0).client().get("k").local().await.unwrap(), None);
         cluster.node(0).backup(&file).await.unwrap();
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn what_would_lose_the_quorum_is_refused() {
         // The dead one can go: two of two are there.
         remove(cluster.node(leader), NodeId::new(one as u64 + 1).unwrap()).await;
     }
-    .wait();
+    .block();
 }
 
 /// Counts up a key by compare-and-set until it is told to stop.
@@ -293,7 +293,7 @@ fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<Atomic
             false => Compare::value(key.clone()).eq(before),
         };
         let txn = client.txn().when(compare).then(Op::put(key.clone(), value));
-        match txn.commit().wait() {
+        match txn.commit().block() {
             Ok(reply) => {
                 assert!(reply.succeeded, "{key} was not at {}", next - 1);
                 done.store(next, Ordering::Relaxed);
@@ -301,7 +301,7 @@ fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<Atomic
             }
             Err(Error::Stopped { .. }) => return,
             // It may have been applied: the store says.
-            Err(_) => match client.get(key.clone()).wait() {
+            Err(_) => match client.get(key.clone()).block() {
                 Ok(row) => {
                     let now = row.map_or(0, |row| {
                         std::str::from_utf8(&row.value).unwrap().parse::<u64>().unwrap()
@@ -358,7 +358,7 @@ fn all_members_are_replaced_under_load_and_nothing_is_lost() {
         assert_eq!(value, done.load(Ordering::Relaxed).to_string());
         assert!(cluster.node(leader).members().voters().all(|id| id.get() > 4));
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn twenty_learners_join_lag_catch_up_and_hold_locks() {
         }
         assert_eq!(cluster.node(leader).members().learners().count(), 20);
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn a_member_that_moves_to_another_address_is_found_there() {
         assert!(testing::shutdown(nodes.remove(1)).await.hanging.is_empty());
         nodes[0].client().put("k", "4").await.unwrap();
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -438,9 +438,9 @@ fn a_node_may_be_called_by_any_name_that_leads_to_its_own_machine() {
     let dir = tempfile::tempdir().unwrap();
     // As a name, since it is no number that anybody prints.
     let at = loopback::address().replacen("127.", "0x7f.", 1);
-    let node = Node::start(Config::new(dir.path(), "a").members([("a", at)])).wait().unwrap();
-    node.client().put("k", "v").wait().unwrap();
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    let node = Node::start(Config::new(dir.path(), "a").members([("a", at)])).block().unwrap();
+    node.client().put("k", "v").block().unwrap();
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 /// Each comes up where nobody has been, and could announce itself to nobody.
@@ -503,7 +503,7 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
             assert!(testing::shutdown(node).await.hanging.is_empty());
         }
     }
-    .wait();
+    .block();
 }
 
 /// It knows nobody but those whom it has asked to join, and nobody knows where it is.
@@ -535,7 +535,7 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
         assert!(!dir.path().join("b").join("JOINED").exists());
         assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "2");
     }
-    .wait();
+    .block();
 }
 
 /// Its program may go on for long, and hold on to it.
@@ -561,5 +561,5 @@ fn a_node_that_was_removed_lets_go_of_its_port_and_of_its_peers() {
             std::thread::yield_now();
         }
     }
-    .wait();
+    .block();
 }

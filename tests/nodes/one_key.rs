@@ -1,6 +1,6 @@
 //! A string is one key in every call; a prefix is asked for by name.
 
-use bowline::{Compare, KeyRange, Op, TxnResult, Wait};
+use bowline::{Blocking, Compare, KeyRange, Op, TxnResult};
 
 use crate::stage::{lasting, session};
 
@@ -15,18 +15,18 @@ fn keys(rows: &[bowline::KeyValue]) -> Vec<&[u8]> {
 fn a_string_names_one_key() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
-    let mut watch = kv.watch("k/").wait().unwrap();
+    let mut watch = kv.watch("k/").block().unwrap();
     for key in [KEYS[1], KEYS[0]] {
-        kv.put(key, "v").wait().unwrap();
+        kv.put(key, "v").block().unwrap();
     }
-    assert_eq!(watch.next().wait().unwrap().unwrap().events[0].kv.key, "k/");
-    assert_eq!(kv.get("k/").wait().unwrap().unwrap().key, "k/");
-    assert_eq!(keys(&kv.range("k/").wait().unwrap().kvs), [b"k/"]);
+    assert_eq!(watch.next().block().unwrap().unwrap().events[0].kv.key, "k/");
+    assert_eq!(kv.get("k/").block().unwrap().unwrap().key, "k/");
+    assert_eq!(keys(&kv.range("k/").block().unwrap().kvs), [b"k/"]);
     assert_eq!(kv.width("k/", 10), 0, "a single key counts for none");
     let caller = bowline::Caller { user: None, revision: kv.access().revision() };
-    assert_eq!(keys(&kv.acting_as(caller).range("k/").wait().unwrap().kvs), [b"k/"]);
+    assert_eq!(keys(&kv.acting_as(caller).range("k/").block().unwrap().kvs), [b"k/"]);
     // Of the two keys only `k/1` is changed once more.
-    kv.put(KEYS[1], "w").wait().unwrap();
+    kv.put(KEYS[1], "w").block().unwrap();
     for holds in [
         Compare::exists("k/"),
         Compare::version("k/").eq(1u64),
@@ -35,7 +35,7 @@ fn a_string_names_one_key() {
         Compare::missing("k"),
     ] {
         let reply = kv.txn().when(holds).then(Op::range("k/")).then(Op::get("k/")).commit();
-        let reply = reply.wait().unwrap();
+        let reply = reply.block().unwrap();
         assert!(reply.succeeded);
         for result in reply.results {
             let TxnResult::Range(range) = result else { panic!("{result:?}") };
@@ -43,32 +43,32 @@ fn a_string_names_one_key() {
         }
     }
     assert_eq!(KeyRange::from("k/"), KeyRange::key("k/"));
-    kv.txn().then(Op::delete("k/")).commit().wait().unwrap();
-    assert_eq!(keys(&kv.range(KeyRange::all()).wait().unwrap().kvs), [b"k/1"]);
-    kv.put("k/", "v").wait().unwrap();
-    assert_eq!(kv.delete("k/").wait().unwrap().deleted, 1);
-    assert_eq!(keys(&kv.range(KeyRange::all()).wait().unwrap().kvs), [b"k/1"]);
+    kv.txn().then(Op::delete("k/")).commit().block().unwrap();
+    assert_eq!(keys(&kv.range(KeyRange::all()).block().unwrap().kvs), [b"k/1"]);
+    kv.put("k/", "v").block().unwrap();
+    assert_eq!(kv.delete("k/").block().unwrap().deleted, 1);
+    assert_eq!(keys(&kv.range(KeyRange::all()).block().unwrap().kvs), [b"k/1"]);
 }
 
 #[test]
 fn a_method_with_prefix_in_its_name_takes_a_prefix() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
-    let mut watch = kv.watch_prefix("k/").wait().unwrap();
+    let mut watch = kv.watch_prefix("k/").block().unwrap();
     for key in KEYS {
-        kv.put(key, "v").wait().unwrap();
+        kv.put(key, "v").block().unwrap();
     }
-    let first = watch.next().wait().unwrap().unwrap();
+    let first = watch.next().block().unwrap().unwrap();
     assert_eq!(first.events[0].kv.key, "k/");
     if first.events.len() == 1 {
-        assert_eq!(watch.next().wait().unwrap().unwrap().events[0].kv.key, "k/1");
+        assert_eq!(watch.next().block().unwrap().unwrap().events[0].kv.key, "k/1");
     }
-    assert_eq!(keys(&kv.get_prefix("k/").wait().unwrap().kvs), [&b"k/"[..], b"k/1"]);
-    let view = kv.cached_prefix("k/").wait().unwrap().view().unwrap();
+    assert_eq!(keys(&kv.get_prefix("k/").block().unwrap().kvs), [&b"k/"[..], b"k/1"]);
+    let view = kv.cached_prefix("k/").block().unwrap().view().unwrap();
     assert_eq!((view.len(), view.prefix(b"k/1").count()), (2, 1));
-    assert_eq!(kv.with_prefix("k").get("/1").wait().unwrap().unwrap().key, "/1");
-    assert_eq!(kv.sequential_prefix("s/").put("").wait().unwrap().key, "s/0000000000");
-    assert_eq!(kv.delete_prefix("k/").wait().unwrap().deleted, 2);
+    assert_eq!(kv.with_prefix("k").get("/1").block().unwrap().unwrap().key, "/1");
+    assert_eq!(kv.sequential_prefix("s/").put("").block().unwrap().key, "s/0000000000");
+    assert_eq!(kv.delete_prefix("k/").block().unwrap().deleted, 2);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_name_is_one_lock_and_a_prefix_lists_many() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let locks = cluster.node(0).locks();
-    let held = ["jobs", "jobs/1"].map(|name| session.mutex(name).lock().wait().unwrap());
+    let held = ["jobs", "jobs/1"].map(|name| session.mutex(name).lock().block().unwrap());
     let names = |prefix: &'static str| {
         let listed = locks.list_prefix(prefix).unwrap();
         listed.into_iter().map(|lock| lock.name).collect::<Vec<_>>()

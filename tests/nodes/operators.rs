@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Contender, Effect, Error, KeyRange, Leadership, LockError,
-    LockState, Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Blocking, Contender, Effect, Error, KeyRange, Leadership,
+    LockError, LockState, Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, WriteGuard,
 };
 
 use crate::stage::{
@@ -23,11 +23,11 @@ fn place(node: &Node, name: &str, at: usize) -> Contender {
 fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
     let cluster = lasting(3);
     let holder = another_session(&cluster, 0, "billing");
-    let _guard = holder.mutex("jobs/nightly").lock().why("closing the books").wait().unwrap();
+    let _guard = holder.mutex("jobs/nightly").lock().why("closing the books").block().unwrap();
     let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs/nightly");
     let kv = cluster.node(2).client();
-    kv.put("jobs/nightly/readme", "not a place").wait().unwrap();
-    kv.put("jobs/other", "no lock").wait().unwrap();
+    kv.put("jobs/nightly/readme", "not a place").block().unwrap();
+    kv.put("jobs/other", "no lock").block().unwrap();
     until_places(cluster.node(2), "jobs/nightly", 3);
 
     let all = cluster.node(2).locks().list_prefix("jobs/").unwrap();
@@ -47,24 +47,24 @@ fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
 #[test]
 fn a_holder_hears_that_somebody_asks_for_its_lock() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     assert_eq!(guard.request(), None);
     until_places(cluster.node(1), "lock", 1);
     let holder = place(cluster.node(1), "lock", 0);
-    cluster.node(1).locks().ask(&holder, "a release goes out").wait().unwrap();
-    let request = guard.asked_to_release().wait();
+    cluster.node(1).locks().ask(&holder, "a release goes out").block().unwrap();
+    let request = guard.asked_to_release().block();
     assert_eq!((request.by.as_str(), request.why.as_str()), ("m1", "a release goes out"));
     assert!(guard.is_held());
-    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    assert_eq!(guard.release().block().unwrap(), Released::Now);
     until_places(cluster.node(1), "lock", 0);
-    let late = cluster.node(1).locks().ask(&holder, "too late").wait();
+    let late = cluster.node(1).locks().ask(&holder, "too late").block();
     assert_eq!(late.unwrap_err(), OrderError::Gone);
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
 
 /// One more entry: what is sent with it says that all before it is committed.
 fn known_as_committed(node: &Node) {
-    node.client().put("later", "").wait().unwrap();
+    node.client().put("later", "").block().unwrap();
 }
 
 #[test]
@@ -72,12 +72,12 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
     for hand_over in [false, true] {
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);
-        let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+        let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
         let second = stand_in_line(&session(&cluster, one), cluster.node(one), "lock");
         let third = stand_in_line(&session(&cluster, two), cluster.node(two), "lock");
         // The second holds, and is ordered, and its node hears of both together.
         cluster.pause(one);
-        first.release().wait().unwrap();
+        first.release().block().unwrap();
         until_places(cluster.node(leader), "lock", 2);
         let line = cluster.node(leader).locks().of("lock").unwrap().line;
         assert!(line[0].holds && line[0].lease == session(&cluster, one).lease());
@@ -91,7 +91,7 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
             order.finish().unwrap();
             assert_eq!(second.finish().unwrap_err(), LockError::Evicted);
         } else {
-            locks.ask(&line[0], "it is due").wait().unwrap();
+            locks.ask(&line[0], "it is due").block().unwrap();
             known_as_committed(cluster.node(leader));
             cluster.resume(one);
             let second = second.finish().unwrap();
@@ -105,7 +105,7 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
 fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
     let mine = session(&cluster, one);
     // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
     cluster.pause(one);
@@ -114,14 +114,14 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
     cluster.cut(two, one);
     cluster.resume(one);
     until_places(cluster.node(leader), "lock", 2);
-    first.hand_over(&place(cluster.node(leader), "lock", 1)).wait().unwrap();
+    first.hand_over(&place(cluster.node(leader), "lock", 1)).block().unwrap();
     let holder = place(cluster.node(leader), "lock", 0);
     assert!(holder.holds && holder.lease == mine.lease());
-    cluster.node(leader).locks().ask(&holder, "it is due").wait().unwrap();
+    cluster.node(leader).locks().ask(&holder, "it is due").block().unwrap();
     cluster.heal();
     let heir = heir.finish().unwrap();
     until_true(cluster.node(one), "the heir is asked", || heir.request().is_some());
-    heir.release().wait().unwrap();
+    heir.release().block().unwrap();
     until_places(cluster.node(leader), "lock", 0);
 }
 
@@ -129,35 +129,35 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
 fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
     // Its node hears of both together.
     cluster.pause(one);
-    locks.ask(&holder, "it is due").wait().unwrap();
-    cluster.node(leader).client().delete(holder.key).wait().unwrap();
+    locks.ask(&holder, "it is due").block().unwrap();
+    cluster.node(leader).client().delete(holder.key).block().unwrap();
     known_as_committed(cluster.node(leader));
     cluster.resume(one);
-    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
     until_places(cluster.node(two), "lock", 0);
 }
 
 #[test]
 fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_whom() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(1), "lock", 1);
     let next = stand_in_line(&session(&cluster, 2), cluster.node(2), "lock");
     let holder = place(cluster.node(1), "lock", 0);
-    cluster.node(1).locks().break_lock(&holder, "it hangs").wait().unwrap();
+    cluster.node(1).locks().break_lock(&holder, "it hangs").block().unwrap();
     let next = next.finish().unwrap();
-    let Loss::Broken { by, why } = guard.lost().wait() else { panic!("{:?}", guard.state()) };
+    let Loss::Broken { by, why } = guard.lost().block() else { panic!("{:?}", guard.state()) };
     assert_eq!((by.as_str(), why.as_str()), ("m1", "it hangs"));
     assert!(next.token() > guard.token());
-    let late = guard.txn().then(Op::put("k", "late")).commit().wait();
+    let late = guard.txn().then(Op::put("k", "late")).commit().block();
     assert!(late.is_err());
-    assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(Loss::Broken { .. })));
-    next.release().wait().unwrap();
+    assert!(matches!(guard.release().block().unwrap(), Released::WasLost(Loss::Broken { .. })));
+    next.release().block().unwrap();
     until_places(cluster.node(1), "lock", 0);
 }
 
@@ -165,11 +165,11 @@ fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_wh
 fn tasks_behind_a_broken_hold_stand_in_line_again() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     let behind = session.mutex("lock").lock().enter().unwrap();
     assert_eq!(behind.before(), Some(1));
-    cluster.node(0).locks().break_lock(&place(cluster.node(0), "lock", 0), "").wait().unwrap();
-    let next = behind.wait().unwrap();
+    cluster.node(0).locks().break_lock(&place(cluster.node(0), "lock", 0), "").block().unwrap();
+    let next = behind.block().unwrap();
     assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
     assert!(next.token() > guard.token());
 }
@@ -177,11 +177,11 @@ fn tasks_behind_a_broken_hold_stand_in_line_again() {
 #[test]
 fn who_waits_can_be_evicted() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
     until_places(cluster.node(2), "lock", 2);
     let waiter = place(cluster.node(2), "lock", 1);
-    cluster.node(2).locks().break_lock(&waiter, "not you").wait().unwrap();
+    cluster.node(2).locks().break_lock(&waiter, "not you").block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     assert!(guard.is_held());
     assert_eq!(places(cluster.node(2), "lock"), 1);
@@ -192,7 +192,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
     let cluster = lasting(3);
     let (leader, cut, _) = roles(&cluster);
     let node = cluster.node(leader);
-    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, cut).mutex("lock").lock().block().unwrap();
     until_places(node, "lock", 1);
     let holder = place(node, "lock", 0);
     cluster.partition(&[cut]);
@@ -200,8 +200,8 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
     let mut order = Begun::new(async move { locks.break_lock(&holder, "it hangs").await });
     // The order stands below the place, and is older than the history before anybody looks again.
     until_places(node, "lock", 2);
-    let later = node.client().put("later", "").wait().unwrap().revision;
-    node.client().compact(later).wait().unwrap();
+    let later = node.client().put("later", "").block().unwrap().revision;
+    node.client().compact(later).block().unwrap();
     let (tell, told) = mpsc::channel();
     let waiting = thread::spawn(move || {
         tell.send(order.poll().is_none()).unwrap();
@@ -217,19 +217,19 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
 fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
     let cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
-    let guard = mortal(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, cut).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let holder = place(cluster.node(leader), "lock", 0);
     cluster.partition(&[cut]);
-    cluster.node(leader).locks().break_lock(&holder, "gone").wait().unwrap();
+    cluster.node(leader).locks().break_lock(&holder, "gone").block().unwrap();
     assert!(!guard.is_held(), "the other may have the lock by now");
-    let next = session(&cluster, other).mutex("lock").lock().wait().unwrap();
+    let next = session(&cluster, other).mutex("lock").lock().block().unwrap();
     cluster.heal();
     drop(next);
 
-    let again = session(&cluster, leader).mutex("now").lock().wait().unwrap();
+    let again = session(&cluster, leader).mutex("now").lock().block().unwrap();
     let holder = place(cluster.node(leader), "now", 0);
-    cluster.node(leader).locks().break_lock_now(&holder, "at once").wait().unwrap();
+    cluster.node(leader).locks().break_lock_now(&holder, "at once").block().unwrap();
     assert_eq!(places(cluster.node(leader), "now"), 0);
     assert!(!again.is_held());
 }
@@ -238,12 +238,12 @@ fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_
 fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
-    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
-    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let lease = kv.grant(Duration::from_secs(600)).block().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).block().unwrap();
     let foreign = place(node, "lock", 0);
-    let refused = node.locks().break_lock(&foreign, "").wait().unwrap_err();
+    let refused = node.locks().break_lock(&foreign, "").block().unwrap_err();
     assert_eq!(refused, OrderError::Foreign { key: foreign.key.clone() });
-    node.locks().break_lock_now(&foreign, "").wait().unwrap();
+    node.locks().break_lock_now(&foreign, "").block().unwrap();
     assert_eq!(places(node, "lock"), 0);
 }
 
@@ -252,22 +252,22 @@ fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
     for same_node in [false, true] {
         let cluster = lasting(3);
         let heirs = if same_node { 0 } else { 2 };
-        let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
         let between = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
         let heir = another_session(&cluster, heirs, "heir");
         let waiting = stand_in_line(&heir, cluster.node(heirs), "lock");
         until_places(cluster.node(0), "lock", 3);
         let token = guard.token();
         let stale = guard.txn().then(Op::put("k", "stale"));
-        guard.hand_over(&place(cluster.node(0), "lock", 2)).wait().unwrap();
+        guard.hand_over(&place(cluster.node(0), "lock", 2)).block().unwrap();
         let got = waiting.finish().unwrap();
         assert!(got.token() > token);
-        assert!(stale.commit().wait().is_err());
-        assert!(got.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
+        assert!(stale.commit().block().is_err());
+        assert!(got.txn().then(Op::put("k", "mine")).commit().block().unwrap().succeeded);
         assert_eq!(places(cluster.node(0), "lock"), 2);
-        assert_eq!(got.release().wait().unwrap(), Released::Now);
+        assert_eq!(got.release().block().unwrap(), Released::Now);
         let last = between.finish().unwrap();
-        last.release().wait().unwrap();
+        last.release().block().unwrap();
         until_places(cluster.node(0), "lock", 0);
     }
 }
@@ -277,7 +277,7 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let name = "lock";
-    let writer = session(&cluster, one).rw_lock(name).write().wait().unwrap();
+    let writer = session(&cluster, one).rw_lock(name).write().block().unwrap();
     until_places(cluster.node(two), name, 1);
     let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
     let reader: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
@@ -297,11 +297,11 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
     order.finish().unwrap();
     drop(downgrade);
     let kv = cluster.node(leader).client();
-    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
     assert!(reader.is_held());
     assert!(heir.poll().is_none(), "a writer holds beside a reader");
-    reader.release().wait().unwrap();
-    heir.finish().unwrap().release().wait().unwrap();
+    reader.release().block().unwrap();
+    heir.finish().unwrap().release().block().unwrap();
     until_places(cluster.node(leader), name, 0);
 }
 
@@ -309,25 +309,25 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
 fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_session() {
     let cluster = lasting(3);
     let (mine, other) = (session(&cluster, 0), session(&cluster, 1));
-    let first = mine.mutex("lock").lock().wait().unwrap();
+    let first = mine.mutex("lock").lock().block().unwrap();
     let between = stand_in_line(&other, cluster.node(1), "lock");
     until_places(cluster.node(0), "lock", 2);
     let conditions = first.still_held();
     let heir = place(cluster.node(0), "lock", 1);
-    first.hand_over(&heir).wait().unwrap();
+    first.hand_over(&heir).block().unwrap();
     let second = between.finish().unwrap();
     // And back, to another task of the session that has taken the conditions.
     let again = Begun::new(mine.mutex("lock").lock().why("another task"));
     until_places(cluster.node(1), "lock", 2);
-    second.hand_over(&place(cluster.node(1), "lock", 1)).wait().unwrap();
+    second.hand_over(&place(cluster.node(1), "lock", 1)).block().unwrap();
     let third = again.finish().unwrap();
     assert!(third.is_held());
     let kv = cluster.node(2).client();
     let late = conditions.into_iter().fold(kv.txn(), bowline::TxnCall::when);
-    let late = late.then(Op::put("k", "late")).commit().wait().unwrap();
+    let late = late.then(Op::put("k", "late")).commit().block().unwrap();
     assert!(!late.succeeded, "a hold that is over is still held");
-    assert!(third.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
-    third.release().wait().unwrap();
+    assert!(third.txn().then(Op::put("k", "mine")).commit().block().unwrap().succeeded);
+    third.release().block().unwrap();
     until_places(cluster.node(0), "lock", 0);
 }
 
@@ -338,7 +338,7 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);
         let (mine, other, name) = (session(&cluster, one), session(&cluster, two), "lock");
-        let first = mine.rw_lock(name).write().wait().unwrap();
+        let first = mine.rw_lock(name).write().block().unwrap();
         let read = Begun::new(mine.rw_lock(name).read());
         until_places(cluster.node(leader), name, 2);
         let beside = Begun::new(session(&cluster, leader).rw_lock(name).read());
@@ -347,11 +347,11 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
         until_places(cluster.node(two), name, 4);
         let locks = cluster.node(two).locks();
         let line = locks.of(name).unwrap().line;
-        locks.hand_over(&line[0], &line[3], "").wait().unwrap();
+        locks.hand_over(&line[0], &line[3], "").block().unwrap();
         let between = between.finish().unwrap();
         assert_eq!((between.key(), first.is_held()), (first.key(), false));
         let kv = cluster.node(leader).client();
-        cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+        cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
 
         // Its node knows of nothing but that it has asked anew.
         cluster.pause(one);
@@ -361,23 +361,23 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
             cluster.cut(leader, one);
             cluster.cut(two, one);
             cluster.resume(one);
-            let has_come = || kv.get("behind").wait().unwrap().is_some();
+            let has_come = || kv.get("behind").block().unwrap().is_some();
             until_true(cluster.node(leader), "the wish comes", has_come);
             drop(behind);
         }
         let line = locks.of(name).unwrap().line;
-        locks.hand_over(&line[0], &line[1], "").wait().unwrap();
+        locks.hand_over(&line[0], &line[1], "").block().unwrap();
         assert!(!between.is_held());
         cluster.heal();
         cluster.resume(one);
 
         let (read, beside) = (read.finish().unwrap(), beside.finish().unwrap());
         assert_eq!((read.key(), read.is_held()), (between.key(), true));
-        cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+        cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
         assert!(beside.is_held() && anew.poll().is_none(), "a writer holds beside readers");
-        read.release().wait().unwrap();
-        beside.release().wait().unwrap();
-        anew.finish().unwrap().release().wait().unwrap();
+        read.release().block().unwrap();
+        beside.release().block().unwrap();
+        anew.finish().unwrap().release().block().unwrap();
         until_places(cluster.node(leader), name, 0);
     }
 }
@@ -387,7 +387,7 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let name = "lock";
-    let first = session(&cluster, one).rw_lock(name).read().wait().unwrap();
+    let first = session(&cluster, one).rw_lock(name).read().block().unwrap();
     until_places(cluster.node(leader), name, 1);
     let between = Begun::new(session(&cluster, leader).rw_lock(name).write());
     until_places(cluster.node(leader), name, 2);
@@ -405,11 +405,11 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
     known_as_committed(cluster.node(leader));
     cluster.resume(one);
     order.finish().unwrap();
-    assert_eq!(first.lost().wait(), Loss::HandedOver);
+    assert_eq!(first.lost().block(), Loss::HandedOver);
     let kv = cluster.node(leader).client();
-    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
     assert!(heir.is_held(), "{:?}", heir.state());
-    heir.release().wait().unwrap();
+    heir.release().block().unwrap();
     until_places(cluster.node(leader), name, 0);
 }
 
@@ -417,16 +417,16 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
 fn an_operator_hands_leadership_to_a_named_candidate() {
     let cluster = lasting(3);
     let lead = |member: usize| session(&cluster, member).election("jobs");
-    let first = lead(0).campaign("a").wait().unwrap();
+    let first = lead(0).campaign("a").block().unwrap();
     let _second = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs");
     let third = Begun::new(lead(2).campaign("c"));
     until_places(cluster.node(1), "jobs", 3);
     let line = cluster.node(1).locks().of("jobs").unwrap().line;
-    cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").wait().unwrap();
+    cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").block().unwrap();
     let third: Leadership = third.finish().unwrap();
-    assert_eq!(first.lost().wait(), Loss::HandedOver);
-    assert_eq!(lead(1).leader().wait().unwrap().unwrap().value, "c");
-    third.proclaim("c2").wait().unwrap();
+    assert_eq!(first.lost().block(), Loss::HandedOver);
+    assert_eq!(lead(1).leader().block().unwrap().unwrap().value, "c");
+    third.proclaim("c2").block().unwrap();
     assert!(third.token() > first.token());
 }
 
@@ -434,7 +434,7 @@ fn an_operator_hands_leadership_to_a_named_candidate() {
 fn a_later_place_of_the_heirs_name_is_no_heir() {
     for by_order in [false, true] {
         let cluster = lasting(3);
-        let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
         let heirs = session(&cluster, 2);
         let heir = stand_in_line(&heirs, cluster.node(2), "lock");
         let next = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
@@ -447,12 +447,12 @@ fn a_later_place_of_the_heirs_name_is_no_heir() {
         assert_eq!(place(cluster.node(0), "lock", 2).key, line[1].key);
         // Its heir has gone, as the caller has seen it: the next in line gets it.
         match by_order {
-            false => guard.hand_over(&line[1]).wait().unwrap(),
-            true => cluster.node(0).locks().hand_over(&line[0], &line[1], "").wait().unwrap(),
+            false => guard.hand_over(&line[1]).block().unwrap(),
+            true => cluster.node(0).locks().hand_over(&line[0], &line[1], "").block().unwrap(),
         }
         assert_eq!(place(cluster.node(0), "lock", 0).key, line[2].key);
-        next.finish().unwrap().release().wait().unwrap();
-        later.finish().unwrap().release().wait().unwrap();
+        next.finish().unwrap().release().block().unwrap();
+        later.finish().unwrap().release().block().unwrap();
         until_places(cluster.node(0), "lock", 0);
     }
 }
@@ -461,26 +461,26 @@ fn a_later_place_of_the_heirs_name_is_no_heir() {
 fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let heir = another_session(&cluster, 0, "heir");
     let waiting = stand_in_line(&heir, node, "lock");
     let known = place(node, "lock", 1);
     drop(waiting);
     until_places(node, "lock", 1);
     // The heir has gone: it is a release.
-    guard.hand_over(&known).wait().unwrap();
+    guard.hand_over(&known).block().unwrap();
     until_places(node, "lock", 0);
 
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
-    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
-    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
+    let lease = kv.grant(Duration::from_secs(600)).block().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).block().unwrap();
     let waiting = stand_in_line(&heir, node, "lock");
     let line = node.locks().of("lock").unwrap().line;
-    let refused = node.locks().hand_over(&line[0], &line[2], "").wait().unwrap_err();
+    let refused = node.locks().hand_over(&line[0], &line[2], "").block().unwrap_err();
     assert_eq!(refused, OrderError::Foreign { key: line[1].key.clone() });
     assert!(guard.is_held());
     drop(waiting);
-    let below = kv.range(KeyRange::prefix("lock/")).wait().unwrap();
+    let below = kv.range(KeyRange::prefix("lock/")).block().unwrap();
     assert!(below.count >= 2);
 }
 
@@ -488,25 +488,25 @@ fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait(
 fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
     let cluster = lasting(3);
     let [a, b, c] = [0, 1, 2].map(|member| session(&cluster, member).rw_lock("lock"));
-    let first = a.read().wait().unwrap();
+    let first = a.read().block().unwrap();
     until_places(cluster.node(1), "lock", 1);
-    let second = b.read().wait().unwrap();
+    let second = b.read().block().unwrap();
     until_places(cluster.node(0), "lock", 2);
     let heir = place(cluster.node(0), "lock", 1);
     // As an operator's hand-over would that was under way when the heir came to hold.
     let (from, to) = (first.key().clone(), second.session().lease());
     let kv = cluster.node(0).client();
-    let row = kv.get(from.clone()).wait().unwrap().unwrap();
+    let row = kv.get(from.clone()).block().unwrap().unwrap();
     let put = bowline::Put {
         key: from,
         value: bowline::PutValue::Set(row.value),
         lease: bowline::PutLease::Attach(to),
         prev_kv: false,
     };
-    kv.txn().then(Op::Put(put)).then(Op::delete(heir.key)).commit().wait().unwrap();
-    assert_eq!(first.lost().wait(), Loss::KeyDeleted);
-    assert_eq!(second.lost().wait(), Loss::KeyDeleted);
-    let writer = c.write().wait().unwrap();
+    kv.txn().then(Op::Put(put)).then(Op::delete(heir.key)).commit().block().unwrap();
+    assert_eq!(first.lost().block(), Loss::KeyDeleted);
+    assert_eq!(second.lost().block(), Loss::KeyDeleted);
+    let writer = c.write().block().unwrap();
     assert!(writer.is_held() && !second.is_held() && !first.is_held());
 }
 
@@ -514,29 +514,29 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
 fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_that_it_could_not_be()
  {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let [near, far] = [1, 2].map(|member| {
         let waiting = stand_in_line(&session(&cluster, member), cluster.node(member), "lock");
         until_places(cluster.node(0), "lock", member as u64 + 1);
         waiting
     });
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
-    cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+    cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).block().unwrap();
 
     let heir = place(cluster.node(0), "lock", 2);
     let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
-    assert_eq!(guard.hand_over(&heir).wait().unwrap_err(), OrderError::Store(refused));
+    assert_eq!(guard.hand_over(&heir).block().unwrap_err(), OrderError::Store(refused));
     let guard = near.finish().unwrap();
     until_places(cluster.node(2), "lock", 2);
 
     let (locks, holder) = (cluster.node(2).locks(), place(cluster.node(2), "lock", 0));
     assert!(
-        matches!(locks.break_lock(&holder, "").wait(), Err(OrderError::Store(_))),
+        matches!(locks.break_lock(&holder, "").block(), Err(OrderError::Store(_))),
         "an order is a put"
     );
-    locks.break_lock_now(&holder, "its machine hangs").wait().unwrap();
-    far.finish().unwrap().release().wait().unwrap();
-    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    locks.break_lock_now(&holder, "its machine hangs").block().unwrap();
+    far.finish().unwrap().release().block().unwrap();
+    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
     until_places(cluster.node(0), "lock", 0);
 }
 
@@ -544,31 +544,31 @@ fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_t
 fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     let mut cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
-    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, cut).mutex("lock").lock().block().unwrap();
     let heir = stand_in_line(&session(&cluster, leader), cluster.node(leader), "lock");
     until_places(cluster.node(other), "lock", 2);
     let line = cluster.node(other).locks().of("lock").unwrap().line;
     cluster.partition(&[cut]);
     // Its holder does not hear of it.
     let locks = cluster.node(other).locks();
-    let late = locks.break_lock(&line[0], "it hangs").deadline(SHORT).wait().unwrap_err();
+    let late = locks.break_lock(&line[0], "it hangs").deadline(SHORT).block().unwrap_err();
     assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
-    let late = locks.hand_over(&line[0], &line[1], "").deadline(SHORT).wait().unwrap_err();
+    let late = locks.hand_over(&line[0], &line[1], "").deadline(SHORT).block().unwrap_err();
     assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
     let order = Begun::new(locks.break_lock(&line[0], "it hangs still"));
     let written = || {
         let orders = cluster.node(leader).client().range(KeyRange::prefix("lock/")).local();
-        let orders = orders.wait().unwrap().kvs;
+        let orders = orders.block().unwrap().kvs;
         orders.iter().any(|row| row.value.ends_with(b"it hangs still"))
     };
     until_true(cluster.node(leader), "the order is there", written);
-    cluster.shutdown(other).wait();
+    cluster.shutdown(other).block();
     let stopped = order.finish().unwrap_err();
     let is_unknown = |error: &Error| error.effect() == Effect::Unknown;
     assert!(matches!(&stopped, OrderError::Store(error) if is_unknown(error)), "{stopped:?}");
     cluster.heal();
     assert!(heir.finish().unwrap().is_held());
-    assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
+    assert!(matches!(guard.lost().block(), Loss::Broken { .. }));
 }
 
 #[test]
@@ -577,16 +577,16 @@ fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
     let node = cluster.node(0);
     let session = another_session(&cluster, 0, "holder");
     let [broken, deleted, closed] =
-        ["broken", "deleted", "closed"].map(|name| session.mutex(name).lock().wait().unwrap());
+        ["broken", "deleted", "closed"].map(|name| session.mutex(name).lock().block().unwrap());
     assert!(broken.valid_until() > node.now() && session.valid_until() > node.now());
-    node.locks().break_lock(&place(node, "broken", 0), "it hangs").wait().unwrap();
+    node.locks().break_lock(&place(node, "broken", 0), "it hangs").block().unwrap();
     assert!(matches!(broken.state(), LockState::Lost(Loss::Broken { .. })));
     assert!(broken.valid_until() <= node.now());
-    node.client().delete(deleted.key().clone()).wait().unwrap();
-    assert_eq!(deleted.lost().wait(), Loss::KeyDeleted);
+    node.client().delete(deleted.key().clone()).block().unwrap();
+    assert_eq!(deleted.lost().block(), Loss::KeyDeleted);
     assert!(deleted.valid_until() <= node.now());
     assert!(closed.valid_until() > node.now());
-    session.close().wait().unwrap();
+    session.close().block().unwrap();
     assert!(closed.valid_until() <= node.now() && session.valid_until() <= node.now());
 }
 
@@ -594,17 +594,17 @@ fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
 fn members_of_groups_and_barriers_and_takers_of_queues_are_no_locks() {
     let cluster = lasting(1);
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
-    let _member = mine.group("group").join("a").wait().unwrap();
+    let _member = mine.group("group").join("a").block().unwrap();
     let _waits = Begun::new(mine.double_barrier("barrier", 2).enter());
     let _takes = Begun::new(mine.queue("queue").take());
     for prefix in ["barrier/", "queue/idle/"] {
         let is_there = || {
-            let rows = node.client().range(KeyRange::prefix(prefix)).local().wait().unwrap();
+            let rows = node.client().range(KeyRange::prefix(prefix)).local().block().unwrap();
             rows.count == 1
         };
         until_true(node, prefix, is_there);
     }
-    let holds = mine.mutex("lock").lock().why("alone").wait().unwrap();
+    let holds = mine.mutex("lock").lock().why("alone").block().unwrap();
     let waits = stand_in_line(&mine, node, "lock");
     let locks = node.locks().list_prefix("").unwrap();
     let names: Vec<_> = locks.iter().map(|lock| &lock.name[..]).collect();

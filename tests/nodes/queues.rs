@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::Cluster;
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Client, Compare, Delivery, Effect, Error, ItemState, KeyRange,
-    Loss, Op, Queue, QueueError, QueueTaker, Refusal, Revision, Wait,
+    Alarm, AlarmChange, AlarmKind, Blocking, Client, Compare, Delivery, Effect, Error, ItemState,
+    KeyRange, Loss, Op, Queue, QueueError, QueueTaker, Refusal, Revision,
 };
 
 use crate::stage;
@@ -31,7 +31,7 @@ fn quick(members: usize) -> Cluster {
 const PATIENCE: Duration = Duration::from_millis(50);
 
 fn taker(cluster: &Cluster, member: usize, name: &'static str) -> QueueTaker {
-    cluster.node(member).session().wait().unwrap().queue(name)
+    cluster.node(member).session().block().unwrap().queue(name)
 }
 
 fn text(delivery: &Delivery) -> String {
@@ -39,9 +39,9 @@ fn text(delivery: &Delivery) -> String {
 }
 
 fn take(taker: &QueueTaker) -> String {
-    let delivery = taker.take().wait().unwrap();
+    let delivery = taker.take().block().unwrap();
     let value = text(&delivery);
-    delivery.ack().wait().unwrap();
+    delivery.ack().block().unwrap();
     value
 }
 
@@ -51,15 +51,15 @@ fn assert_stopped(error: &QueueError) {
 }
 
 fn count(kv: &Client, prefix: &'static str) -> u64 {
-    kv.range(KeyRange::prefix(prefix)).count_only().wait().unwrap().count
+    kv.range(KeyRange::prefix(prefix)).count_only().block().unwrap().count
 }
 
 /// Waits until a prefix has so many keys, by watching it.
 fn until_count(kv: &Client, prefix: &'static str, wanted: u64) {
-    let rows = kv.range(KeyRange::prefix(prefix)).wait().unwrap();
-    let mut watch = kv.watch(KeyRange::prefix(prefix)).from(rows.revision.next()).wait().unwrap();
+    let rows = kv.range(KeyRange::prefix(prefix)).block().unwrap();
+    let mut watch = kv.watch(KeyRange::prefix(prefix)).from(rows.revision.next()).block().unwrap();
     while count(kv, prefix) != wanted {
-        watch.next().wait().unwrap().unwrap();
+        watch.next().block().unwrap().unwrap();
     }
 }
 
@@ -90,19 +90,19 @@ fn poll_at_most<F: IntoFuture>(times: usize, future: F) -> Option<F::Output> {
 fn what_is_put_first_is_taken_first_and_the_least_priority_number_before_all() {
     let cluster = quick(3);
     let jobs = cluster.node(0).client().queue("jobs");
-    jobs.put("b1").wait().unwrap();
-    jobs.put_many(["b2", "b3", "b4"]).wait().unwrap();
-    jobs.put("c").priority(7).wait().unwrap();
-    jobs.put_many(["a1", "a2"]).priority(-7).wait().unwrap();
-    let revision = jobs.put("b5").wait().map(|_| cluster.node(0).client().revision()).unwrap();
+    jobs.put("b1").block().unwrap();
+    jobs.put_many(["b2", "b3", "b4"]).block().unwrap();
+    jobs.put("c").priority(7).block().unwrap();
+    jobs.put_many(["a1", "a2"]).priority(-7).block().unwrap();
+    let revision = jobs.put("b5").block().map(|_| cluster.node(0).client().revision()).unwrap();
     let order = ["a1", "a2", "b1", "b2", "b3", "b4", "b5", "c"];
-    let listed = jobs.items().wait().unwrap();
+    let listed = jobs.items().block().unwrap();
     assert_eq!(listed.iter().map(|item| &item.value).collect::<Vec<_>>(), order);
     assert!(listed.iter().all(|item| item.state == ItemState::Free && item.attempts == 0));
-    cluster.all_at(revision).wait().unwrap();
+    cluster.all_at(revision).block().unwrap();
     let taker = taker(&cluster, 1, "jobs");
     assert_eq!(order.map(|_| take(&taker)), order);
-    assert!(jobs.is_empty().wait().unwrap());
+    assert!(jobs.is_empty().block().unwrap());
     drop(taker);
     until_count(&cluster.node(0).client(), "jobs/", 0);
 }
@@ -118,7 +118,7 @@ fn who_waits_gets_what_is_put_later_on_any_node() {
         .collect();
     let kv = cluster.node(0).client();
     until_count(&kv, "jobs/idle/", 3);
-    kv.queue("jobs").put_many(["1", "2", "3"]).wait().unwrap();
+    kv.queue("jobs").put_many(["1", "2", "3"]).block().unwrap();
     let taken: BTreeSet<String> = waiting.into_iter().map(|one| one.join().unwrap()).collect();
     assert_eq!(taken, ["1", "2", "3"].map(String::from).into());
     until_count(&kv, "jobs/", 0);
@@ -128,36 +128,36 @@ fn who_waits_gets_what_is_put_later_on_any_node() {
 fn an_item_that_is_taken_is_nobody_elses_until_it_is_given_back() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    taker.put("x").wait().unwrap();
-    let first = taker.take().wait().unwrap();
+    taker.put("x").block().unwrap();
+    let first = taker.take().block().unwrap();
     assert!(first.is_ours());
     assert_eq!((first.attempt(), first.priority()), (1, 0));
-    let state = taker.items().wait().unwrap()[0].state;
-    let session = cluster.node(0).session().wait().unwrap();
+    let state = taker.items().block().unwrap()[0].state;
+    let session = cluster.node(0).session().block().unwrap();
     assert_eq!(state, ItemState::Taken { by: Some(session.lease()) });
-    assert!(taker.try_take().wait().unwrap().is_none());
-    let late = taker.take().deadline(Duration::from_millis(50)).wait().unwrap_err();
+    assert!(taker.try_take().block().unwrap().is_none());
+    let late = taker.take().deadline(Duration::from_millis(50)).block().unwrap_err();
     assert_eq!(late, QueueError::TimedOut);
-    first.nack().wait().unwrap();
-    let second = taker.take().wait().unwrap();
+    first.nack().block().unwrap();
+    let second = taker.take().block().unwrap();
     assert_eq!(second.attempt(), 2);
     let token = second.taken_at();
     drop(second); // in the background
-    let third = taker.take().wait().unwrap();
+    let third = taker.take().block().unwrap();
     assert_eq!(third.attempt(), 3);
     assert!(third.taken_at() > token);
-    third.ack().wait().unwrap();
-    assert!(taker.try_take().wait().unwrap().is_none());
+    third.ack().block().unwrap();
+    assert!(taker.try_take().block().unwrap().is_none());
 }
 
 #[test]
 fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
     let cluster = quick(1);
     let node = cluster.node(0);
-    let session = node.open_session().wait().unwrap();
+    let session = node.open_session().block().unwrap();
     let taker = session.queue("jobs");
-    taker.put("a").wait().unwrap();
-    let delivery = taker.take().wait().unwrap();
+    taker.put("a").block().unwrap();
+    let delivery = taker.take().block().unwrap();
     // Another one waits, and so stands in the line of those who do.
     let waits = poll_at_most(1, taker.take());
     assert!(waits.is_none());
@@ -166,9 +166,9 @@ fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
     until_count(&node.client(), "jobs/idle/", 1);
     let lease = session.orphan();
     drop((idle, delivery, taker));
-    let _kept = node.resume_session(lease).wait().unwrap();
+    let _kept = node.resume_session(lease).block().unwrap();
     let other = self::taker(&cluster, 0, "jobs");
-    let again = other.take().deadline(Duration::from_secs(60)).wait().unwrap();
+    let again = other.take().deadline(Duration::from_secs(60)).block().unwrap();
     assert_eq!((text(&again).as_str(), again.attempt()), ("a", 2));
     until_count(&node.client(), "jobs/idle/", 0);
 }
@@ -177,10 +177,10 @@ fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
 fn what_was_given_back_stands_where_it_stood() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    taker.put_many(["1", "2", "3"]).wait().unwrap();
-    let first = taker.take().wait().unwrap();
+    taker.put_many(["1", "2", "3"]).block().unwrap();
+    let first = taker.take().block().unwrap();
     assert_eq!(take(&taker), "2");
-    first.nack().wait().unwrap();
+    first.nack().block().unwrap();
     assert_eq!([take(&taker), take(&taker)], ["1", "3"]);
 }
 
@@ -189,30 +189,30 @@ fn an_acknowledgement_and_its_effects_are_one() {
     let cluster = quick(3);
     let taker = taker(&cluster, 1, "jobs");
     let kv = cluster.node(1).client();
-    taker.put("x").wait().unwrap();
+    taker.put("x").block().unwrap();
     // A refused effect: nothing is acknowledged, and the item is given back.
-    let delivery = taker.take().wait().unwrap();
+    let delivery = taker.take().block().unwrap();
     let lease = bowline::LeaseId::new(77).unwrap();
     let mut bound = bowline::Put::new("effect", "");
     bound.lease = bowline::PutLease::Attach(lease);
-    let refused = delivery.ack_with([bound]).wait().unwrap_err();
+    let refused = delivery.ack_with([bound]).block().unwrap_err();
     assert_eq!(refused, QueueError::Store(Error::Refused(Refusal::LeaseNotFound(lease))));
-    let delivery = taker.take().wait().unwrap();
+    let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 2);
     // One that is too large for the limits.
     let large = Op::put("effect", vec![0; 2 << 20]);
-    let refused = delivery.ack_with([large]).wait().unwrap_err();
+    let refused = delivery.ack_with([large]).block().unwrap_err();
     assert!(matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. }))));
     // Into the next queue, with an answer.
     let next = kv.queue("next");
-    let delivery = taker.take().wait().unwrap();
+    let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 3);
     let ops = [Op::put("effect", "done"), Op::get("effect"), next.op("y", -1)];
-    let reply = delivery.ack_with(ops).wait().unwrap();
+    let reply = delivery.ack_with(ops).block().unwrap();
     assert_eq!((reply.succeeded, reply.results.len()), (true, 3));
-    assert_eq!(kv.get("effect").wait().unwrap().unwrap().value, "done");
-    assert_eq!(next.items().wait().unwrap()[0].priority, -1);
-    assert!(taker.is_empty().wait().unwrap());
+    assert_eq!(kv.get("effect").block().unwrap().unwrap().value, "done");
+    assert_eq!(next.items().block().unwrap()[0].priority, -1);
+    assert!(taker.is_empty().block().unwrap());
 }
 
 #[test]
@@ -220,68 +220,68 @@ fn a_claim_that_was_lost_acknowledges_nothing() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
-    taker.put("x").wait().unwrap();
-    let first = taker.take().wait().unwrap();
+    taker.put("x").block().unwrap();
+    let first = taker.take().block().unwrap();
     let lost = {
-        let key = kv.range(KeyRange::prefix("jobs/claim/")).wait().unwrap().kvs.remove(0).key;
-        kv.delete(key).wait().unwrap();
-        first.lost().wait()
+        let key = kv.range(KeyRange::prefix("jobs/claim/")).block().unwrap().kvs.remove(0).key;
+        kv.delete(key).block().unwrap();
+        first.lost().block()
     };
     assert_eq!(lost, Loss::KeyDeleted);
     assert!(!first.is_ours());
-    let second = taker.take().wait().unwrap();
+    let second = taker.take().block().unwrap();
     assert_eq!(second.id(), first.id());
     let guarded = kv.txn().when(first.still_ours()).then(Op::put("effect", ""));
-    assert!(!guarded.commit().wait().unwrap().succeeded);
-    let error = first.ack_with([Op::put("effect", "")]).wait().unwrap_err();
+    assert!(!guarded.commit().block().unwrap().succeeded);
+    let error = first.ack_with([Op::put("effect", "")]).block().unwrap_err();
     assert_eq!(error, QueueError::NotOurs);
-    assert_eq!(kv.get("effect").wait().unwrap(), None);
+    assert_eq!(kv.get("effect").block().unwrap(), None);
     assert!(second.is_ours());
-    second.ack().wait().unwrap();
+    second.ack().block().unwrap();
 }
 
 #[test]
 fn a_crash_gives_back_what_was_taken_and_counts_the_attempt() {
     let mut cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (crashes, lives) = ((leader + 1) % 3, (leader + 2) % 3);
     let other = taker(&cluster, lives, "jobs");
-    other.put_many(["1", "2"]).wait().unwrap();
+    other.put_many(["1", "2"]).block().unwrap();
     let crashing = taker(&cluster, crashes, "jobs");
-    let held = crashing.take().wait().unwrap();
+    let held = crashing.take().block().unwrap();
     assert_eq!(text(&held), "1");
-    cluster.kill(crashes).wait();
+    cluster.kill(crashes).block();
     assert_eq!(take(&other), "2");
-    let again = other.take().wait().unwrap();
+    let again = other.take().block().unwrap();
     assert_eq!((text(&again), again.attempt()), ("1".into(), 2));
-    again.ack().wait().unwrap();
-    assert!(matches!(held.ack().wait().unwrap_err(), QueueError::Store(Error::Stopped { .. })));
-    assert_stopped(&crashing.take().wait().unwrap_err());
+    again.ack().block().unwrap();
+    assert!(matches!(held.ack().block().unwrap_err(), QueueError::Store(Error::Stopped { .. })));
+    assert_stopped(&crashing.take().block().unwrap_err());
 }
 
 #[test]
 fn one_who_is_cut_off_loses_its_item_and_cannot_acknowledge_it_later() {
     let cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (away, lives) = ((leader + 1) % 3, (leader + 2) % 3);
     let (cut, other) = (taker(&cluster, away, "jobs"), taker(&cluster, lives, "jobs"));
-    other.put("x").wait().unwrap();
-    let held = cut.take().wait().unwrap();
+    other.put("x").block().unwrap();
+    let held = cut.take().block().unwrap();
     cluster.partition(&[away]);
-    let again = other.take().wait().unwrap();
+    let again = other.take().block().unwrap();
     assert_eq!(again.attempt(), 2);
     assert!(!held.is_ours(), "it gave up before the others got it");
-    assert!(matches!(held.lost().wait(), Loss::SessionEnded(_)));
+    assert!(matches!(held.lost().block(), Loss::SessionEnded(_)));
     cluster.heal();
-    assert_eq!(held.ack_with([Op::put("effect", "")]).wait().unwrap_err(), QueueError::NotOurs);
-    again.ack().wait().unwrap();
+    assert_eq!(held.ack_with([Op::put("effect", "")]).block().unwrap_err(), QueueError::NotOurs);
+    again.ack().block().unwrap();
     assert_eq!(count(&cluster.node(away).client(), "effect"), 0);
 }
 
 #[test]
 fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
     let cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
     let kv = cluster.node(leader).client();
     for polls in 0..6 {
@@ -299,7 +299,7 @@ fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
             until_count(&kv, "jobs/", 0);
         }
         // Something is there.
-        taker.put("x").wait().unwrap();
+        taker.put("x").block().unwrap();
         drop(poll_at_most(polls, taker.take()));
         drop(poll_at_most(polls, async { taker.try_take().await }));
         until_count(&kv, "jobs/claim/", 0);
@@ -317,7 +317,7 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
     // Won, delivered, and never looked at.
     let mut first = Box::pin(taker.take().into_future());
     assert!(first.as_mut().poll(&mut context).is_pending());
-    taker.put("x").wait().unwrap();
+    taker.put("x").block().unwrap();
     until_count(&kv, "jobs/claim/", 1);
     drop(first);
     until_count(&kv, "jobs/claim/", 0);
@@ -328,7 +328,7 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
     cluster.resume(0);
     let second = thread::spawn({
         let taker = taker.clone();
-        move || taker.take().wait().unwrap().attempt()
+        move || taker.take().block().unwrap().attempt()
     });
     drop(first);
     assert!(second.join().unwrap() >= 2);
@@ -337,13 +337,13 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
 #[test]
 fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_nothing_else() {
     let cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
     let kv = cluster.node(leader).client();
     for polls in 0..4 {
         for kind in 0..3 {
-            let item = taker.put("x").wait().unwrap();
-            let delivery = taker.take().wait().unwrap();
+            let item = taker.put("x").block().unwrap();
+            let delivery = taker.take().block().unwrap();
             assert_eq!(delivery.id(), &item);
             match kind {
                 0 => drop(poll_at_most(polls, delivery.ack())),
@@ -351,7 +351,7 @@ fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_
                 _ => drop(poll_at_most(polls, delivery.nack())),
             }
             until_count(&kv, "jobs/claim/", 0);
-            let left = taker.try_take().wait().unwrap();
+            let left = taker.try_take().block().unwrap();
             if kind < 2 && polls > 0 {
                 assert!(left.is_none(), "what is begun is carried out");
             }
@@ -359,20 +359,20 @@ fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_
                 assert_eq!(left.as_ref().map(Delivery::attempt), Some(2));
             }
             if let Some(left) = left {
-                left.ack().wait().unwrap();
+                left.ack().block().unwrap();
             }
         }
         drop(poll_at_most(polls, taker.put("x").delay(Duration::from_millis(30))));
         drop(poll_at_most(polls, taker.put_many(["x", "y"])));
         // A change that was begun before these is in the log before them.
-        taker.put("last").priority(100).wait().unwrap();
+        taker.put("last").priority(100).block().unwrap();
         let mut taken = Vec::new();
         while taken.last().is_none_or(|last| last != "last") {
             taken.push(take(&taker));
         }
         until_count(&kv, "jobs/delay/", 0);
-        while let Some(late) = taker.try_take().wait().unwrap() {
-            late.ack().wait().unwrap();
+        while let Some(late) = taker.try_take().block().unwrap() {
+            late.ack().block().unwrap();
         }
     }
     until_count(&kv, "jobs/", 0);
@@ -393,7 +393,7 @@ fn a_put_is_there_once_however_often_the_leader_changes() {
                         break;
                     }
                     let value = format!("{member}.{n}");
-                    match jobs.put(value.clone()).wait() {
+                    match jobs.put(value.clone()).block() {
                         Ok(_) => assert!(sure.insert(value)),
                         Err(QueueError::Store(error)) if error.effect() == Effect::Unknown => {
                             assert!(maybe.insert(value));
@@ -409,20 +409,20 @@ fn a_put_is_there_once_however_often_the_leader_changes() {
         })
         .collect();
     for _ in 0..4 {
-        let leader = cluster.leader().wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
         cluster.partition(&[leader]);
         let others = |status: &bowline::NodeStatus| {
             status.role == bowline::Role::Leader && status.name != format!("m{leader}")
         };
-        cluster.wait_until("nobody else leads", |all| all.iter().any(others)).wait().unwrap();
+        cluster.wait_until("nobody else leads", |all| all.iter().any(others)).block().unwrap();
         cluster.heal();
         let kv = cluster.node(leader).client();
-        kv.put("alive", "").wait().unwrap();
+        kv.put("alive", "").block().unwrap();
     }
     done.store(true, Ordering::Relaxed);
     let all: Vec<_> = putting.into_iter().map(|thread| thread.join().unwrap()).collect();
     let mut there = BTreeMap::new();
-    for item in cluster.node(0).client().queue("jobs").items().wait().unwrap() {
+    for item in cluster.node(0).client().queue("jobs").items().block().unwrap() {
         *there.entry(String::from_utf8(item.value.to_vec()).unwrap()).or_insert(0) += 1;
     }
     assert!(there.values().all(|times| *times == 1));
@@ -454,15 +454,15 @@ fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
                 let kv = cluster.node(member).client();
                 let mut mine = 0;
                 loop {
-                    let delivery = taker.take().wait().unwrap();
+                    let delivery = taker.take().block().unwrap();
                     if delivery.value().is_empty() {
-                        delivery.ack().wait().unwrap();
+                        delivery.ack().block().unwrap();
                         return mine;
                     }
                     let done = [&b"done/"[..], delivery.value()].concat();
-                    let once = kv.txn().when(Compare::missing(done.clone())).commit().wait();
+                    let once = kv.txn().when(Compare::missing(done.clone())).commit().block();
                     assert!(once.unwrap().succeeded, "it was done before");
-                    delivery.ack_with([Op::put(done, "")]).wait().unwrap();
+                    delivery.ack_with([Op::put(done, "")]).block().unwrap();
                     mine += 1;
                     acked.fetch_add(1, Ordering::Relaxed);
                 }
@@ -471,14 +471,14 @@ fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
         .collect();
     for chunk in 0..ITEMS / 50 {
         let values = (0..50).map(|n| format!("{:04}", chunk * 50 + n));
-        jobs.put_many(values).wait().unwrap();
+        jobs.put_many(values).block().unwrap();
     }
     // One for each taker, to end with.
-    jobs.put_many(vec![""; takers.len()]).priority(1).wait().unwrap();
+    jobs.put_many(vec![""; takers.len()]).priority(1).block().unwrap();
     let each: Vec<usize> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
     assert_eq!(each.iter().sum::<usize>(), ITEMS);
     assert_eq!(acked.load(Ordering::Relaxed), ITEMS as u64);
-    let done = cluster.node(1).client().range(KeyRange::prefix("done/")).wait().unwrap();
+    let done = cluster.node(1).client().range(KeyRange::prefix("done/")).block().unwrap();
     assert_eq!(done.count, ITEMS as u64);
     assert!(done.kvs.iter().all(|row| row.version == 1), "acknowledged twice");
     until_count(&cluster.node(2).client(), "jobs/", 0);
@@ -495,10 +495,10 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
             let taker = taker.clone();
             // Until its node is killed, or all is done.
             thread::spawn(move || {
-                while let Ok(delivery) = taker.take().wait() {
+                while let Ok(delivery) = taker.take().block() {
                     let end = delivery.value().is_empty();
                     let effect = Op::put([b"done/", &delivery.value()[..]].concat(), "");
-                    match delivery.ack_with([effect]).wait() {
+                    match delivery.ack_with([effect]).block() {
                         Ok(_) if end => return,
                         Ok(_) | Err(QueueError::NotOurs) => {}
                         Err(_) => return,
@@ -513,22 +513,22 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
         let victim = (round + 1) % 3;
         let lives = cluster.node((victim + 1) % 3).client();
         // Some of it is done: somewhere in the middle of everything.
-        let mut done = lives.watch(KeyRange::prefix("done/")).wait().unwrap();
-        lives.queue("jobs").put_many(values(round)).wait().unwrap();
+        let mut done = lives.watch(KeyRange::prefix("done/")).block().unwrap();
+        lives.queue("jobs").put_many(values(round)).block().unwrap();
         for _ in 0..=round * 7 {
-            done.next().wait().unwrap().unwrap();
+            done.next().block().unwrap().unwrap();
         }
-        cluster.kill(victim).wait();
-        cluster.restart(victim).wait().unwrap();
+        cluster.kill(victim).block();
+        cluster.restart(victim).block().unwrap();
         workers.extend(work(&cluster, victim));
     }
     let kv = cluster.node(0).client();
     until_count(&kv, "done/", ITEMS as u64);
-    let rows = kv.range(KeyRange::prefix("done/")).wait().unwrap().kvs;
+    let rows = kv.range(KeyRange::prefix("done/")).block().unwrap().kvs;
     assert!(rows.iter().all(|row| row.version == 1), "one had its effect twice");
-    kv.queue("jobs").put_many(vec![""; workers.len()]).wait().unwrap();
+    kv.queue("jobs").put_many(vec![""; workers.len()]).block().unwrap();
     workers.into_iter().for_each(|worker| worker.join().unwrap());
-    kv.delete(KeyRange::prefix("jobs/item/")).wait().unwrap(); // those for the dead
+    kv.delete(KeyRange::prefix("jobs/item/")).block().unwrap(); // those for the dead
     until_count(&kv, "jobs/", 0);
 }
 
@@ -553,12 +553,12 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
         })
         .collect();
     until_count(&kv, "jobs/idle/", 3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     // A status is as old as the last tick: one that knows of this mark knows of all before it.
     let log = || {
-        let mark = kv.put("mark", "").wait().unwrap();
+        let mark = kv.put("mark", "").block().unwrap();
         let status = cluster.node(leader).wait_for(|status| status.revision >= mark.revision);
-        status.wait().commit.get()
+        status.block().commit.get()
     };
     let (jobs, mut before) = (kv.queue("jobs"), log());
     let (mut entries, mut judged, mut was_quick) = (0, 0, true);
@@ -567,7 +567,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
         let n =
             rounds.next().expect("the machine is too slow: takers that are woken come too late");
         let begun = Instant::now();
-        jobs.put(n.to_string()).wait().unwrap();
+        jobs.put(n.to_string()).block().unwrap();
         until_count(&kv, "jobs/item/", 0);
         // Whoever does not come for what it was woken for, in time, is not waited for: on a slow disk others come too.
         let is_quick = begun.elapsed() < PATIENCE / 2;
@@ -578,7 +578,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
         }
         (before, was_quick) = (now, is_quick);
     }
-    jobs.put_many(vec!["end"; threads.len()]).wait().unwrap();
+    jobs.put_many(vec!["end"; threads.len()]).block().unwrap();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     assert!(each.iter().all(|n| *n >= 5), "{each:?}");
@@ -589,9 +589,9 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
 #[test]
 fn what_was_meant_for_a_node_that_stands_still_is_taken_by_others_before_its_session_ends() {
     let cluster = quick(3);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let (still, lives) = ((leader + 1) % 3, (leader + 2) % 3);
-    let session = cluster.node(still).open_session().ttl(Duration::from_secs(60)).wait().unwrap();
+    let session = cluster.node(still).open_session().ttl(Duration::from_secs(60)).block().unwrap();
     let sleeper = session.queue("jobs");
     let mut waits = Box::pin(sleeper.take().into_future());
     assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -600,7 +600,7 @@ fn what_was_meant_for_a_node_that_stands_still_is_taken_by_others_before_its_ses
     cluster.pause(still);
     let taker = taker(&cluster, lives, "jobs");
     for n in 0..5 {
-        taker.put(n.to_string()).wait().unwrap();
+        taker.put(n.to_string()).block().unwrap();
         assert_eq!(take(&taker), n.to_string());
     }
     assert_eq!(count(&kv, "jobs/idle/"), 1, "its session lives");
@@ -614,24 +614,24 @@ fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
     let node = cluster.node(1);
     let taker = taker(&cluster, 1, "jobs");
     let (short, long) = (Duration::from_millis(200), Duration::from_secs(3600));
-    taker.put("much later").delay(long).wait().unwrap();
-    taker.put_many(["x", "y"]).delay(Duration::from_micros(1)).wait().unwrap();
-    let first = &taker.items().wait().unwrap()[0];
+    taker.put("much later").delay(long).block().unwrap();
+    taker.put_many(["x", "y"]).delay(Duration::from_micros(1)).block().unwrap();
+    let first = &taker.items().block().unwrap()[0];
     assert_eq!((&first.value[..], first.state), (&b"much later"[..], ItemState::Delayed));
     // Leases end one by one, in no order.
     let mut both = [take(&taker), take(&taker)];
     both.sort();
     assert_eq!(both, ["x", "y"]);
-    assert!(taker.try_take().wait().unwrap().is_none());
-    assert_eq!(taker.len().wait().unwrap(), 1);
+    assert!(taker.try_take().block().unwrap().is_none());
+    assert_eq!(taker.len().block().unwrap(), 1);
     let before = node.now();
-    taker.put("later").delay(short).wait().unwrap();
+    taker.put("later").delay(short).block().unwrap();
     assert_eq!(take(&taker), "later");
     assert!(node.now().since(before) >= short);
     // It stands before what was put after it.
-    taker.put("1").delay(Duration::from_millis(1)).wait().unwrap();
+    taker.put("1").delay(Duration::from_millis(1)).block().unwrap();
     until_count(&node.client(), "jobs/delay/", 1);
-    taker.put("2").wait().unwrap();
+    taker.put("2").block().unwrap();
     assert_eq!([take(&taker), take(&taker)], ["1", "2"]);
     assert_eq!(node.client().leases().len(), 2, "the session's, and the long delay's");
 }
@@ -643,7 +643,7 @@ fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
     let (kv, month) = (node.client(), Duration::from_secs(30 * 24 * 3600));
     let queue = kv.queue("jobs");
     let before = kv.leases().len();
-    let refused = queue.put(vec![b'x'; 2 << 20]).delay(month).wait().unwrap_err();
+    let refused = queue.put(vec![b'x'; 2 << 20]).delay(month).block().unwrap_err();
     let too_large =
         matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. })));
     assert!(too_large, "{refused:?}");
@@ -663,20 +663,20 @@ fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
 fn an_item_that_was_taken_too_often_is_put_aside() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs").attempts_max(2);
-    taker.put("poison").priority(-3).wait().unwrap();
-    taker.put("food").wait().unwrap();
+    taker.put("poison").priority(-3).block().unwrap();
+    taker.put("food").block().unwrap();
     for attempt in 1..=2 {
-        let delivery = taker.take().wait().unwrap();
+        let delivery = taker.take().block().unwrap();
         assert_eq!((text(&delivery), delivery.attempt()), ("poison".into(), attempt));
-        delivery.nack().wait().unwrap();
+        delivery.nack().block().unwrap();
     }
     assert_eq!(take(&taker), "food");
-    assert!(taker.try_take().wait().unwrap().is_none());
-    assert!(taker.is_empty().wait().unwrap());
-    let dead = taker.dead().items().wait().unwrap();
+    assert!(taker.try_take().block().unwrap().is_none());
+    assert!(taker.is_empty().block().unwrap());
+    let dead = taker.dead().items().block().unwrap();
     assert_eq!(dead.len(), 1);
     assert_eq!((&dead[0].value[..], dead[0].attempts, dead[0].priority), (&b"poison"[..], 0, -3));
-    let undertaker = cluster.node(0).session().wait().unwrap();
+    let undertaker = cluster.node(0).session().block().unwrap();
     let undertaker = undertaker.queue(taker.dead().name().clone());
     assert_eq!(take(&undertaker), "poison");
 }
@@ -686,27 +686,27 @@ fn a_queue_with_a_limit_refuses_what_would_make_it_longer() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let jobs: Queue = taker.limit(3);
-    jobs.put_many(["1", "2"]).wait().unwrap();
+    jobs.put_many(["1", "2"]).block().unwrap();
     let full = QueueError::Full { limit: 3 };
-    assert_eq!(jobs.put_many(["3", "4"]).wait().unwrap_err(), full);
-    jobs.put("3").wait().unwrap();
-    let held = taker.take().wait().unwrap();
-    assert_eq!(jobs.put("4").wait().unwrap_err(), full, "what is taken counts");
-    held.ack().wait().unwrap();
-    jobs.put("4").wait().unwrap();
-    assert_eq!(jobs.put_many(Vec::<String>::new()).wait().unwrap(), []);
+    assert_eq!(jobs.put_many(["3", "4"]).block().unwrap_err(), full);
+    jobs.put("3").block().unwrap();
+    let held = taker.take().block().unwrap();
+    assert_eq!(jobs.put("4").block().unwrap_err(), full, "what is taken counts");
+    held.ack().block().unwrap();
+    jobs.put("4").block().unwrap();
+    assert_eq!(jobs.put_many(Vec::<String>::new()).block().unwrap(), []);
 }
 
 #[test]
 fn a_queue_needs_a_name_and_one_inside_another_is_another() {
     let cluster = quick(1);
     let nameless = taker(&cluster, 0, "");
-    assert_eq!(nameless.put("x").wait().unwrap_err(), QueueError::EmptyName);
-    assert_eq!(nameless.take().wait().unwrap_err(), QueueError::EmptyName);
-    assert_eq!(nameless.try_take().wait().unwrap_err(), QueueError::EmptyName);
+    assert_eq!(nameless.put("x").block().unwrap_err(), QueueError::EmptyName);
+    assert_eq!(nameless.take().block().unwrap_err(), QueueError::EmptyName);
+    assert_eq!(nameless.try_take().block().unwrap_err(), QueueError::EmptyName);
     let (outer, inner) = (taker(&cluster, 0, "a"), taker(&cluster, 0, "a/b"));
-    inner.put("inner").wait().unwrap();
-    assert!(outer.try_take().wait().unwrap().is_none());
+    inner.put("inner").block().unwrap();
+    assert!(outer.try_take().block().unwrap().is_none());
     assert_eq!(take(&inner), "inner");
 }
 
@@ -717,18 +717,18 @@ fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
     let app = kv.with_prefix("app/");
     let scoped = app.queue("jobs");
     assert_eq!(scoped.name(), "app/jobs");
-    let session = cluster.node(0).session().wait().unwrap();
+    let session = cluster.node(0).session().block().unwrap();
     let taker = session.queue(scoped.name().clone()).attempts_max(1);
-    scoped.put("scoped").wait().unwrap();
-    assert_eq!(scoped.items().wait().unwrap()[0].value, "scoped");
+    scoped.put("scoped").block().unwrap();
+    assert_eq!(scoped.items().block().unwrap()[0].value, "scoped");
     assert_eq!(take(&taker), "scoped");
-    app.txn().then(scoped.op("of its client", 0)).commit().wait().unwrap();
-    let delivery = taker.take().wait().unwrap();
+    app.txn().then(scoped.op("of its client", 0)).commit().block().unwrap();
+    let delivery = taker.take().block().unwrap();
     // What is under no scope names whole keys.
     let next = kv.queue(scoped.name().clone()).op("next", 0);
-    delivery.ack_with([next]).wait().unwrap();
-    taker.take().wait().unwrap().nack().wait().unwrap();
-    assert!(taker.try_take().wait().unwrap().is_none(), "it was taken too often");
+    delivery.ack_with([next]).block().unwrap();
+    taker.take().block().unwrap().nack().block().unwrap();
+    assert!(taker.try_take().block().unwrap().is_none(), "it was taken too often");
     let dead = session.queue(scoped.dead().name().clone());
     assert_eq!(take(&dead), "next");
     assert_eq!(scoped.limit(3).name(), "app/jobs");
@@ -738,25 +738,25 @@ fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
 fn an_item_that_was_put_by_hand_is_an_item() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    taker.put("later").priority(1).wait().unwrap();
-    cluster.node(0).client().put("jobs/item/from etcdctl", "hello").wait().unwrap();
+    taker.put("later").priority(1).block().unwrap();
+    cluster.node(0).client().put("jobs/item/from etcdctl", "hello").block().unwrap();
     assert_eq!([take(&taker), take(&taker)], ["hello", "later"]);
 }
 
 #[test]
 fn takes_end_with_their_session_and_with_their_node() {
     let mut cluster = quick(1);
-    let session = cluster.node(0).open_session().wait().unwrap();
+    let session = cluster.node(0).open_session().block().unwrap();
     let taker_of_session = session.queue("jobs");
-    let first = thread::spawn(move || taker_of_session.take().wait().unwrap_err());
+    let first = thread::spawn(move || taker_of_session.take().block().unwrap_err());
     until_count(&cluster.node(0).client(), "jobs/idle/", 1);
-    session.close().wait().unwrap();
+    session.close().block().unwrap();
     let ended = first.join().unwrap();
     assert!(matches!(ended, QueueError::SessionEnded(_)), "{ended:?}");
     let waiting = taker(&cluster, 0, "jobs");
-    let second = thread::spawn(move || waiting.take().wait().unwrap_err());
+    let second = thread::spawn(move || waiting.take().block().unwrap_err());
     until_count(&cluster.node(0).client(), "jobs/idle/", 1);
-    cluster.shutdown(0).wait();
+    cluster.shutdown(0).block();
     assert_stopped(&second.join().unwrap());
 }
 
@@ -764,16 +764,16 @@ fn takes_end_with_their_session_and_with_their_node() {
 fn an_item_that_is_lost_before_its_task_has_looked_is_not_taken() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
-    let session = cluster.node(0).open_session().wait().unwrap();
+    let session = cluster.node(0).open_session().block().unwrap();
     let jobs = session.queue("jobs");
     let mut takes = Box::pin(jobs.take().into_future());
     assert!(takes.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    taker(&cluster, 0, "jobs").put("x").wait().unwrap();
+    taker(&cluster, 0, "jobs").put("x").block().unwrap();
     until_count(&kv, "jobs/claim/", 1);
     // One more entry: by then whoever waits was told of the one before.
-    kv.put("later", "").wait().unwrap();
-    session.close().wait().unwrap();
-    let ended = takes.wait().unwrap_err();
+    kv.put("later", "").block().unwrap();
+    session.close().block().unwrap();
+    let ended = takes.block().unwrap_err();
     assert!(matches!(ended, QueueError::SessionEnded(_)), "{ended:?}");
     assert_eq!(take(&taker(&cluster, 0, "jobs")), "x");
 }
@@ -783,13 +783,13 @@ fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
-    taker.put("first").wait().unwrap();
+    taker.put("first").block().unwrap();
     assert_eq!(take(&taker), "first");
     // More than a watch keeps while nobody takes.
     for n in 0..400 {
-        taker.put(n.to_string()).wait().unwrap();
+        taker.put(n.to_string()).block().unwrap();
     }
-    kv.compact(kv.revision()).wait().unwrap();
+    kv.compact(kv.revision()).block().unwrap();
     for n in 0..400 {
         assert_eq!(take(&taker), n.to_string());
     }
@@ -800,21 +800,21 @@ fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
 fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_has_been_ended() {
     let cluster = quick(2);
     let kv = cluster.node(0).client();
-    kv.queue("jobs").put("one").wait().unwrap();
-    let delivery = taker(&cluster, 0, "jobs").take().wait().unwrap();
+    kv.queue("jobs").put("one").block().unwrap();
+    let delivery = taker(&cluster, 0, "jobs").take().block().unwrap();
     let waiting = taker(&cluster, 1, "jobs");
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
     thread::scope(|scope| {
-        let refused = scope.spawn(|| waiting.take().wait().unwrap_err());
+        let refused = scope.spawn(|| waiting.take().block().unwrap_err());
         until_count(&kv, "jobs/idle/", 1);
-        kv.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+        kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
         // What gives an item back only deletes.
-        delivery.nack().wait().unwrap();
+        delivery.nack().block().unwrap();
         let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
         assert_eq!(refused.join().unwrap(), QueueError::Store(refusal));
     });
     until_count(&kv, "jobs/idle/", 0);
-    kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
+    kv.change_alarms(AlarmChange::End(full)).block().unwrap();
     assert_eq!(take(&waiting), "one");
 }
 
@@ -823,28 +823,28 @@ fn what_is_given_back_for_later_is_nobodys_until_then_and_stands_where_it_stood(
     let cluster = quick(3);
     let (one, two) = (taker(&cluster, 0, "jobs"), taker(&cluster, 1, "jobs"));
     let kv = cluster.node(2).client();
-    one.put("first").wait().unwrap();
-    let job = one.take().wait().unwrap();
-    one.put("second").wait().unwrap();
-    job.nack_after(Duration::from_millis(700)).wait().unwrap();
-    let state = |at: usize| two.items().wait().unwrap()[at].state;
+    one.put("first").block().unwrap();
+    let job = one.take().block().unwrap();
+    one.put("second").block().unwrap();
+    job.nack_after(Duration::from_millis(700)).block().unwrap();
+    let state = |at: usize| two.items().block().unwrap()[at].state;
     assert_eq!((state(0), state(1)), (ItemState::Delayed, ItemState::Free));
     assert_eq!(take(&two), "second");
-    let again = two.take().wait().unwrap();
+    let again = two.take().block().unwrap();
     assert_eq!((text(&again), again.attempt()), ("first".to_owned(), 2));
     // Not for later at all.
-    again.nack_after(Duration::ZERO).wait().unwrap();
-    let again = two.take().wait().unwrap();
+    again.nack_after(Duration::ZERO).block().unwrap();
+    let again = two.take().block().unwrap();
     // What is not the taker's any more is not delayed for whoever has it.
-    kv.delete(KeyRange::prefix("jobs/claim/")).wait().unwrap();
-    let another = one.take().wait().unwrap();
-    let late = again.nack_after(Duration::from_secs(600)).wait();
+    kv.delete(KeyRange::prefix("jobs/claim/")).block().unwrap();
+    let another = one.take().block().unwrap();
+    let late = again.nack_after(Duration::from_secs(600)).block();
     assert_eq!(late, Err(QueueError::NotOurs));
     assert_eq!(count(&kv, "jobs/delay/"), 0);
-    another.ack().wait().unwrap();
+    another.ack().block().unwrap();
     // Dropped in the middle, it is given back, now or then.
-    one.put("third").wait().unwrap();
-    let mut nack = Box::pin(one.take().wait().unwrap().nack_after(Duration::from_millis(300)));
+    one.put("third").block().unwrap();
+    let mut nack = Box::pin(one.take().block().unwrap().nack_after(Duration::from_millis(300)));
     assert!(nack.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(nack);
     assert_eq!(take(&two), "third");

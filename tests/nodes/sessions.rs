@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Client, Effect, Error, GuardError, KeyRange, LeaseId, Limits,
-    LockState, Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session,
-    SessionEnd, Standing, Wait,
+    Alarm, AlarmChange, AlarmKind, Blocking, Client, Effect, Error, GuardError, KeyRange, LeaseId,
+    Limits, LockState, Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session,
+    SessionEnd, Standing,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -39,29 +39,29 @@ fn electing(members: usize, election_timeout: Duration) -> Cluster {
                 .session_ttl(TTL)
         })
         .start()
-        .wait()
+        .block()
         .expect("the cluster starts")
 }
 
 /// A member that follows, and another one.
 fn followers(cluster: &Cluster) -> (usize, usize) {
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     ((leader + 1) % 3, (leader + 2) % 3)
 }
 
 fn bind(session: &Session, key: &'static str) {
-    session.client().put(key, "v").lease(session.lease()).wait().unwrap();
+    session.client().put(key, "v").lease(session.lease()).block().unwrap();
 }
 
 fn is_bound(client: &Client, key: &'static str) -> bool {
-    client.get(key).wait().unwrap().is_some()
+    client.get(key).block().unwrap().is_some()
 }
 
 /// Waits until a key has gone.
 fn gone(client: &Client, key: &'static str) {
-    let mut changes = client.watch(key).wait().unwrap();
+    let mut changes = client.watch(key).block().unwrap();
     while is_bound(client, key) {
-        changes.next().wait().unwrap().unwrap();
+        changes.next().block().unwrap().unwrap();
     }
 }
 
@@ -80,13 +80,13 @@ fn renewed(session: &Session, times: usize) {
 #[test]
 fn a_session_that_is_closed_without_a_quorum_is_not_said_to_live_on() {
     let mut cluster = quick(3);
-    let session = cluster.node(0).open_session().ttl(LONG).wait().unwrap();
+    let session = cluster.node(0).open_session().ttl(LONG).block().unwrap();
     bind(&session, "bound");
-    cluster.kill(1).wait();
-    cluster.kill(2).wait();
-    let error = session.close().wait().unwrap_err();
+    cluster.kill(1).block();
+    cluster.kill(2).block();
+    let error = session.close().block().unwrap_err();
     assert_eq!(error.effect(), Effect::Unknown, "{error}");
-    cluster.restart(1).wait().unwrap();
+    cluster.restart(1).block().unwrap();
     gone(&cluster.node(0).client(), "bound");
 }
 
@@ -95,19 +95,19 @@ fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
     let mut cluster = quick(3);
     let (crashes, other) = followers(&cluster);
     let open = cluster.node(crashes).open_session().label("importer");
-    let session = open.ttl(Duration::from_secs(4)).wait().unwrap();
+    let session = open.ttl(Duration::from_secs(4)).block().unwrap();
     bind(&session, "address");
     let lease = session.lease();
-    cluster.kill(crashes).wait();
+    cluster.kill(crashes).block();
     assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
-    cluster.restart(crashes).wait().unwrap();
-    let again = cluster.node(crashes).resume_session(lease).wait().unwrap();
+    cluster.restart(crashes).block().unwrap();
+    let again = cluster.node(crashes).resume_session(lease).block().unwrap();
     assert_eq!((again.lease(), again.label()), (lease, "importer"));
     // Longer than the lease lives by itself.
     renewed(&again, 4);
     assert!(is_bound(&cluster.node(other).client(), "address"));
     assert_eq!(session.end(), Some(SessionEnd::NodeStopped), "the first one stays ended");
-    again.close().wait().unwrap();
+    again.close().block().unwrap();
     gone(&cluster.node(other).client(), "address");
 }
 
@@ -115,13 +115,13 @@ fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
 fn a_session_passes_to_another_node_and_its_keys_stay() {
     let cluster = quick(3);
     let (from, to) = followers(&cluster);
-    let session = cluster.node(from).open_session().wait().unwrap();
+    let session = cluster.node(from).open_session().block().unwrap();
     let handle = session.clone();
     bind(&session, "address");
     let lease = session.orphan();
     assert_eq!(handle.standing(), Standing::Ended(SessionEnd::Orphaned));
-    assert_eq!(handle.close().wait(), Err(not_closed(SessionEnd::Orphaned)));
-    let session = cluster.node(to).resume_session(lease).wait().unwrap();
+    assert_eq!(handle.close().block(), Err(not_closed(SessionEnd::Orphaned)));
+    let session = cluster.node(to).resume_session(lease).block().unwrap();
     drop(handle);
     renewed(&session, 4);
     assert!(is_bound(&cluster.node(from).client(), "address"));
@@ -134,23 +134,23 @@ fn a_session_passes_to_another_node_and_its_keys_stay() {
 fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
     let mut cluster = quick(3);
     let (holder, other) = followers(&cluster);
-    let own = cluster.node(holder).session().wait().unwrap();
+    let own = cluster.node(holder).session().block().unwrap();
     let (lease, node) = (own.lease(), cluster.node(holder).status().id);
-    let refused = cluster.node(other).resume_session(lease).wait().unwrap_err();
+    let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
     assert_eq!(refused, Error::NotResumed(ResumeRefusal::NodesOwn { lease, node }));
-    let session = cluster.node(holder).open_session().wait().unwrap();
+    let session = cluster.node(holder).open_session().block().unwrap();
     let closed = session.lease();
-    session.close().wait().unwrap();
-    session.close().wait().unwrap();
+    session.close().block().unwrap();
+    session.close().block().unwrap();
     for lease in [closed, LeaseId::new(77_777).unwrap()] {
-        let refused = cluster.node(other).resume_session(lease).wait().unwrap_err();
+        let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
         assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
     }
     // Its next life has ended the own session of the one before.
-    cluster.kill(holder).wait();
-    cluster.restart(holder).wait().unwrap();
-    cluster.node(holder).session().wait().unwrap();
-    let refused = cluster.node(holder).resume_session(lease).wait().unwrap_err();
+    cluster.kill(holder).block();
+    cluster.restart(holder).block().unwrap();
+    cluster.node(holder).session().block().unwrap();
+    let refused = cluster.node(holder).resume_session(lease).block().unwrap_err();
     assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
 }
 
@@ -158,9 +158,9 @@ fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
 fn a_plain_lease_can_be_kept_too_as_long_as_somebody_wants_it() {
     let cluster = quick(1);
     let client = cluster.node(0).client();
-    let lease = client.grant(TTL).wait().unwrap().id;
-    client.put("k", "v").lease(lease).wait().unwrap();
-    let session = cluster.node(0).resume_session(lease).wait().unwrap();
+    let lease = client.grant(TTL).block().unwrap().id;
+    client.put("k", "v").lease(lease).block().unwrap();
+    let session = cluster.node(0).resume_session(lease).block().unwrap();
     assert_eq!((session.label(), session.ttl()), ("", TTL));
     renewed(&session, 4);
     assert!(is_bound(&client, "k"));
@@ -173,18 +173,18 @@ fn a_lock_whose_holder_crashed_is_not_taken_before_the_lock_delay_is_over() {
     let mut cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Duration::from_secs(2);
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     assert_eq!((session.ttl(), session.lock_delay()), (TTL, delay));
-    let status = cluster.node(holder).client().lease(session.lease()).wait().unwrap().unwrap();
+    let status = cluster.node(holder).client().lease(session.lease()).block().unwrap().unwrap();
     assert_eq!(status.ttl, TTL + delay);
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     let believed = guard.valid_until();
     let now = cluster.node(holder).now();
     assert!(believed <= now + TTL, "the delay is not believed in");
-    cluster.kill(holder).wait();
+    cluster.kill(holder).block();
     let until = guard.valid_until();
-    let next = cluster.node(other).open_session().ttl(LONG).wait().unwrap();
-    let next = next.mutex("lock").lock().wait().unwrap();
+    let next = cluster.node(other).open_session().ttl(LONG).block().unwrap();
+    let next = next.mutex("lock").lock().block().unwrap();
     let granted = cluster.node(other).now();
     assert!(granted >= until + delay, "believed in until {until:?}, taken at {granted:?}");
     drop((guard, next));
@@ -195,12 +195,12 @@ fn a_session_with_a_lock_delay_that_is_closed_gives_its_locks_up_at_once() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    session.close().wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
+    session.close().block().unwrap();
     assert!(!guard.is_held());
-    let next = cluster.node(other).session().wait().unwrap();
-    let next = next.mutex("lock").lock().deadline(Duration::from_secs(20)).wait();
+    let next = cluster.node(other).session().block().unwrap();
+    let next = next.mutex("lock").lock().deadline(Duration::from_secs(20)).block();
     assert!(next.is_ok(), "{next:?}");
 }
 
@@ -209,19 +209,19 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     bind(&session, "k");
     cluster.partition(&[holder]);
-    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
     cluster.heal();
-    assert_eq!(session.close().wait(), Err(not_closed(SessionEnd::NotRenewed)));
+    assert_eq!(session.close().block(), Err(not_closed(SessionEnd::NotRenewed)));
     let lease = session.lease();
     drop(session);
     // What its node still had to say has been said when this is read.
     let client = cluster.node(holder).client();
-    client.put("after", "v").wait().unwrap();
+    client.put("after", "v").block().unwrap();
     assert!(is_bound(&cluster.node(other).client(), "k"));
-    client.revoke(lease).wait().unwrap();
+    client.revoke(lease).block().unwrap();
     assert!(!is_bound(&client, "k"), "an operator can");
 }
 
@@ -231,13 +231,13 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     let names = ["dropped", "released", "by its token", "with a write", "handed over"];
-    let guards = names.map(|name| session.mutex(name).lock().wait().unwrap());
+    let guards = names.map(|name| session.mutex(name).lock().block().unwrap());
     let keys = guards.each_ref().map(|guard| guard.key().clone());
-    let heirs = cluster.node(other).open_session().ttl(LONG).wait().unwrap();
+    let heirs = cluster.node(other).open_session().ttl(LONG).block().unwrap();
     let heir = heirs.mutex("handed over");
-    let waiting = thread::spawn(move || heir.lock().wait());
+    let waiting = thread::spawn(move || heir.lock().block());
     let heir = loop {
         let line = session.mutex("handed over").line().unwrap();
         match line.into_iter().find(|place| !place.holds) {
@@ -249,22 +249,22 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     let write = with_write.txn().then(Op::put("written", "v"));
     cluster.partition(&[holder]);
     let lost = Loss::SessionEnded(SessionEnd::NotRenewed);
-    assert_eq!(dropped.lost().wait(), lost);
+    assert_eq!(dropped.lost().block(), lost);
     drop(dropped);
-    assert_eq!(handed_over.hand_over(&heir).wait(), Err(OrderError::Gone));
+    assert_eq!(handed_over.hand_over(&heir).block(), Err(OrderError::Gone));
     let was_lost = Ok(Released::WasLost(lost));
-    assert_eq!(session.mutex("by its token").release(by_token.token()).wait(), was_lost);
-    assert_eq!(write.commit_and_release(with_write).wait(), Err(GuardError::NotHeld));
-    assert_eq!(released.release().wait(), was_lost);
+    assert_eq!(session.mutex("by its token").release(by_token.token()).block(), was_lost);
+    assert_eq!(write.commit_and_release(with_write).block(), Err(GuardError::NotHeld));
+    assert_eq!(released.release().block(), was_lost);
     cluster.heal();
     let (client, lease) = (cluster.node(holder).client(), session.lease());
-    client.put("after", "v").wait().unwrap();
+    client.put("after", "v").block().unwrap();
     for key in keys {
-        let row = client.get(key.clone()).wait().unwrap();
+        let row = client.get(key.clone()).block().unwrap();
         assert_eq!(row.and_then(|row| row.lease), Some(lease), "{key:?}");
     }
     assert!(!is_bound(&client, "written"));
-    client.revoke(lease).wait().unwrap();
+    client.revoke(lease).block().unwrap();
     assert!(waiting.join().unwrap().is_ok());
 }
 
@@ -274,26 +274,26 @@ fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     let client = cluster.node(holder).client();
-    let hold = |name| client.barrier(name).hold(&session).wait().unwrap();
+    let hold = |name| client.barrier(name).hold(&session).block().unwrap();
     let (dropped, released) = (hold("dropped"), hold("released"));
-    let [stays, leaves] = ["stays", "leaves"].map(|g| session.group(g).join("").wait().unwrap());
+    let [stays, leaves] = ["stays", "leaves"].map(|g| session.group(g).join("").block().unwrap());
     let jobs = session.queue("jobs");
-    jobs.put_many(["1", "2"]).wait().unwrap();
-    let [job, other_job] = [(); 2].map(|()| jobs.take().wait().unwrap());
+    jobs.put_many(["1", "2"]).block().unwrap();
+    let [job, other_job] = [(); 2].map(|()| jobs.take().block().unwrap());
     cluster.partition(&[holder]);
-    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
     drop((dropped, stays, other_job));
-    assert_eq!(released.release().wait(), Ok(false));
-    assert_eq!(leaves.leave().wait(), Ok(false));
-    assert_eq!(job.nack().wait(), Err(QueueError::NotOurs));
+    assert_eq!(released.release().block(), Ok(false));
+    assert_eq!(leaves.leave().block(), Ok(false));
+    assert_eq!(job.nack().block(), Err(QueueError::NotOurs));
     cluster.heal();
-    client.put("after", "v").wait().unwrap();
-    let mut keys = client.lease(session.lease()).wait().unwrap().unwrap().keys;
+    client.put("after", "v").block().unwrap();
+    let mut keys = client.lease(session.lease()).block().unwrap().unwrap().keys;
     keys.retain(|key| !key.starts_with(b"jobs/idle/"));
     assert_eq!(keys.len(), 2 + 2 + 2, "{keys:?}");
-    client.revoke(session.lease()).wait().unwrap();
+    client.revoke(session.lease()).block().unwrap();
 }
 
 /// Nor by a call that was under way, and is refused.
@@ -302,26 +302,26 @@ fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledge
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
-    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     let jobs = session.queue("jobs");
-    jobs.put("1").wait().unwrap();
-    let job = jobs.take().wait().unwrap();
+    jobs.put("1").block().unwrap();
+    let job = jobs.take().block().unwrap();
     cluster.partition(&[holder]);
     let client = cluster.node(other).client();
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
-    client.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+    client.change_alarms(AlarmChange::Raise(full)).block().unwrap();
     let mut acknowledging = pin!(job.ack_with([Op::put("effect", "v")]));
     let polled = acknowledging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending());
-    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
     cluster.heal();
     let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
-    assert_eq!(acknowledging.wait().unwrap_err(), QueueError::Store(refused));
+    assert_eq!(acknowledging.block().unwrap_err(), QueueError::Store(refused));
     // What its node had to say after that has been said.
-    cluster.node(holder).client().delete("after").wait().unwrap();
-    let claims = client.range(KeyRange::prefix("jobs/claim/")).wait().unwrap();
+    cluster.node(holder).client().delete("after").block().unwrap();
+    let claims = client.range(KeyRange::prefix("jobs/claim/")).block().unwrap();
     assert_eq!(claims.count, 1);
-    client.revoke(session.lease()).wait().unwrap();
+    client.revoke(session.lease()).block().unwrap();
 }
 
 #[test]
@@ -330,10 +330,10 @@ fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
     let (node, max) = (cluster.node(0), Limits::LOCK_DELAY_MAX);
     let asked = max + Duration::from_millis(1);
     let expected = Error::LockDelay { asked, max };
-    assert_eq!(node.open_session().lock_delay(asked).wait().unwrap_err(), expected);
+    assert_eq!(node.open_session().lock_delay(asked).block().unwrap_err(), expected);
     assert_eq!(expected.to_string(), "not applied: a lock delay of 600.001s: the longest is 600s");
-    let session = node.open_session().lock_delay(max).wait().unwrap();
-    let resume = |delay| node.resume_session(session.lease()).lock_delay(delay).wait();
+    let session = node.open_session().lock_delay(max).block().unwrap();
+    let resume = |delay| node.resume_session(session.lease()).lock_delay(delay).block();
     assert_eq!(resume(asked).unwrap_err(), expected);
     assert!(matches!(resume(TTL), Err(Error::NotResumed(ResumeRefusal::KeptOtherwise { .. }))));
     assert!(resume(max).is_ok());
@@ -348,7 +348,7 @@ fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
     for asked in [Duration::ZERO, ms, min - ms, max + ms] {
         // However long the delay.
         for delay in [Duration::ZERO, Limits::LOCK_DELAY_MAX] {
-            let refused = node.open_session().ttl(asked).lock_delay(delay).wait().unwrap_err();
+            let refused = node.open_session().ttl(asked).lock_delay(delay).block().unwrap_err();
             assert_eq!(refused, Error::SessionTtl { asked, min, max });
         }
     }
@@ -361,33 +361,33 @@ fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
     // Long enough for this thread to look between the risk and the loss.
-    let session = cluster.node(holder).open_session().ttl(TTL * 3).wait().unwrap();
+    let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
     assert!(matches!(session.standing(), Standing::Confirmed(_)));
     cluster.partition(&[holder]);
-    let Standing::Overdue(until) = session.at_risk().wait() else { panic!("not told in time") };
+    let Standing::Overdue(until) = session.at_risk().block() else { panic!("not told in time") };
     assert_eq!(until, session.valid_until());
-    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
     assert!(cluster.node(holder).now() >= until);
-    assert_eq!(session.at_risk().wait(), Standing::Ended(SessionEnd::NotRenewed));
+    assert_eq!(session.at_risk().block(), Standing::Ended(SessionEnd::NotRenewed));
 }
 
 #[test]
 fn hold_reports_at_risk_before_it_is_lost() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
-    let session = cluster.node(holder).open_session().ttl(TTL * 3).wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     assert!(matches!(guard.state(), LockState::Held(_)));
     cluster.partition(&[holder]);
-    let LockState::Unconfirmed(until) = guard.at_risk().wait() else {
+    let LockState::Unconfirmed(until) = guard.at_risk().block() else {
         panic!("lost without a warning")
     };
     assert!(guard.is_held());
     assert_eq!(until, guard.valid_until());
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     assert!(cluster.node(holder).now() >= until);
     // A hold that is lost does not wait.
-    let lost = guard.at_risk().wait();
+    let lost = guard.at_risk().block();
     assert_eq!(lost, LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
 }
 
@@ -395,7 +395,7 @@ fn hold_reports_at_risk_before_it_is_lost() {
 fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
-    let session = cluster.node(holder).open_session().ttl(TTL * 3).wait().unwrap();
+    let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
     let (mut risk, mut end) = (Box::pin(session.at_risk()), Box::pin(session.ended()));
     let mut context = Context::from_waker(Waker::noop());
     assert!(risk.as_mut().poll(&mut context).is_pending());
@@ -417,9 +417,9 @@ fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let client = cluster.node(other).client();
-    let session = cluster.node(holder).open_session().wait().unwrap();
+    let session = cluster.node(holder).open_session().block().unwrap();
     bind(&session, "k");
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     drop(session);
     let session = guard.session().clone();
     renewed(&session, 4);
@@ -428,11 +428,11 @@ fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
     drop(guard);
     gone(&client, "k");
     // The node has a handle on its own.
-    let own = cluster.node(holder).session().wait().unwrap();
+    let own = cluster.node(holder).session().block().unwrap();
     let lease = own.lease();
     bind(&own, "k");
     drop(own);
-    let own = cluster.node(holder).session().wait().unwrap();
+    let own = cluster.node(holder).session().block().unwrap();
     assert_eq!(own.lease(), lease);
     renewed(&own, 4);
     assert!(is_bound(&client, "k"));
@@ -450,12 +450,12 @@ fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
         assert!(call.as_mut().poll(&mut context).is_pending());
         cluster.resume(0);
         // It may be answered before it is dropped.
-        node.client().put("k", "v").wait().unwrap();
+        node.client().put("k", "v").block().unwrap();
         drop(call);
     }
     let none = |status: &bowline::NodeStatus| status.sessions == 0;
-    node.wait_for(none).wait();
-    node.client().put("k", "v").wait().unwrap();
+    node.wait_for(none).block();
+    node.client().put("k", "v").block().unwrap();
     assert_eq!(node.client().sessions(), []);
 }
 
@@ -465,19 +465,19 @@ fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives(
     let cluster = electing(3, TTL);
     let (one, other) = followers(&cluster);
     let client = cluster.node(one).client();
-    let lease = client.grant(TTL).wait().unwrap();
-    client.put("kept", "v").lease(lease.id).wait().unwrap();
+    let lease = client.grant(TTL).block().unwrap();
+    client.put("kept", "v").lease(lease.id).block().unwrap();
     let began = cluster.node(one).now();
     while cluster.node(one).now().since(began) < TTL * 2 {
-        assert_eq!(client.renew(lease.id).wait(), Ok(TTL));
-        let seen = cluster.node(other).client().lease_left(lease.id).wait().unwrap();
+        assert_eq!(client.renew(lease.id).block(), Ok(TTL));
+        let seen = cluster.node(other).client().lease_left(lease.id).block().unwrap();
         assert!(seen.is_some_and(|left| left <= TTL), "{seen:?}");
     }
     assert!(is_bound(&client, "kept"));
     let now = || cluster.node(one).now();
     let (mut left, mut asked) = (TTL, now());
     let mut lives_until = asked;
-    while let Some(seen) = client.lease_left(lease.id).wait().unwrap() {
+    while let Some(seen) = client.lease_left(lease.id).block().unwrap() {
         assert!(seen <= left, "nobody renews it: {seen:?} after {left:?}");
         left = seen;
         lives_until = lives_until.max(asked + seen);
@@ -486,18 +486,18 @@ fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives(
     assert!(now() >= lives_until, "it was to live until {lives_until:?}");
     assert!(!is_bound(&client, "kept"));
     let gone = Err(Error::Refused(Refusal::LeaseNotFound(lease.id)));
-    assert_eq!(client.renew(lease.id).wait(), gone);
+    assert_eq!(client.renew(lease.id).block(), gone);
 }
 
 #[test]
 fn a_renewal_that_finds_no_leader_ends_with_its_deadline() {
     let mut cluster = quick(3);
     let (one, other) = followers(&cluster);
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let client = cluster.node(one).client();
-    let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
-    cluster.kill(leader).wait();
-    cluster.kill(other).wait();
-    let error = client.renew(lease.id).wait().unwrap_err();
+    let lease = client.grant(Duration::from_secs(60)).block().unwrap();
+    cluster.kill(leader).block();
+    cluster.kill(other).block();
+    let error = client.renew(lease.id).block().unwrap_err();
     assert_eq!(error, Error::Deadline { effect: bowline::Effect::Unknown });
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bowline::testing::{self, Cluster, ClusterOptions};
-use bowline::{Config, KeyRange, LockError, Loss, Node, Revision, Role, Wait};
+use bowline::{Blocking, Config, KeyRange, LockError, Loss, Node, Revision, Role};
 
 use crate::stage::{Begun, until_places};
 
@@ -41,13 +41,13 @@ fn files(cluster: &Cluster, member: usize, ending: &str) -> Vec<String> {
 #[test]
 fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     let dir = tempfile::tempdir().unwrap();
-    let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait().unwrap();
+    let start = || Node::start(small(Config::new(dir.path(), "solo"))).block().unwrap();
     let node = start();
     let client = node.client();
-    let lease = client.grant(Duration::from_secs(3600)).wait().unwrap();
-    client.put("bound", "x").lease(lease.id).wait().unwrap();
-    let revision = put_many(&node, 0, 1200).wait();
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    let lease = client.grant(Duration::from_secs(3600)).block().unwrap();
+    client.put("bound", "x").lease(lease.id).block().unwrap();
+    let revision = put_many(&node, 0, 1200).block();
+    assert!(testing::shutdown(node).block().hanging.is_empty());
     let names = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
     let has = |ending: &str| names().any(|name| name.to_str().unwrap().ends_with(ending));
     assert!(has(".snapshot"), "{:?}", names().collect::<Vec<_>>());
@@ -55,12 +55,12 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
 
     let node = start();
     let client = node.client();
-    assert_eq!(client.get("key/0049").wait().unwrap().unwrap().value[..5], b"1199:"[..]);
-    assert_eq!(client.get("bound").wait().unwrap().unwrap().lease, Some(lease.id));
-    node.wait_for(|status| status.revision >= revision).wait();
-    client.revoke(lease.id).wait().unwrap();
-    assert_eq!(client.get("bound").wait().unwrap(), None);
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert_eq!(client.get("key/0049").block().unwrap().unwrap().value[..5], b"1199:"[..]);
+    assert_eq!(client.get("bound").block().unwrap().unwrap().lease, Some(lease.id));
+    node.wait_for(|status| status.revision >= revision).block();
+    client.revoke(lease.id).block().unwrap();
+    assert_eq!(client.get("bound").block().unwrap(), None);
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
         let writer = cluster.leader().await.unwrap();
         put_many(cluster.node(writer), 1500, 1510).await;
     };
-    run.wait();
+    run.block();
 }
 
 #[test]
@@ -193,14 +193,14 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
 fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_handed_to() {
     // The node misses that the hold was handed away, and that it was handed back, or the first alone.
     for misses_all in [true, false] {
-        let cluster = three().wait();
-        let leader = cluster.leader().wait().unwrap();
+        let cluster = three().block();
+        let leader = cluster.leader().block().unwrap();
         let cut = (leader + 1) % 3;
         let (near, far) = (cluster.node(leader), cluster.node(cut));
-        put_many(near, 0, 10).wait();
-        let lasting = |node: &Node| node.open_session().ttl(Duration::from_secs(600)).wait();
+        put_many(near, 0, 10).block();
+        let lasting = |node: &Node| node.open_session().ttl(Duration::from_secs(600)).block();
         let (mine, other) = (lasting(far).unwrap().mutex("door"), lasting(near).unwrap());
-        let first = mine.lock().wait().unwrap();
+        let first = mine.lock().block().unwrap();
         let again = Begun::new(mine.lock().why("another task"));
         until_places(near, "door", 2);
         let between = Begun::new(other.mutex("door").lock());
@@ -217,24 +217,24 @@ fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_
         let heir = other.mutex("door").line().unwrap()[1].clone();
         let mut back = Box::pin(async move { between.hand_over(&heir).await.unwrap() });
         if misses_all {
-            back.as_mut().wait();
+            back.as_mut().block();
         }
         // The log does not reach it any more.
         cluster.partition(&[cut]);
-        let mut revision = put_many(near, 10, 1000).wait();
+        let mut revision = put_many(near, 10, 1000).block();
         while files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()) {
-            revision = put_many(near, 0, 100).wait();
+            revision = put_many(near, 0, 100).block();
         }
         cluster.heal();
-        cluster.all_at(revision).wait().unwrap();
+        cluster.all_at(revision).block().unwrap();
         assert!(far.metrics().snapshot().snapshots_installed_total > 0);
         away.finish().unwrap();
         if !misses_all {
-            back.wait();
+            back.block();
         }
         let again = again.finish().unwrap();
         assert!(again.is_held());
-        again.release().wait().unwrap();
+        again.release().block().unwrap();
         until_places(near, "door", 0);
     }
 }
@@ -257,13 +257,13 @@ fn a_member_whose_snapshots_are_gone_fetches_one_and_a_lone_node_says_so() {
         let row = cluster.node(victim).client().get("key/0049").local().await.unwrap().unwrap();
         assert_eq!(row.value[..5], b"1199:"[..]);
     };
-    run.wait();
+    run.block();
 
     let dir = tempfile::tempdir().unwrap();
-    let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait();
+    let start = || Node::start(small(Config::new(dir.path(), "solo"))).block();
     let node = start().unwrap();
-    put_many(&node, 0, 1200).wait();
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    put_many(&node, 0, 1200).block();
+    assert!(testing::shutdown(node).block().hanging.is_empty());
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "snapshot") {

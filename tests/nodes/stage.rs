@@ -11,8 +11,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Compare, Config, EventKind, Fence, KeyRange, LockError, Moment, Node, NodeStatus, Op,
-    Revision, Role, Session, SessionEnd, Token, Wait,
+    Blocking, Client, Compare, Config, EventKind, Fence, KeyRange, LockError, Moment, Node,
+    NodeStatus, Op, Revision, Role, Session, SessionEnd, Token,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -56,7 +56,7 @@ pub(crate) fn with(
     configure: impl Fn(Config) -> Config + Send + Sync + 'static,
 ) -> Cluster {
     let options = ClusterOptions::new(members).configure(configure);
-    options.start().wait().expect("the cluster starts")
+    options.start().block().expect("the cluster starts")
 }
 
 /// As [`lasting`], with more said about each member.
@@ -71,14 +71,14 @@ pub(crate) fn lasting_with(
 pub(crate) fn let_pass(node: &Node, time: Duration, mut look: impl FnMut()) {
     let begun = node.now();
     while node.now().since(begun) < time {
-        node.client().put("tick", "").wait().unwrap();
+        node.client().put("tick", "").block().unwrap();
         look();
     }
 }
 
 /// A member that leads, and two that do not.
 pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     (leader, (leader + 1) % 3, (leader + 2) % 3)
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
         found = all.iter().find(|status| is_new(status)).map(|status| status.id);
         found.is_some()
     };
-    cluster.wait_until("nobody else leads", seen).wait().unwrap();
+    cluster.wait_until("nobody else leads", seen).block().unwrap();
     // It may have lost the leadership meanwhile: what counts is who was seen.
     let mut members = cluster.running();
     members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0
@@ -99,23 +99,23 @@ pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
 
 /// The node's own session.
 pub(crate) fn session(cluster: &Cluster, member: usize) -> Session {
-    cluster.node(member).session().wait().unwrap()
+    cluster.node(member).session().block().unwrap()
 }
 
 /// A session beside the node's own.
 pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> Session {
-    cluster.node(member).open_session().label(label).wait().unwrap()
+    cluster.node(member).open_session().label(label).block().unwrap()
 }
 
 /// A session beside the node's own that ends soon when nobody renews it: for whoever is to crash, to be cut off or to
 /// stand still.
 pub(crate) fn mortal(cluster: &Cluster, member: usize) -> Session {
-    cluster.node(member).open_session().ttl(STEADY).wait().unwrap()
+    cluster.node(member).open_session().ttl(STEADY).block().unwrap()
 }
 
 /// The number that a key holds, or 0 if the key does not exist.
 pub(crate) fn read_number(kv: &Client, key: &str) -> u64 {
-    let row = kv.get(key.to_owned()).wait().unwrap();
+    let row = kv.get(key.to_owned()).block().unwrap();
     row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap())
 }
 
@@ -123,13 +123,13 @@ pub(crate) fn read_number(kv: &Client, key: &str) -> u64 {
 /// looks at them.
 pub(crate) fn commit_if(kv: &Client, conditions: Vec<Compare>, key: &str, value: &str) -> bool {
     let put = Op::put(key.to_owned(), value.to_owned());
-    kv.txn().when_all(conditions).then(put).commit().wait().unwrap().succeeded
+    kv.txn().when_all(conditions).then(put).commit().block().unwrap().succeeded
 }
 
 /// How many keys there are below `name/`.
 pub(crate) fn places(node: &Node, name: &str) -> u64 {
     let below = KeyRange::prefix(format!("{name}/"));
-    node.client().range(below).count_only().wait().unwrap().count
+    node.client().range(below).count_only().block().unwrap().count
 }
 
 /// Waits until so many keys stand below `name/`.
@@ -143,7 +143,7 @@ pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> b
     let below = KeyRange::prefix(format!("{name}/"));
     let begun = node.now();
     loop {
-        let reply = kv.range(below.clone()).count_only().wait().unwrap();
+        let reply = kv.range(below.clone()).count_only().block().unwrap();
         if fits(reply.count) {
             return;
         }
@@ -163,10 +163,10 @@ pub(crate) fn until_true(node: &Node, what: &str, is_so: impl Fn() -> bool) {
 
 /// Waits until a key is deleted, and says at which revision. It must have been there.
 pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
-    let mut changes = kv.watch(key.to_owned()).from(Revision(1)).wait().unwrap();
+    let mut changes = kv.watch(key.to_owned()).from(Revision(1)).block().unwrap();
     loop {
         // What is past comes together: the deletion may be anywhere in it.
-        let batch = changes.next().wait().unwrap().unwrap();
+        let batch = changes.next().block().unwrap().unwrap();
         if let Some(end) = batch.events.iter().find(|event| event.kind == EventKind::Delete) {
             return end.kv.mod_revision;
         }
@@ -244,7 +244,7 @@ impl<T> Begun<T> {
 
     /// Its answer, when it is there.
     pub(crate) fn finish(self) -> T {
-        self.answer.unwrap_or_else(|| self.future.wait())
+        self.answer.unwrap_or_else(|| self.future.block())
     }
 
     /// How often it was woken.
@@ -261,12 +261,12 @@ pub(crate) fn stand_in_line(
 ) -> Begun<Result<bowline::Guard, LockError>> {
     let kv = node.client();
     let below = KeyRange::prefix(format!("{name}/"));
-    let before = kv.range(below.clone()).count_only().wait().unwrap().revision;
+    let before = kv.range(below.clone()).count_only().block().unwrap().revision;
     let begun = Begun::new(session.mutex(name.to_owned()).lock());
     // Others may leave meanwhile: what counts is a new key of this session.
-    let mut changes = kv.watch(below).from(Revision(before.get() + 1)).wait().unwrap();
+    let mut changes = kv.watch(below).from(Revision(before.get() + 1)).block().unwrap();
     loop {
-        let batch = changes.next().wait().unwrap().unwrap();
+        let batch = changes.next().block().unwrap().unwrap();
         let mut puts = batch.events.iter().filter(|event| event.kind == EventKind::Put);
         if puts.any(|event| event.kv.lease == Some(session.lease())) {
             return begun;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bowline::testing::Cluster;
 use bowline::{
-    Delivery, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState, Loss, Node,
-    QueueError, QueueTaker, Released, Session, SessionEnd, StopReason, Wait,
+    Blocking, Delivery, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState,
+    Loss, Node, QueueError, QueueTaker, Released, Session, SessionEnd, StopReason,
 };
 
 use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};
@@ -30,17 +30,17 @@ fn lead(session: &Session) -> Begun<Result<(), LeadError>> {
 }
 
 fn sit_down(node: &Node) -> Desk {
-    let session = node.session().wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
-    let other = node.open_session().wait().unwrap();
+    let session = node.session().block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
+    let other = node.open_session().block().unwrap();
     let waits = stand_in_line(&other, node, "lock");
     let leads = lead(&session);
     until_places(node, "leader", 1);
     let stands = lead(&other);
     until_places(node, "leader", 2);
     let jobs = session.queue("jobs");
-    jobs.put("x").wait().unwrap();
-    let job = jobs.take().wait().unwrap();
+    jobs.put("x").block().unwrap();
+    let job = jobs.take().block().unwrap();
     let takes = Begun::new(jobs.take());
     until_places(node, "jobs/idle", 1);
     Desk { session, guard, waits, leads, stands, jobs, job, takes }
@@ -56,13 +56,13 @@ fn assert_all_say(desk: Desk, why: &StopReason) {
 
     assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
     assert_eq!(guard.state(), LockState::Lost(loss.clone()));
-    assert_eq!(guard.lost().wait(), loss);
-    let refused = guard.txn().then(bowline::Op::put("k", "v")).commit().wait().unwrap_err();
+    assert_eq!(guard.lost().block(), loss);
+    let refused = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
     assert_eq!(refused, GuardError::NotHeld);
-    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(loss.clone()));
+    assert_eq!(guard.release().block().unwrap(), Released::WasLost(loss.clone()));
     assert_eq!(waits.finish().unwrap_err(), not_taken);
-    assert_eq!(session.mutex("lock").lock().wait().unwrap_err(), not_taken);
-    assert_eq!(session.mutex("lock").try_lock().wait().unwrap_err(), not_taken);
+    assert_eq!(session.mutex("lock").lock().block().unwrap_err(), not_taken);
+    assert_eq!(session.mutex("lock").try_lock().block().unwrap_err(), not_taken);
     for leading in [leads, stands] {
         let error = leading.finish().unwrap_err();
         assert_eq!(error, LeadError::NotElected(not_taken.clone()));
@@ -71,22 +71,22 @@ fn assert_all_say(desk: Desk, why: &StopReason) {
             format!("can be elected no more: the node has stopped: {why}")
         );
     }
-    assert_eq!(job.lost().wait(), loss);
-    assert!(is_taken_no_more(&job.ack().wait().unwrap_err()));
+    assert_eq!(job.lost().block(), loss);
+    assert!(is_taken_no_more(&job.ack().block().unwrap_err()));
     assert!(is_taken_no_more(&takes.finish().unwrap_err()));
-    assert!(is_taken_no_more(&jobs.take().wait().unwrap_err()));
-    assert!(is_taken_no_more(&jobs.try_take().wait().unwrap_err()));
-    assert!(is_taken_no_more(&jobs.put("y").wait().unwrap_err()));
-    assert!(is_stop(&session.group("group").join("me").wait().unwrap_err()));
-    assert!(is_stop(&session.client().put("k", "v").wait().unwrap_err()));
-    assert!(is_stop(&session.client().get("k").wait().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.take().block().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.try_take().block().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.put("y").block().unwrap_err()));
+    assert!(is_stop(&session.group("group").join("me").block().unwrap_err()));
+    assert!(is_stop(&session.client().put("k", "v").block().unwrap_err()));
+    assert!(is_stop(&session.client().get("k").block().unwrap_err()));
 }
 
 #[test]
 fn a_node_that_is_shut_down_is_said_to_be_by_all_that_it_has_made() {
     let mut cluster = lasting(1);
     let desk = sit_down(cluster.node(0));
-    cluster.shutdown(0).wait();
+    cluster.shutdown(0).block();
     assert_all_say(desk, &StopReason::Shutdown);
 }
 
@@ -94,7 +94,7 @@ fn a_node_that_is_shut_down_is_said_to_be_by_all_that_it_has_made() {
 fn a_node_that_a_test_has_killed_is_not_said_to_be_shut_down() {
     let mut cluster = lasting(1);
     let desk = sit_down(cluster.node(0));
-    cluster.kill(0).wait();
+    cluster.kill(0).block();
     assert_all_say(desk, &StopReason::Killed);
     assert!(!StopReason::Killed.to_string().contains("shut down"));
 }
@@ -104,7 +104,7 @@ fn while_a_node_is_being_shut_down_its_locks_are_lost_by_that_already() {
     let mut cluster: Cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let node = cluster.node(one);
-    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let guard = node.session().block().unwrap().mutex("lock").lock().block().unwrap();
     let mut lost = Begun::new(async move { guard.lost().await });
     let mut stopping = Begun::asked(async move { cluster.shutdown(one).await });
     let mut first = None;

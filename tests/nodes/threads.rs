@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Instant;
 
-use bowline::{Client, Config, Error, KeyRange, Op, Revision, Wait};
+use bowline::{Blocking, Client, Config, Error, KeyRange, Op, Revision};
 
 use crate::stage::{self, SOON};
 
@@ -71,7 +71,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
             .map(|(member, node)| {
                 let (writes, reads, locks, known) = (&writes, &reads, &locks, &known);
                 scope.spawn(move || {
-                    let (kv, session) = (node.client(), node.session().wait().unwrap());
+                    let (kv, session) = (node.client(), node.session().block().unwrap());
                     for round in 0..ROUNDS {
                         let (reply, seen) =
                             woken(&kv, kv.put(format!("k/{member}"), round.to_string()));
@@ -86,7 +86,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
                             let (guard, seen) = woken(&kv, session.mutex("lock").lock());
                             let guard = guard.unwrap();
                             locks.check("a lock", seen, guard.token().revision());
-                            guard.release().wait().unwrap();
+                            guard.release().block().unwrap();
                         }
                     }
                 })
@@ -96,7 +96,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
             let (watches, views, is_over) = (&watches, &views, &is_over);
             scope.spawn(move || {
                 let kv = node.client();
-                let mut watch = kv.watch(KeyRange::prefix("k/")).wait().unwrap();
+                let mut watch = kv.watch(KeyRange::prefix("k/")).block().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (batch, seen) = woken(&kv, watch.next());
                     // By the time of the look more may have come: it was woken for the first of it.
@@ -106,7 +106,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
             });
             scope.spawn(move || {
                 let kv = node.client();
-                let mut cached = kv.cached_prefix("k/").wait().unwrap();
+                let mut cached = kv.cached_prefix("k/").block().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (view, seen) = woken(&kv, cached.changed());
                     // The look after the waking may show what came after it.
@@ -119,7 +119,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
             writer.join().unwrap();
         }
         is_over.store(true, Ordering::SeqCst);
-        cluster.node(0).client().put("k/last", "").wait().unwrap();
+        cluster.node(0).client().put("k/last", "").block().unwrap();
     });
     for (what, visible) in [
         ("writes", writes),
@@ -140,7 +140,7 @@ fn all_who_follow_a_view_hear_of_each_change() {
     const FOLLOWERS: usize = 4;
     let cluster = stage::lasting(1);
     let kv = cluster.node(0).client();
-    let cached = kv.cached_prefix("c/").wait().unwrap();
+    let cached = kv.cached_prefix("c/").block().unwrap();
     let reached = AtomicU64::new(0);
     thread::scope(|scope| {
         for _ in 0..FOLLOWERS {
@@ -160,7 +160,7 @@ fn all_who_follow_a_view_hear_of_each_change() {
             });
         }
         for round in 1..=ROUNDS {
-            kv.put("c/k", round.to_string()).wait().unwrap();
+            kv.put("c/k", round.to_string()).block().unwrap();
             let begun = Instant::now();
             while reached.load(Ordering::SeqCst) < round * FOLLOWERS as u64 {
                 assert!(begun.elapsed() < SOON, "a follower missed change {round}");
@@ -191,9 +191,9 @@ fn admission_counters_return_to_zero() {
                     for call in 0..CALLS {
                         let key = format!("{member}/{thread}");
                         match call % 4 {
-                            0 => count(kv.put(key, "v").wait().map(drop)),
-                            1 => count(kv.get(key).wait().map(drop)),
-                            2 => count(kv.txn().then(Op::delete(key)).commit().wait().map(drop)),
+                            0 => count(kv.put(key, "v").block().map(drop)),
+                            1 => count(kv.get(key).block().map(drop)),
+                            2 => count(kv.txn().then(Op::delete(key)).commit().block().map(drop)),
                             _ => {
                                 stage::give_up(kv.put(key.clone(), "v"));
                                 stage::give_up(kv.get(key));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{self, ClusterOptions};
-use bowline::{Config, Node, Revision, Role, Wait};
+use bowline::{Blocking, Config, Node, Revision, Role};
 
 /// Builds of the next version pass for it; there is only one so far.
 const NEXT: bowline::model::ClusterVersion = bowline::model::ClusterVersion(2);
@@ -74,7 +74,7 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
         cluster.node(back).wait_for(|status| status.role == Role::Follower).await;
         cluster.node(back).client().put("after", "1").await.unwrap();
     }
-    .wait();
+    .block();
 }
 
 #[test]
@@ -100,25 +100,25 @@ fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
         assert!(node.metrics().snapshot().snapshots_installed_total > 0, "it replayed the log");
         assert_eq!(node.status().version, NEXT);
     }
-    .wait();
+    .block();
 }
 
 /// How the directories under `tests/fixtures` are made, each by the version that it is called after:
 /// `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
 fn make_fixture(dir: &std::path::Path) {
-    let node = Node::start(fixture(dir)).wait().unwrap();
+    let node = Node::start(fixture(dir)).block().unwrap();
     let client = node.client();
-    let lease = client.grant(Duration::from_secs(3600)).wait().unwrap().id;
-    client.put("leased", "x").lease(lease).wait().unwrap();
-    client.put("gone", "x").wait().unwrap();
-    client.delete("gone").wait().unwrap();
+    let lease = client.grant(Duration::from_secs(3600)).block().unwrap().id;
+    client.put("leased", "x").lease(lease).block().unwrap();
+    client.put("gone", "x").block().unwrap();
+    client.delete("gone").block().unwrap();
     for n in 0..150 {
-        client.put(format!("key/{}", n % 10), format!("{n}:{}", "v".repeat(900))).wait().unwrap();
+        client.put(format!("key/{}", n % 10), format!("{n}:{}", "v".repeat(900))).block().unwrap();
     }
-    let newest = client.put("late", "1").wait().unwrap().revision;
-    client.compact(Revision(newest.get() - 20)).wait().unwrap();
-    client.put("late", "2").wait().unwrap();
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    let newest = client.put("late", "1").block().unwrap().revision;
+    client.compact(Revision(newest.get() - 20)).block().unwrap();
+    client.put("late", "2").block().unwrap();
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 fn fixture(dir: &std::path::Path) -> Config {
@@ -138,21 +138,21 @@ fn directories_of_earlier_versions_are_opened_with_everything_in_them() {
             let file = file.unwrap();
             std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
         }
-        let node = Node::start(fixture(copy.path())).wait().unwrap();
+        let node = Node::start(fixture(copy.path())).block().unwrap();
         let client = node.client();
         for n in 140..150 {
-            let row = client.get(format!("key/{}", n % 10)).wait().unwrap().unwrap();
+            let row = client.get(format!("key/{}", n % 10)).block().unwrap().unwrap();
             assert!(row.value.starts_with(format!("{n}:").as_bytes()), "{kept:?}: {row:?}");
         }
-        let late = client.get("late").wait().unwrap().unwrap();
+        let late = client.get("late").block().unwrap().unwrap();
         assert_eq!((late.value.as_ref(), late.version), (&b"2"[..], 2), "{kept:?}");
-        assert_eq!(client.get("gone").wait().unwrap(), None);
-        let leased = client.get("leased").wait().unwrap().unwrap();
-        client.revoke(leased.lease.unwrap()).wait().unwrap();
-        assert_eq!(client.get("leased").wait().unwrap(), None);
-        let past = client.get("late").revision(Revision(2)).wait().unwrap_err().to_string();
+        assert_eq!(client.get("gone").block().unwrap(), None);
+        let leased = client.get("leased").block().unwrap().unwrap();
+        client.revoke(leased.lease.unwrap()).block().unwrap();
+        assert_eq!(client.get("leased").block().unwrap(), None);
+        let past = client.get("late").revision(Revision(2)).block().unwrap_err().to_string();
         assert!(past.contains("compacted"), "{past}");
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        assert!(testing::shutdown(node).block().hanging.is_empty());
         opened += 1;
     }
     assert!(opened > 0, "no fixture was found");

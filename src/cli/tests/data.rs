@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use bowline::{Config, KeyRange, Node, Wait};
+use bowline::{Blocking, Config, KeyRange, Node};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -42,14 +42,14 @@ impl Place {
 
     /// A stopped member with keys, a lease and a lock in `data`, and a backup of it.
     fn with_data(self) -> Self {
-        let node = Node::start(Config::new(self.at("data"), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(self.at("data"), "solo")).block().unwrap();
         let client = node.client();
         for key in 0..10 {
-            client.put(format!("k{key}"), "v").wait().unwrap();
+            client.put(format!("k{key}"), "v").block().unwrap();
         }
-        let lease = client.grant(Duration::from_secs(600)).wait().unwrap();
-        client.put("leased", "v").lease(lease.id).wait().unwrap();
-        node.backup(self.at("orders.backup")).wait().unwrap();
+        let lease = client.grant(Duration::from_secs(600)).block().unwrap();
+        client.put("leased", "v").lease(lease.id).block().unwrap();
+        node.backup(self.at("orders.backup")).block().unwrap();
         self.end(node, "data");
         self
     }
@@ -57,7 +57,7 @@ impl Place {
     /// Stops a node, and waits until nothing of it works in its directory any more: a shutdown waits for a slow disk only
     /// so long.
     fn end(&self, node: Node, dir: &str) {
-        node.shutdown().wait();
+        node.shutdown().block();
         let begun = Instant::now();
         loop {
             let inspected = self.run(&["inspect", dir]);
@@ -110,8 +110,8 @@ fn the_commands_of_the_page_about_backups_do_what_it_says() {
     assert_eq!([&a["member"], &b["member"], &c["member"]], [1, 2, 3]);
     assert_ne!(of("second/a")["cluster"], a["cluster"]);
     let look = Config::new(place.at("look"), "look").cluster_token("etcd-cluster");
-    let node = Node::start(look).wait().unwrap();
-    let rows = node.client().range(KeyRange::all()).wait().unwrap();
+    let node = Node::start(look).block().unwrap();
+    let rows = node.client().range(KeyRange::all()).block().unwrap();
     assert_eq!(rows.kvs.len(), 10, "all but the leased one");
     assert!(rows.revision.get() > 1_000_000_000);
 }
@@ -187,11 +187,11 @@ fn three_members_restored_by_the_command_are_a_cluster() {
     }
     let nodes = names.map(|name| {
         let config = Config::new(place.at(name), name).members(members.clone());
-        Node::start(config.cluster_token("new")).wait().unwrap()
+        Node::start(config.cluster_token("new")).block().unwrap()
     });
     for node in &nodes {
         let rows = node.client().range(KeyRange::all()).deadline(Duration::from_secs(30));
-        assert_eq!(rows.wait().unwrap().kvs.len(), 10);
+        assert_eq!(rows.block().unwrap().kvs.len(), 10);
     }
 }
 
@@ -264,8 +264,8 @@ fn a_damaged_directory_is_told_as_far_as_it_can_be() {
             .code(),
         Some(0)
     );
-    let node = Node::start(Config::new(place.at("new"), "a")).wait().unwrap();
-    node.client().put("k", "v").wait().unwrap();
+    let node = Node::start(Config::new(place.at("new"), "a")).block().unwrap();
+    node.client().put("k", "v").block().unwrap();
     place.end(node, "new");
     let snapshot = fs::read_dir(place.at("new")).unwrap().map(|file| file.unwrap().path());
     let snapshot =

@@ -504,33 +504,33 @@ impl Wake for Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, KeyRange, Node, Wait};
+    use crate::{Blocking, Config, KeyRange, Node};
 
     /// As when a request has to be given up, or was passed over by this replica.
     #[test]
     fn a_claim_of_which_nobody_knows_is_given_back_and_an_older_one_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-        let (kv, session) = (node.client(), node.session().wait().unwrap());
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+        let (kv, session) = (node.client(), node.session().block().unwrap());
         for item in ["older", "lost"] {
-            kv.queue("jobs").put(item).wait().unwrap();
+            kv.queue("jobs").put(item).block().unwrap();
         }
         let board = Board::new(session.clone(), Keys { name: "jobs".into() }, None);
-        let take = |ticket| board.enter(ticket, false).wait().unwrap().unwrap().unwrap();
+        let take = |ticket| board.enter(ticket, false).block().unwrap().unwrap().unwrap();
         let older = take(1);
-        let rows = kv.range(KeyRange::prefix("jobs/item/")).wait().unwrap().kvs;
+        let rows = kv.range(KeyRange::prefix("jobs/item/")).block().unwrap().kvs;
         let claims: Vec<Bytes> =
             rows.iter().map(|row| row.key.slice("jobs/item/".len()..)).collect();
         let known = session.shared().reader.revision();
         // It was made, and nobody has heard of it.
         let claim = board.keys.key(Part::Claim, &claims[1]);
-        kv.put(claim, board.idle.clone()).lease(session.lease()).wait().unwrap();
+        kv.put(claim, board.idle.clone()).lease(session.lease()).block().unwrap();
         let proposed = Proposed { claims, known, before: 0, may_stand: false };
         let unknown = Err(CallError::Deadline { maybe_applied: true });
         board.note(Note::Outcome(proposed, unknown));
         let lost = take(2);
         assert_eq!((&older.value()[..], &lost.value()[..]), (&b"older"[..], &b"lost"[..]));
-        older.ack().wait().unwrap();
-        lost.ack().wait().unwrap();
+        older.ack().block().unwrap();
+        lost.ack().block().unwrap();
     }
 }

@@ -80,17 +80,17 @@ impl Claim {
 /// taker's any more, or the lock is lost, none of it is done:
 ///
 /// ```
-/// # use bowline::{Config, Node, Op, Wait};
+/// # use bowline::{Config, Node, Op, Blocking};
 /// # let dir = tempfile::tempdir()?;
-/// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-/// # node.client().queue("jobs").put("42").wait()?;
-/// let session = node.session().wait()?;
-/// let job = session.queue("jobs").take().wait()?;
-/// let guard = session.mutex("locks/orders/42").lock().wait()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # node.client().queue("jobs").put("42").block()?;
+/// let session = node.session().block()?;
+/// let job = session.queue("jobs").take().block()?;
+/// let guard = session.mutex("locks/orders/42").lock().block()?;
 /// let result = Op::put("orders/42/state", "paid"); // the work
-/// guard.txn().then(result).ack(job).commit_and_release(guard).wait()?;
-/// # assert!(session.queue("jobs").is_empty().wait()?);
-/// # node.shutdown().wait();
+/// guard.txn().then(result).ack(job).commit_and_release(guard).block()?;
+/// # assert!(session.queue("jobs").is_empty().block()?);
+/// # node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -144,20 +144,20 @@ impl Delivery {
     /// before. Tokens of two items, or of an item and a lock, do not say which is the later one.
     ///
     /// ```
-    /// # use bowline::{Config, Fence, Node, Wait};
+    /// # use bowline::{Config, Fence, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let jobs = node.session().wait()?.queue("jobs");
-    /// # jobs.put("resize 1.png").wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let jobs = node.session().block()?.queue("jobs");
+    /// # jobs.put("resize 1.png").block()?;
     /// let fence = Fence::default(); // kept with what is written
-    /// let job = jobs.take().wait()?;
+    /// let job = jobs.take().block()?;
     /// let first = job.token();
-    /// job.nack().wait()?; // or its session ends
-    /// let again = jobs.take().wait()?;
+    /// job.nack().block()?; // or its session ends
+    /// let again = jobs.take().block()?;
     /// assert!(fence.admit(again.token()).is_ok());
     /// assert!(fence.admit(first).is_err());
-    /// # again.ack().wait()?;
-    /// # node.shutdown().wait();
+    /// # again.ack().block()?;
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "fencing_token")]
@@ -321,18 +321,18 @@ impl Delivery {
     /// counted as [`PutItem::delay`](super::PutItem::delay) is. It keeps its place.
     ///
     /// ```
-    /// # use bowline::{Config, ItemState, Node, Wait};
+    /// # use bowline::{Config, ItemState, Node, Blocking};
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
-    /// # let jobs = node.session().wait()?.queue("jobs");
-    /// # jobs.put("call ann").wait()?;
-    /// let job = jobs.take().wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let jobs = node.session().block()?.queue("jobs");
+    /// # jobs.put("call ann").block()?;
+    /// let job = jobs.take().block()?;
     /// // Ann is out: a minute for the first time, two for the second, ...
     /// let attempt = u32::try_from(job.attempt())?;
-    /// job.nack_after(Duration::from_secs(60) * attempt).wait()?;
-    /// assert_eq!(jobs.items().wait()?[0].state, ItemState::Delayed);
-    /// # node.shutdown().wait();
+    /// job.nack_after(Duration::from_secs(60) * attempt).block()?;
+    /// assert_eq!(jobs.items().block()?[0].state, ItemState::Delayed);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -22,17 +22,17 @@ impl Client {
     /// To take, see [`Session::queue`](crate::Session::queue). Keys below `name/` are the queue's.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Wait};
+    /// # use bowline::{Config, Node, Blocking};
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let jobs = node.client().queue("jobs");
-    /// jobs.put("resize 1.png").wait()?;
-    /// jobs.put("page 1 is slow").priority(-10).wait()?;
-    /// jobs.put("tidy up").delay(Duration::from_secs(3600)).wait()?;
-    /// jobs.put_many(["resize 2.png", "resize 3.png"]).wait()?;
-    /// assert_eq!(jobs.len().wait()?, 5);
-    /// # node.shutdown().wait();
+    /// jobs.put("resize 1.png").block()?;
+    /// jobs.put("page 1 is slow").priority(-10).block()?;
+    /// jobs.put("tidy up").delay(Duration::from_secs(3600)).block()?;
+    /// jobs.put_many(["resize 2.png", "resize 3.png"]).block()?;
+    /// assert_eq!(jobs.len().block()?, 5);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn queue(&self, name: impl Into<Bytes>) -> Queue {
@@ -98,18 +98,18 @@ impl Queue {
     /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Op, Wait};
+    /// # use bowline::{Compare, Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
     /// let jobs = kv.queue("jobs");
     /// for _ in 0..2 {
     ///     let once = kv.txn().when(Compare::missing("orders/42/queued"));
     ///     let once = once.then(Op::put("orders/42/queued", "")).then(jobs.op("pack 42", 0));
-    ///     once.commit().wait()?;
+    ///     once.commit().block()?;
     /// }
-    /// assert_eq!(jobs.len().wait()?, 1);
-    /// # node.shutdown().wait();
+    /// assert_eq!(jobs.len().block()?, 1);
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn op(&self, value: impl Into<Bytes>, priority: i16) -> Op {

@@ -23,22 +23,22 @@ impl Session {
     /// one watch.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Wait};
+    /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let mails = node.client().queue("mails");
-    /// mails.put("to: ann").wait()?;
-    /// mails.put("to: bob").priority(-1).wait()?;
+    /// mails.put("to: ann").block()?;
+    /// mails.put("to: bob").priority(-1).block()?;
     ///
-    /// let taker = node.session().wait()?.queue("mails");
-    /// let mail = taker.take().wait()?;
+    /// let taker = node.session().block()?.queue("mails");
+    /// let mail = taker.take().block()?;
     /// assert_eq!((mail.value(), mail.attempt()), (&"to: bob".into(), 1));
-    /// mail.ack().wait()?;
+    /// mail.ack().block()?;
     ///
-    /// let mail = taker.take().wait()?;
-    /// mail.ack_with([Op::put("sent/ann", "")]).wait()?; // both, or nothing
-    /// assert!(taker.try_take().wait()?.is_none());
-    /// # node.shutdown().wait();
+    /// let mail = taker.take().block()?;
+    /// mail.ack_with([Op::put("sent/ann", "")]).block()?; // both, or nothing
+    /// assert!(taker.try_take().block()?.is_none());
+    /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn queue(&self, name: impl Into<Bytes>) -> QueueTaker {

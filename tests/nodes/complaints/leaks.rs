@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline::{KeyRange, LockError, Wait};
+use bowline::{Blocking, KeyRange, LockError};
 
 use crate::stage::{
     LONG, SOON, STEADY, another_session, lasting, mortal, places, roles, session, stand_in_line,
@@ -13,14 +13,14 @@ use crate::stage::{
 #[test]
 fn a_try_that_fails_leaves_no_key_that_blocks_others() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     for _ in 0..5 {
-        let tried = session(&cluster, 1).mutex("lock").try_lock().wait();
+        let tried = session(&cluster, 1).mutex("lock").try_lock().block();
         assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
     }
     until_places(cluster.node(1), "lock", 1);
-    guard.release().wait().unwrap();
-    let free = session(&cluster, 2).mutex("lock").try_lock().wait();
+    guard.release().block().unwrap();
+    let free = session(&cluster, 2).mutex("lock").try_lock().block();
     assert!(free.is_ok(), "{free:?}");
 }
 
@@ -35,12 +35,12 @@ fn a_try_without_a_connection_leaves_no_key_either() {
     let (_, one, two) = roles(&cluster);
     let cut = session(&cluster, one);
     cluster.partition(&[one]);
-    let tried = cut.mutex("lock").try_lock().wait();
+    let tried = cut.mutex("lock").try_lock().block();
     assert!(tried.is_err(), "{tried:?}");
     cluster.heal();
-    let next = another_session(&cluster, two, "next").mutex("lock").lock().wait().unwrap();
+    let next = another_session(&cluster, two, "next").mutex("lock").lock().block().unwrap();
     until_places(cluster.node(two), "lock", 1);
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
 }
 
 /// redisson#7272, redisson#1626, etcd#17470.
@@ -48,10 +48,10 @@ fn a_try_without_a_connection_leaves_no_key_either() {
 fn nothing_is_renewed_for_a_session_that_is_closed() {
     let cluster = lasting(3);
     let kept = another_session(&cluster, 0, "closed");
-    let guard = kept.mutex("lock").lock().wait().unwrap();
+    let guard = kept.mutex("lock").lock().block().unwrap();
     let lease = kept.lease();
-    kept.close().wait().unwrap();
-    assert_eq!(cluster.node(1).client().lease(lease).wait().unwrap(), None);
+    kept.close().block().unwrap();
+    assert_eq!(cluster.node(1).client().lease(lease).block().unwrap(), None);
     assert!(!guard.is_held());
     assert_eq!(places(cluster.node(1), "lock"), 0);
 }
@@ -64,10 +64,10 @@ fn a_program_that_is_gone_keeps_nothing_alive() {
     let gone = mortal(&cluster, one);
     let lease = gone.lease();
     let kv = cluster.node(leader).client();
-    kv.put("here", "").lease(lease).wait().unwrap();
-    cluster.shutdown(one).wait();
+    kv.put("here", "").lease(lease).block().unwrap();
+    cluster.shutdown(one).block();
     until_deleted(&kv, "here");
-    assert_eq!(kv.lease(lease).wait().unwrap(), None);
+    assert_eq!(kv.lease(lease).block().unwrap(), None);
 }
 
 /// hazelcast#26526, hazelcast#25344, hazelcast#17498, curator#29.
@@ -77,28 +77,28 @@ fn names_that_were_used_leave_nothing_behind() {
     let node = cluster.node(0);
     let session = session(&cluster, 0);
     let kv = node.client();
-    kv.put("k", "v").wait().unwrap();
+    kv.put("k", "v").block().unwrap();
     let settle = || {
-        kv.compact(kv.revision()).wait().unwrap();
+        kv.compact(kv.revision()).block().unwrap();
         let begun = node.now();
         // What is compacted is swept in the background.
         let mut least = node.metrics().snapshot().state_bytes;
         while node.now().since(begun) < Duration::from_millis(500) {
-            kv.get("k").wait().unwrap();
+            kv.get("k").block().unwrap();
             least = least.min(node.metrics().snapshot().state_bytes);
         }
         least
     };
     let before = settle();
     for name in 0..500 {
-        session.mutex(format!("name/{name}")).lock().wait().unwrap().release().wait().unwrap();
+        session.mutex(format!("name/{name}")).lock().block().unwrap().release().block().unwrap();
     }
-    kv.compact(kv.revision()).wait().unwrap();
+    kv.compact(kv.revision()).block().unwrap();
     until_true(node, "all of them are swept", || {
-        kv.get("k").wait().unwrap();
+        kv.get("k").block().unwrap();
         node.metrics().snapshot().state_bytes <= before + 4_096
     });
-    assert_eq!(kv.range(KeyRange::all()).count_only().wait().unwrap().count, 1);
+    assert_eq!(kv.range(KeyRange::all()).count_only().block().unwrap().count, 1);
 }
 
 /// hazelcast#17709: one that holds tries again and again.
@@ -106,9 +106,9 @@ fn names_that_were_used_leave_nothing_behind() {
 fn who_holds_and_tries_again_grows_nothing() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     for _ in 0..200 {
-        assert!(session.mutex("lock").try_lock().wait().is_err());
+        assert!(session.mutex("lock").try_lock().block().is_err());
     }
     until_places(cluster.node(0), "lock", 1);
     assert!(guard.is_held());
@@ -135,9 +135,9 @@ fn a_guard_dropped_on_any_thread_releases() {
 fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    let lease = kv.grant(STEADY).wait().unwrap().id;
+    let lease = kv.grant(STEADY).block().unwrap().id;
     for key in ["a", "b"] {
-        kv.put(key, "").lease(lease).wait().unwrap();
+        kv.put(key, "").lease(lease).block().unwrap();
     }
     let ends: Vec<_> = (0..3)
         .map(|member| {
@@ -153,8 +153,8 @@ fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
 fn permits_of_a_crashed_holder_come_back() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let _lost = mortal(&cluster, one).semaphore("gpu", 2).acquire_many(2).wait().unwrap();
-    cluster.kill(one).wait();
-    let both = session(&cluster, two).semaphore("gpu", 2).acquire_many(2).wait();
+    let _lost = mortal(&cluster, one).semaphore("gpu", 2).acquire_many(2).block().unwrap();
+    cluster.kill(one).block();
+    let both = session(&cluster, two).semaphore("gpu", 2).acquire_many(2).block();
     assert!(both.is_ok(), "{both:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline::{Op, Wait};
+use bowline::{Blocking, Op};
 
 use crate::stage::{another_leader, another_session, lasting, roles, session, with};
 
@@ -11,13 +11,13 @@ use crate::stage::{another_leader, another_session, lasting, roles, session, wit
 fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    kv.put("lock/note", "no lease: no waiter").wait().unwrap();
-    kv.put("lock/", "nor is this").wait().unwrap();
+    kv.put("lock/note", "no lease: no waiter").block().unwrap();
+    kv.put("lock/", "nor is this").block().unwrap();
     let session = session(&cluster, 1);
-    kv.put("lock/deeper/key", "not a child").lease(session.lease()).wait().unwrap();
-    let guard = session.mutex("lock").lock().wait().unwrap();
+    kv.put("lock/deeper/key", "not a child").lease(session.lease()).block().unwrap();
+    let guard = session.mutex("lock").lock().block().unwrap();
     assert_eq!(session.mutex("lock").line().unwrap().len(), 1);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
 }
 
 /// network-operator#3256, ovn-kubernetes#3959: a hiccup of the store kills the leader.
@@ -28,11 +28,11 @@ fn a_short_hiccup_of_the_store_costs_no_lock() {
         config.election_timeout(Duration::from_millis(150)).session_ttl(Duration::from_secs(5))
     });
     let (leader, one, _) = roles(&cluster);
-    let leads = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    let leads = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
     cluster.pause(leader);
     another_leader(&cluster, leader);
     cluster.resume(leader);
-    leads.txn().then(Op::put("k", "v")).commit().wait().unwrap();
+    leads.txn().then(Op::put("k", "v")).commit().block().unwrap();
     assert!(leads.is_leader());
 }
 
@@ -41,11 +41,11 @@ fn a_short_hiccup_of_the_store_costs_no_lock() {
 fn who_holds_and_who_waits_is_readable_by_anyone() {
     let cluster = lasting(3);
     let holder = another_session(&cluster, 0, "billing-7");
-    let guard = holder.mutex("lock").lock().wait().unwrap();
+    let guard = holder.mutex("lock").lock().block().unwrap();
     let waiter = another_session(&cluster, 1, "billing-8");
     let waiting = crate::stage::stand_in_line(&waiter, cluster.node(1), "lock");
-    let newest = cluster.node(2).client().range("any").wait().unwrap().revision;
-    cluster.all_at(newest).wait().unwrap();
+    let newest = cluster.node(2).client().range("any").block().unwrap().revision;
+    cluster.all_at(newest).block().unwrap();
     for member in 0..3 {
         let line = session(&cluster, member).mutex("lock").line().unwrap();
         let labels: Vec<_> = line.iter().filter_map(|place| place.label.as_deref()).collect();
@@ -53,5 +53,5 @@ fn who_holds_and_who_waits_is_readable_by_anyone() {
         assert!(line[0].since < line[1].since);
     }
     drop(waiting);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
 }

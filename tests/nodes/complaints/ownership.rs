@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bowline::{Effect, GuardError, LockState, Loss, Node, Op, SessionEnd, Wait};
+use bowline::{Blocking, Effect, GuardError, LockState, Loss, Node, Op, SessionEnd};
 
 use crate::stage::{
     LONG, SHORT, STEADY, another_leader, another_session, lasting, lasting_with, let_pass, mortal,
@@ -14,16 +14,16 @@ use crate::stage::{
 #[test]
 fn a_lock_is_not_handed_to_a_session_that_has_ended() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let dying = another_session(&cluster, 1, "dying");
     let waiting = stand_in_line(&dying, cluster.node(1), "lock");
     // Both in one revision as far as anybody can see: the lock becomes free and the waiter's lease ends.
-    cluster.node(0).client().revoke(dying.lease()).wait().unwrap();
-    guard.release().wait().unwrap();
+    cluster.node(0).client().revoke(dying.lease()).block().unwrap();
+    guard.release().block().unwrap();
     let error = waiting.finish().unwrap_err();
     assert!(session_ended(&error), "{error:?}");
-    assert!(dying.mutex("lock").lock().wait().is_err());
-    assert!(session(&cluster, 1).mutex("lock").try_lock().wait().is_ok());
+    assert!(dying.mutex("lock").lock().block().is_err());
+    assert!(session(&cluster, 1).mutex("lock").try_lock().block().is_ok());
 }
 
 /// etcd#11457.
@@ -48,7 +48,7 @@ fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
                 }
             });
         }
-        let leader = cluster.leader().wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
         for member in [(leader + 1) % 3, (leader + 2) % 3] {
             let stands_still = session(&cluster, member);
             let (before, own) = (total(), acknowledged[member].load(Ordering::SeqCst));
@@ -84,12 +84,12 @@ type Counts = [AtomicU64; 3];
 /// Adds one to the sum under the lock: reads it, then writes it in a guarded transaction. `None` if it came to no
 /// transaction.
 fn add_one(node: &Node) -> Option<Result<(), Effect>> {
-    let session = node.session().wait().ok()?;
-    let guard = session.mutex("lock").lock().wait().ok()?;
-    let row = node.client().get("sum").wait().ok()?;
+    let session = node.session().block().ok()?;
+    let guard = session.mutex("lock").lock().block().ok()?;
+    let row = node.client().get("sum").block().ok()?;
     let sum: u64 = row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap());
     let add = guard.txn().then(Op::put("sum", (sum + 1).to_string()));
-    Some(match add.commit().wait() {
+    Some(match add.commit().block() {
         Ok(_) => Ok(()),
         Err(GuardError::Store(error)) => Err(error.effect()),
         Err(_) => Err(Effect::NotApplied),
@@ -100,7 +100,7 @@ fn add_one(node: &Node) -> Option<Result<(), Effect>> {
 #[test]
 fn after_a_holder_panics_one_of_two_waiters_holds() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let (two, three) = (session(&cluster, 1), session(&cluster, 2));
     let first = stand_in_line(&two, cluster.node(1), "lock");
     let mut second = stand_in_line(&three, cluster.node(2), "lock");
@@ -110,10 +110,10 @@ fn after_a_holder_panics_one_of_two_waiters_holds() {
     });
     assert!(fell.join().is_err());
     let held = first.finish().unwrap();
-    cluster.all_at(held.token().revision()).wait().unwrap();
+    cluster.all_at(held.token().revision()).block().unwrap();
     assert!(second.poll().is_none());
     assert!(held.is_held());
-    held.release().wait().unwrap();
+    held.release().block().unwrap();
     assert!(second.finish().unwrap().is_held());
 }
 
@@ -122,28 +122,28 @@ fn after_a_holder_panics_one_of_two_waiters_holds() {
 fn a_leader_that_stood_still_ends_no_lease() {
     let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.pause(leader);
     let new = another_leader(&cluster, leader);
     let_pass(cluster.node(new), STEADY * 2, || {});
     cluster.resume(leader);
     // It hears what it has missed, and goes on.
-    let put = cluster.node(new).client().put("tick", "").wait().unwrap();
-    cluster.all_at(put.revision).wait().unwrap();
+    let put = cluster.node(new).client().put("tick", "").block().unwrap();
+    cluster.all_at(put.revision).block().unwrap();
     assert!(guard.is_held());
-    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
 }
 
 /// etcd#15247, the second half; etcd#12528.
 #[test]
 fn a_leader_that_nobody_follows_renews_nothing() {
     let cluster = lasting(3);
-    let leader = cluster.leader().wait().unwrap();
-    let guard = mortal(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
+    let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
     cluster.partition(&[leader]);
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     let new = another_leader(&cluster, leader);
-    assert!(session(&cluster, new).mutex("lock").lock().wait().unwrap().is_held());
+    assert!(session(&cluster, new).mutex("lock").lock().block().unwrap().is_held());
 }
 
 /// etcd#11886: fewer, and a shorter TTL, so that a test can wait for several of them.
@@ -152,7 +152,7 @@ fn hundreds_of_sessions_of_one_node_are_all_renewed() {
     let cluster = with(1, |config| config.session_ttl(LONG));
     let node = cluster.node(0);
     let sessions: Vec<_> =
-        (0..300).map(|_| node.open_session().ttl(STEADY).wait().unwrap()).collect();
+        (0..300).map(|_| node.open_session().ttl(STEADY).block().unwrap()).collect();
     let_pass(node, STEADY * 2, || {});
     let ended = sessions.iter().filter(|session| session.end().is_some()).count();
     assert_eq!(ended, 0);
@@ -189,18 +189,18 @@ fn a_thousand_tasks_on_one_session_count_to_a_thousand() {
 fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
-    let other = cluster.node(two).open_session().ttl(LONG).wait().unwrap();
+    let other = cluster.node(two).open_session().ttl(LONG).block().unwrap();
     let old = session(&cluster, one);
-    let first = old.mutex("lock").lock().wait().unwrap();
+    let first = old.mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
-    let held = other.mutex("lock").lock().wait().unwrap();
+    let held = other.mutex("lock").lock().block().unwrap();
     cluster.heal();
     let new = session(&cluster, one);
     assert_ne!(new.lease(), old.lease());
     let mut waiting = stand_in_line(&new, cluster.node(one), "lock");
     assert!(waiting.poll().is_none());
     assert!(matches!(first.state(), LockState::Lost(_)));
-    held.release().wait().unwrap();
+    held.release().block().unwrap();
     let second = waiting.finish().unwrap();
     assert_ne!(second.key(), first.key());
     assert!(second.token() > first.token());
@@ -211,7 +211,7 @@ fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
 fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
     let cluster = steady(3);
     let (leader, one, _) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
     let_pass(cluster.node(leader), STEADY / 4, || {});
     cluster.heal();
@@ -228,14 +228,14 @@ fn a_released_lock_is_not_brought_back_by_a_renewal_and_one_taken_again_is_renew
     let (leader, one, two) = roles(&cluster);
     let mutex = session(&cluster, one).mutex("lock");
     let key = {
-        let guard = mutex.lock().wait().unwrap();
+        let guard = mutex.lock().block().unwrap();
         let key = guard.key().clone();
-        guard.release().wait().unwrap();
+        guard.release().block().unwrap();
         key
     };
     let node = cluster.node(leader);
     let kv = cluster.node(two).client();
-    let_pass(node, STEADY, || assert_eq!(kv.get(key.clone()).wait().unwrap(), None));
-    let again = mutex.lock().wait().unwrap();
+    let_pass(node, STEADY, || assert_eq!(kv.get(key.clone()).block().unwrap(), None));
+    let again = mutex.lock().block().unwrap();
     let_pass(node, STEADY * 2, || assert!(again.is_held()));
 }

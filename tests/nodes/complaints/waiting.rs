@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline::{Loss, SessionEnd, Wait};
+use bowline::{Blocking, Loss, SessionEnd};
 
 use crate::stage::{
     Begun, another_leader, another_session, lasting, lasting_with, mortal, places, roles, session,
@@ -14,29 +14,29 @@ use crate::stage::{
 fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
     let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(60)));
     let (_, one, two) = roles(&cluster);
-    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
     let kv = cluster.node(one).client();
     let mut hanging = Begun::new(kv.put("k", "v"));
-    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     assert!(hanging.poll().is_none(), "the call still hangs");
-    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+    assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
 }
 
 /// cagriekin/charts#326, charts#327.
 #[test]
 fn a_candidate_whose_session_ends_is_no_candidate_and_no_leader() {
     let cluster = lasting(3);
-    let leads = session(&cluster, 0).election("jobs").campaign("a").wait().unwrap();
+    let leads = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
     let dying = another_session(&cluster, 1, "dying");
     let campaign = Begun::new(dying.election("jobs").campaign("dying"));
     until_places(cluster.node(1), "jobs", 2);
-    cluster.node(2).client().revoke(dying.lease()).wait().unwrap();
+    cluster.node(2).client().revoke(dying.lease()).block().unwrap();
     let error = campaign.finish().unwrap_err();
     assert!(session_ended(&error), "{error:?}");
     assert_eq!(places(cluster.node(0), "jobs"), 1);
-    leads.resign().wait().unwrap();
-    assert!(session(&cluster, 2).election("jobs").leader().wait().unwrap().is_none());
+    leads.resign().block().unwrap();
+    assert!(session(&cluster, 2).election("jobs").leader().block().unwrap().is_none());
 }
 
 /// etcd#14641.
@@ -44,13 +44,13 @@ fn a_candidate_whose_session_ends_is_no_candidate_and_no_leader() {
 fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let first = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    let first = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
     let waits = session(&cluster, two);
     let campaign = Begun::new(waits.election("jobs").campaign("two"));
     until_places(cluster.node(two), "jobs", 2);
     cluster.pause(leader);
     another_leader(&cluster, leader);
-    first.resign().wait().unwrap();
+    first.resign().block().unwrap();
     assert!(campaign.finish().unwrap().is_leader());
     cluster.resume(leader);
 }
@@ -60,11 +60,11 @@ fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
 fn a_node_campaigns_again_after_its_session_was_lost() {
     let cluster = steady(3);
     let (_, one, _) = roles(&cluster);
-    let first = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    let first = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
     cluster.partition(&[one]);
-    first.lost().wait();
+    first.lost().block();
     cluster.heal();
-    let again = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    let again = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
     assert!(again.is_leader());
     assert!(again.token() > first.token());
 }
@@ -75,11 +75,11 @@ fn a_lock_is_used_again_after_it_was_lost() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
     for _ in 0..3 {
-        let guard = mutex.lock().wait().unwrap();
-        cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
-        assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+        let guard = mutex.lock().block().unwrap();
+        cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
+        assert_eq!(guard.lost().block(), Loss::KeyDeleted);
     }
-    assert!(mutex.lock().wait().unwrap().is_held());
+    assert!(mutex.lock().block().unwrap().is_held());
 }
 
 /// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first in line is dead.
@@ -87,7 +87,7 @@ fn a_lock_is_used_again_after_it_was_lost() {
 fn dead_waiters_at_the_front_hold_nobody_up() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, leader).mutex("lock").lock().block().unwrap();
     let dead: Vec<_> = ["first", "second"]
         .map(|_| {
             let session = mortal(&cluster, one);
@@ -97,8 +97,8 @@ fn dead_waiters_at_the_front_hold_nobody_up() {
         .into();
     let alive = session(&cluster, two);
     let waiting = stand_in_line(&alive, cluster.node(two), "lock");
-    cluster.kill(one).wait();
-    guard.release().wait().unwrap();
+    cluster.kill(one).block();
+    guard.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
     for (_, waiting) in dead {
         assert!(waiting.finish().is_err());
@@ -109,22 +109,22 @@ fn dead_waiters_at_the_front_hold_nobody_up() {
 #[test]
 fn of_many_waiters_nobody_is_forgotten() {
     let cluster = lasting(3);
-    let gate = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let gate = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..30)
             .map(|waiter: usize| {
                 let session = another_session(&cluster, waiter % 3, &waiter.to_string());
                 scope.spawn(move || {
-                    let guard = session.mutex("lock").lock().wait().unwrap();
+                    let guard = session.mutex("lock").lock().block().unwrap();
                     // Half of them let go without waiting for it.
                     if waiter.is_multiple_of(2) {
-                        guard.release().wait().unwrap();
+                        guard.release().block().unwrap();
                     }
                 })
             })
             .collect();
         until_places(cluster.node(0), "lock", 31);
-        gate.release().wait().unwrap();
+        gate.release().block().unwrap();
         for thread in threads {
             thread.join().unwrap();
         }
@@ -138,14 +138,14 @@ fn a_release_without_a_connection_leaves_the_lock_usable() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mutex = session(&cluster, one).mutex("lock");
-    let guard = mutex.lock().wait().unwrap();
+    let guard = mutex.lock().block().unwrap();
     cluster.partition(&[one]);
     drop(guard);
     cluster.heal();
     for _ in 0..3 {
-        mutex.lock().wait().unwrap().release().wait().unwrap();
-        let other = session(&cluster, two).mutex("lock").lock().wait().unwrap();
-        other.release().wait().unwrap();
+        mutex.lock().block().unwrap().release().block().unwrap();
+        let other = session(&cluster, two).mutex("lock").lock().block().unwrap();
+        other.release().block().unwrap();
     }
     assert_eq!(places(cluster.node(two), "lock"), 0);
 }
@@ -154,13 +154,13 @@ fn a_release_without_a_connection_leaves_the_lock_usable() {
 #[test]
 fn who_gave_up_waiting_holds_nobody_up() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let quitter = session(&cluster, 1);
-    let waited = quitter.mutex("lock").lock().deadline(Duration::from_millis(100)).wait();
+    let waited = quitter.mutex("lock").lock().deadline(Duration::from_millis(100)).block();
     assert!(waited.as_ref().is_err_and(timed_out), "{waited:?}");
     let other = session(&cluster, 2);
     let waiting = stand_in_line(&other, cluster.node(2), "lock");
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }
 
@@ -168,14 +168,14 @@ fn who_gave_up_waiting_holds_nobody_up() {
 #[test]
 fn locks_work_after_everybody_has_restarted() {
     let mut cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let token = guard.token();
     for member in 0..3 {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     for member in 0..3 {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
-    let next = session(&cluster, 1).mutex("lock").lock().wait().unwrap();
+    let next = session(&cluster, 1).mutex("lock").lock().block().unwrap();
     assert!(next.token() > token);
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Config, DataFault, Error, Node, NodeStatus, StartError, Wait};
+use bowline::{Blocking, Config, DataFault, Error, Node, NodeStatus, StartError};
 
 use super::files::{
     Files, HEADER_BYTES, SOON, config, count, has_everything, solo, three, three_with,
@@ -20,7 +20,7 @@ fn with_keys(keys: &mut usize) -> Cluster {
 
 /// Removes everything that a member has, as a new disk would.
 fn wipe(cluster: &mut Cluster, member: usize) -> Files {
-    cluster.kill(member).wait();
+    cluster.kill(member).block();
     let dir = cluster.data_dir(member);
     let files = Files::of(&dir);
     fs::remove_dir_all(&dir).unwrap();
@@ -28,11 +28,11 @@ fn wipe(cluster: &mut Cluster, member: usize) -> Files {
 }
 
 fn start(config: Config) -> Node {
-    Node::start(config).wait().unwrap()
+    Node::start(config).block().unwrap()
 }
 
 fn stop(node: Node) {
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
 /// What a member says when it has stopped.
@@ -51,7 +51,7 @@ fn last_words(cluster: &Cluster, member: usize) -> String {
 fn takes_nothing(cluster: &Cluster, member: usize, when: &str) {
     // One that is there: should it be applied after all, later, nothing is more than before.
     let put = cluster.node(member).client().put("k0000", "v").deadline(Duration::from_secs(1));
-    let error = put.wait().expect_err(when);
+    let error = put.block().expect_err(when);
     let is_late = matches!(error, Error::Deadline { .. } | Error::NotFounded { .. });
     assert!(is_late, "m{member}, {when}: {error}");
 }
@@ -66,7 +66,7 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
     stop(start(of("a", "red")));
     let files = Files::of(dir.path());
     for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
-        match Node::start(of(name, token)).wait() {
+        match Node::start(of(name, token)).block() {
             Err(StartError::Data { kind: DataFault::Foreign, why }) => {
                 for words in ["a directory of its own", dir.path().to_str().unwrap()] {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
@@ -85,27 +85,27 @@ fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
     let mut cluster = with_keys(&mut keys);
     let dirs = [1, 2].map(|member| cluster.data_dir(member));
     for member in [1, 2] {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     let [one, two] = [&dirs[0], &dirs[1]].map(|dir| Files::of(dir));
     two.put(&dirs[0]);
     one.put(&dirs[1]);
     for member in [1, 2] {
-        let error = cluster.restart(member).wait().expect_err("it is another's directory");
+        let error = cluster.restart(member).block().expect_err("it is another's directory");
         assert!(error.to_string().contains("a directory of its own"), "m{member}: {error}");
     }
     assert!(Files::of(&dirs[0]) == two && Files::of(&dirs[1]) == one, "something has changed");
     one.put(&dirs[0]);
     two.put(&dirs[1]);
     for member in [1, 2] {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
     has_everything(&cluster, 0..3, &mut keys, "everybody has its own again");
 }
 
 /// Of what kind it is that keeps a node from starting, in words that have these in them.
 fn fault(config: Config, words: &str) -> DataFault {
-    match Node::start(config).wait() {
+    match Node::start(config).block() {
         Err(StartError::Data { kind, why }) => {
             assert!(why.contains(words), "{why:?} lacks {words:?}");
             kind
@@ -147,7 +147,7 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
 fn a_directory_in_use_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let node = start(config(dir.path()));
-    let error = Node::start(config(dir.path())).wait().expect_err("it is in use");
+    let error = Node::start(config(dir.path())).block().expect_err("it is in use");
     assert!(error.to_string().contains("is in use by another node"), "{error}");
     assert_eq!(count(&node), 0);
 }
@@ -158,7 +158,7 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
     let mut cluster = with_keys(&mut keys);
     let files = wipe(&mut cluster, 1);
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "one is wiped");
-    cluster.restart(1).wait().unwrap();
+    cluster.restart(1).block().unwrap();
     let why = last_words(&cluster, 1);
     assert!(why.contains("a member that lost its disk cannot come back"), "{why:?}");
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "it was refused");
@@ -166,18 +166,18 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
     // It is no quorum with one of the others either.
     for (alone, gone) in [(0, 2), (2, 0)] {
         for member in [1, gone] {
-            cluster.kill(member).wait();
+            cluster.kill(member).block();
         }
-        cluster.restart(1).wait().unwrap();
+        cluster.restart(1).block().unwrap();
         takes_nothing(&cluster, alone, "its only company is a wiped disk");
         assert!(last_words(&cluster, 1).contains("lost its disk"));
-        cluster.restart(gone).wait().unwrap();
+        cluster.restart(gone).block().unwrap();
         has_everything(&cluster, [0, 2].into_iter(), &mut keys, "both are back");
     }
 
-    cluster.kill(1).wait();
+    cluster.kill(1).block();
     files.put(&cluster.data_dir(1));
-    cluster.restart(1).wait().unwrap();
+    cluster.restart(1).block().unwrap();
     has_everything(&cluster, 0..3, &mut keys, "it has its disk again");
 }
 
@@ -186,21 +186,21 @@ fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     let files = wipe(&mut cluster, 1);
-    let new = cluster.replace(1).wait().unwrap();
+    let new = cluster.replace(1).block().unwrap();
     assert_eq!(new, 3, "a new member");
     let now = [0, 2, new];
     has_everything(&cluster, now.into_iter(), &mut keys, "a wiped one is replaced");
     let replaced = |statuses: &[NodeStatus]| {
         statuses.iter().all(|status| status.members.iter().all(|member| member.id.get() != 2))
     };
-    cluster.wait_until("the wiped member is a member still", replaced).wait().unwrap();
+    cluster.wait_until("the wiped member is a member still", replaced).block().unwrap();
     let ids: Vec<u64> =
         cluster.node(new).members().rows().keys().map(|member| member.get()).collect();
     assert_eq!(ids, [1, 3, 4], "an id is never used again");
 
     // Its old disk, should it turn up, is of no use: neither to vote with nor to come back.
     files.put(&cluster.data_dir(1));
-    match cluster.restart(1).wait() {
+    match cluster.restart(1).block() {
         Ok(()) => assert!(last_words(&cluster, 1).contains("removed"), "it must know"),
         Err(error) => assert!(error.to_string().contains("removed"), "{error}"),
     }
@@ -211,24 +211,24 @@ fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
 fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
-    cluster.kill(0).wait();
+    cluster.kill(0).block();
     for member in [1, 2] {
         wipe(&mut cluster, member);
     }
     for member in [1, 2] {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
     for member in [1, 2] {
         takes_nothing(&cluster, member, "nobody is there who knows the cluster");
     }
     // The one that has the data tells them; nothing that it has is touched.
-    cluster.restart(0).wait().unwrap();
+    cluster.restart(0).block().unwrap();
     for member in [1, 2] {
         let why = last_words(&cluster, member);
         assert!(why.contains("lost its disk"), "m{member}: {why:?}");
     }
     takes_nothing(&cluster, 0, "it has no quorum");
-    let rows = cluster.node(0).client().range(bowline::KeyRange::all()).local().wait().unwrap();
+    let rows = cluster.node(0).client().range(bowline::KeyRange::all()).local().block().unwrap();
     // Of the last write it may not know that it was committed.
     assert!(rows.kvs.len() >= keys - 1, "{} of {keys}", rows.kvs.len());
 }
@@ -237,12 +237,12 @@ fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
 fn a_member_of_three_without_its_log_is_a_wiped_one() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
-    cluster.kill(2).wait();
+    cluster.kill(2).block();
     let dir = cluster.data_dir(2);
     let mut files = Files::of(&dir);
     files.0.retain(|name, _| !name.ends_with(".log"));
     files.put(&dir);
-    cluster.restart(2).wait().unwrap();
+    cluster.restart(2).block().unwrap();
     let why = last_words(&cluster, 2);
     assert!(why.contains("lost its disk"), "{why:?}");
     has_everything(&cluster, 0..2, &mut keys, "one has lost its log");
@@ -255,7 +255,7 @@ fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
     let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
     has_everything(&cluster, 0..3, &mut keys, "the beginning");
     // Of the present life: the leader knows what the member had.
-    let leader = cluster.leader().wait().unwrap();
+    let leader = cluster.leader().block().unwrap();
     let victim = (leader + 1) % 3;
     let others = (0..3).filter(move |member| *member != victim);
     let dir = cluster.data_dir(victim);
@@ -263,31 +263,31 @@ fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
     for _ in 0..20 {
         has_everything(&cluster, 0..3, &mut keys, "the copy");
     }
-    cluster.kill(victim).wait();
+    cluster.kill(victim).block();
     let present = Files::of(&dir);
     copy.put(&dir);
-    cluster.restart(victim).wait().unwrap();
+    cluster.restart(victim).block().unwrap();
     let why = last_words(&cluster, victim);
     assert!(why.contains("synced entries are lost"), "{why:?}");
     has_everything(&cluster, others.clone(), &mut keys, "a copy was found out");
 
     // From before an earlier start: whoever has met the member since does not talk to it.
-    cluster.kill(victim).wait();
+    cluster.kill(victim).block();
     present.put(&dir);
     for _ in 0..2 {
-        cluster.restart(victim).wait().unwrap();
+        cluster.restart(victim).block().unwrap();
         has_everything(&cluster, 0..3, &mut keys, "it was started on its own directory");
-        cluster.kill(victim).wait();
+        cluster.kill(victim).block();
     }
     let present = Files::of(&dir);
     copy.put(&dir);
-    cluster.restart(victim).wait().unwrap();
+    cluster.restart(victim).block().unwrap();
     takes_nothing(&cluster, victim, "nobody talks to it");
     has_everything(&cluster, others, &mut keys, "an old copy is ignored");
 
-    cluster.kill(victim).wait();
+    cluster.kill(victim).block();
     present.put(&dir);
-    cluster.restart(victim).wait().unwrap();
+    cluster.restart(victim).block().unwrap();
     has_everything(&cluster, 0..3, &mut keys, "it has its directory again");
 }
 
@@ -296,7 +296,7 @@ fn a_single_node_knows_nothing_of_what_its_directory_has_never_held() {
     let (dir, older) = solo(5, 40);
     let node = start(config(dir.path()));
     for i in 0..5 {
-        node.client().put(format!("more{i}"), "v").wait().unwrap();
+        node.client().put(format!("more{i}"), "v").block().unwrap();
     }
     assert_eq!(count(&node), 10);
     stop(node);

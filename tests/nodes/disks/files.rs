@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bowline::testing::{self, Cluster, ClusterOptions};
-use bowline::{Config, KeyRange, Node, Wait};
+use bowline::{Blocking, Config, KeyRange, Node};
 
 /// No call takes longer, unless something is broken or a test says so.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -124,20 +124,20 @@ pub(crate) fn config(dir: &Path) -> Config {
 pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Files) {
     let dir = tempfile::tempdir().unwrap();
     for life in 0..2 {
-        let node = Node::start(config(dir.path())).wait().unwrap();
+        let node = Node::start(config(dir.path())).block().unwrap();
         for i in 0..values * (1 - life) {
-            node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).wait().unwrap();
+            node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).block().unwrap();
         }
         // The first entry of the new life's term.
         assert_eq!(count(&node), values as u64);
-        assert!(testing::shutdown(node).wait().hanging.is_empty());
+        assert!(testing::shutdown(node).block().hanging.is_empty());
     }
     let files = Files::of(dir.path());
     (dir, files)
 }
 
 pub(crate) fn count(node: &Node) -> u64 {
-    node.client().range(KeyRange::all()).count_only().wait().unwrap().count
+    node.client().range(KeyRange::all()).count_only().block().unwrap().count
 }
 
 /// A cluster of three with small segments.
@@ -155,7 +155,7 @@ pub(crate) fn three_with(with: impl Fn(Config) -> Config + Send + Sync + 'static
             .log_segment_bytes(SEGMENT_BYTES as u64);
         with(config)
     });
-    options.start().wait().unwrap()
+    options.start().block().unwrap()
 }
 
 /// These members take a write each, and read all.
@@ -166,7 +166,7 @@ pub(crate) fn has_everything(
     after: &str,
 ) {
     for member in members.clone() {
-        let put = cluster.node(member).client().put(format!("k{keys:04}"), "v").wait();
+        let put = cluster.node(member).client().put(format!("k{keys:04}"), "v").block();
         assert!(put.is_ok(), "m{member}, after {after}: {put:?}");
         *keys += 1;
     }

@@ -13,7 +13,7 @@ use bowline::env::{Env, RealDisk};
 use bowline::sim::QuotaDisk;
 use bowline::testing;
 use bowline::{
-    Client, Config, Effect, Error, KeyRange, LeaseId, Node, NodeStatus, Revision, Role, Wait,
+    Blocking, Client, Config, Effect, Error, KeyRange, LeaseId, Node, NodeStatus, Revision, Role,
 };
 
 use super::files::{SEGMENT_BYTES, config, three_with};
@@ -61,7 +61,7 @@ impl Written {
     fn one(&mut self, kv: &Client) -> bool {
         self.next += 1;
         let key = format!("k{:06}", self.next);
-        match kv.put(key.clone(), vec![b'v'; 2_000]).wait() {
+        match kv.put(key.clone(), vec![b'v'; 2_000]).block() {
             Ok(_) => self.keys.insert(key),
             Err(error @ Error::NoSpace) => {
                 assert!(error.to_string().contains("the disk is full"), "{error}");
@@ -88,10 +88,10 @@ impl Written {
     }
 
     fn ballast(&mut self, kv: &Client, cycle: usize) -> Ballast {
-        let lease = kv.grant(Duration::from_secs(3600)).wait().unwrap();
+        let lease = kv.grant(Duration::from_secs(3600)).block().unwrap();
         let key = format!("ballast{cycle:04}");
-        kv.put(format!("leased{cycle:04}"), "v").lease(lease.id).wait().unwrap();
-        let revision = kv.put(key.clone(), "v").wait().unwrap().revision;
+        kv.put(format!("leased{cycle:04}"), "v").lease(lease.id).block().unwrap();
+        let revision = kv.put(key.clone(), "v").block().unwrap().revision;
         Ballast { key, lease: lease.id, revision }
     }
 
@@ -99,15 +99,15 @@ impl Written {
     /// and the snapshot after it may have made room by themselves.
     fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
         assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
-        assert_eq!(kv.delete(ballast.key.clone()).wait().expect("a deletion").deleted, 1);
-        assert_eq!(kv.revoke(ballast.lease).wait().expect("a revocation").deleted, 1);
-        kv.compact(ballast.revision).wait().expect("a compaction");
+        assert_eq!(kv.delete(ballast.key.clone()).block().expect("a deletion").deleted, 1);
+        assert_eq!(kv.revoke(ballast.lease).block().expect("a revocation").deleted, 1);
+        kv.compact(ballast.revision).block().expect("a compaction");
         assert_eq!(self.read(kv), self.keys.len(), "a linearizable read after it");
         !self.one(kv)
     }
 
     fn read(&self, kv: &Client) -> usize {
-        let keys = kv.range(KeyRange::all()).keys_only().wait().unwrap();
+        let keys = kv.range(KeyRange::all()).keys_only().block().unwrap();
         let there: BTreeSet<&[u8]> = keys.kvs.iter().map(|row| &row.key[..]).collect();
         for key in &self.keys {
             assert!(there.contains(key.as_bytes()), "{key} was acknowledged, and is lost");
@@ -118,7 +118,7 @@ impl Written {
     /// Keeps what there is to judge small.
     fn forget(&mut self, kv: &Client) {
         for key in std::mem::take(&mut self.keys) {
-            kv.delete(key).wait().unwrap();
+            kv.delete(key).block().unwrap();
         }
     }
 }
@@ -128,7 +128,7 @@ fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, env) = quota();
     let configured = || config(dir.path()).env(env.clone());
-    let mut node = Node::start(configured()).wait().unwrap();
+    let mut node = Node::start(configured()).block().unwrap();
     let (mut written, mut fitted, mut full_to_the_end) = (Written::default(), 0, 0);
     for cycle in 0..CYCLES {
         let kv = node.client();
@@ -138,8 +138,8 @@ fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
         full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
         if cycle % 10 == 3 {
             // It starts on a full disk too, and knows that it is full.
-            assert!(testing::shutdown(node).wait().hanging.is_empty());
-            node = Node::start(configured()).wait().expect("a start on a full disk");
+            assert!(testing::shutdown(node).block().hanging.is_empty());
+            node = Node::start(configured()).block().expect("a start on a full disk");
             let kv = node.client();
             assert_eq!(written.read(&kv), written.keys.len());
             written.until_full(&kv);
@@ -162,7 +162,7 @@ fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_roo
     let mut cluster = three_with(move |config: Config| config.env(env.clone()));
     let (mut written, mut handed_over, mut full_to_the_end) = (Written::default(), 0, 0);
     for cycle in 0..CYCLES {
-        let leader = cluster.leader().wait().unwrap();
+        let leader = cluster.leader().block().unwrap();
         // The leader; a follower; a majority; everybody.
         let full: Vec<usize> = match cycle % 4 {
             0 => vec![leader],
@@ -189,7 +189,7 @@ fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_roo
                 let mut leaders = all.iter().filter(|status| status.role == Role::Leader);
                 leaders.next().is_some_and(|leader| leader.name != name) && leaders.next().is_none()
             };
-            cluster.wait_until("a full member leads", others).wait().unwrap();
+            cluster.wait_until("a full member leads", others).block().unwrap();
         } else {
             written.until_full(&cluster.node(other).client());
         }
@@ -201,8 +201,8 @@ fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_roo
             written.until_healed(&cluster.node(member).client());
         }
         if cycle % 10 == 5 {
-            cluster.kill(victim).wait();
-            cluster.restart(victim).wait().unwrap();
+            cluster.kill(victim).block();
+            cluster.restart(victim).block().unwrap();
         }
         for (_, node) in cluster.running() {
             written.read(&node.client());

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bowline::testing;
-use bowline::{DataFault, Node, StartError, Wait};
+use bowline::{Blocking, DataFault, Node, StartError};
 
 use super::files::{
     Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,
@@ -15,10 +15,10 @@ use super::say;
 /// Starts a node on these files; says how many rows it has, or why it refuses.
 fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
     files.put(dir);
-    match Node::start(config(dir)).wait() {
+    match Node::start(config(dir)).block() {
         Ok(node) => {
             let count = count(&node);
-            assert!(testing::shutdown(node).wait().hanging.is_empty());
+            assert!(testing::shutdown(node).block().hanging.is_empty());
             Ok(count)
         }
         Err(error @ StartError::Data { kind: DataFault::Damaged, .. }) => {
@@ -142,7 +142,7 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
     let mut cluster = three();
     let mut keys = 0;
     for _ in 0..40 {
-        cluster.node(keys % 3).client().put(format!("k{keys:04}"), "v").wait().unwrap();
+        cluster.node(keys % 3).client().put(format!("k{keys:04}"), "v").block().unwrap();
         keys += 1;
     }
     let victim = 1;
@@ -150,7 +150,7 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
     let (mut started, mut refused, mut told_by_others) = (0, 0, 0);
     for sample in 0..8 {
         for (what, damage) in DAMAGES {
-            cluster.kill(victim).wait();
+            cluster.kill(victim).block();
             let files = Files::of(&dir);
             let end = Records::of(1, files.segment(1)).end;
             // Every sample elsewhere, one at the very end, one behind it.
@@ -160,7 +160,7 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
                 sample => end * sample / 6,
             };
             files.with(1, |file| damage(file, at)).put(&dir);
-            match cluster.restart(victim).wait() {
+            match cluster.restart(victim).block() {
                 Ok(()) => started += 1,
                 Err(error) => {
                     assert_clear(&error.to_string(), &path_of(&dir, 1));
@@ -173,19 +173,19 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
             // What was torn off had been acknowledged to the leader, if nothing vouched for it yet.
             // Then it is the leader who finds out.
             let victims = cluster.running().find(|(member, _)| *member == victim);
-            match victims.map(|(_, node)| node.client().get("k0000").wait()) {
+            match victims.map(|(_, node)| node.client().get("k0000").block()) {
                 None => {}
                 Some(Ok(row)) => assert!(row.is_some(), "m{victim} lost it, after {damage}"),
                 Some(Err(error)) => {
                     let why = error.to_string();
                     assert!(why.contains("synced entries are lost"), "{why:?}, after {damage}");
-                    cluster.kill(victim).wait();
+                    cluster.kill(victim).block();
                     told_by_others += 1;
                 }
             }
             if cluster.running().all(|(member, _)| member != victim) {
                 files.put(&dir);
-                cluster.restart(victim).wait().unwrap();
+                cluster.restart(victim).block().unwrap();
             }
             has_everything(&cluster, 0..3, &mut keys, &format!("mending {damage}"));
         }

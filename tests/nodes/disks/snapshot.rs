@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Client, Config, DataFault, Error, History, Node, StartError, Wait};
+use bowline::{Blocking, Client, Config, DataFault, Error, History, Node, StartError};
 
 use super::files::{
     Files, SEGMENT_BYTES, SOON, config, count, has_everything, name_of, three_with,
@@ -37,7 +37,7 @@ fn newest(files: &Files) -> Option<(&String, &Vec<u8>)> {
 fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
     let (mut older, begun, first) = (None, Instant::now(), *keys);
     while *keys - first < VALUES_MAX || begun.elapsed() < SOON {
-        kv.put(format!("k{keys:04}"), vec![b'v'; 500]).wait().unwrap();
+        kv.put(format!("k{keys:04}"), vec![b'v'; 500]).block().unwrap();
         *keys += 1;
         if !keys.is_multiple_of(10) {
             continue;
@@ -92,11 +92,11 @@ fn damages(files: &Files, older: &Files, every: usize) -> Vec<(String, Files)> {
 #[test]
 fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_again() {
     let dir = tempfile::tempdir().unwrap();
-    let start = || Node::start(snapping(config(dir.path()))).wait();
+    let start = || Node::start(snapping(config(dir.path()))).block();
     let node = start().unwrap();
     let mut keys = 0;
     let older = until_cut(&node.client(), dir.path(), &mut keys);
-    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    assert!(testing::shutdown(node).block().hanging.is_empty());
     let files = Files::of(dir.path());
     let damages = damages(&files, &older, 2_000);
     for (what, damaged) in &damages {
@@ -128,17 +128,17 @@ fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member()
     let (victim, mut keys) = (1, 0);
     let dir = cluster.data_dir(victim);
     let older = until_cut(&cluster.node(victim).client(), &dir, &mut keys);
-    cluster.kill(victim).wait();
+    cluster.kill(victim).block();
     let many = damages(&Files::of(&dir), &older, 60_000).len();
     for number in 0..many {
         // Of what it has by now: others go on, and so does its own log.
         let (what, damaged) = damages(&Files::of(&dir), &older, 60_000).swap_remove(number);
         damaged.put(&dir);
-        cluster.restart(victim).wait().unwrap();
+        cluster.restart(victim).block().unwrap();
         has_everything(&cluster, 0..3, &mut keys, &format!("its snapshot was {what}"));
-        cluster.kill(victim).wait();
+        cluster.kill(victim).block();
     }
-    cluster.restart(victim).wait().unwrap();
+    cluster.restart(victim).block().unwrap();
     has_everything(&cluster, 0..3, &mut keys, "it was left alone");
     say(&format!("{many} snapshots fetched"));
 }
@@ -151,7 +151,7 @@ fn until_away_too_long(kv: &Client, dir: &Path) {
         while newest() == before {
             let late = written > VALUES_MAX && begun.elapsed() > SOON;
             assert!(!late, "no further snapshot is taken");
-            kv.put("k0000", vec![b'v'; 500]).wait().unwrap();
+            kv.put("k0000", vec![b'v'; 500]).block().unwrap();
             written += 1;
         }
     }
@@ -169,10 +169,10 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
     let older = until_cut(&cluster.node(writer).client(), &dirs[0], &mut keys);
     let many = damages(&Files::of(&dirs[0]), &older, 30_000).len();
     for number in 0..many {
-        cluster.kill(away).wait();
+        cluster.kill(away).block();
         until_away_too_long(&cluster.node(writer).client(), &dirs[0]);
         let revision = cluster.node(writer).status().revision;
-        cluster.all_at(revision).wait().unwrap();
+        cluster.all_at(revision).block().unwrap();
         let mut what = String::new();
         for dir in &dirs {
             let before = Files::of(dir);
@@ -193,8 +193,8 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
             members.iter().map(|metrics| metrics.snapshots_unsound_total).sum()
         };
         let before = unsound(&cluster);
-        cluster.restart(away).wait().unwrap();
-        let caught_up = cluster.all_at(revision).wait();
+        cluster.restart(away).block().unwrap();
+        let caught_up = cluster.all_at(revision).block();
         assert!(caught_up.is_ok(), "while the snapshots of the others were {what}: {caught_up:?}");
         found += unsound(&cluster) - before;
         has_everything(&cluster, 0..3, &mut keys, &format!("snapshots were {what}"));
@@ -202,8 +202,8 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
     // One that was being written meanwhile may have come before anybody asked.
     assert!(found >= many as u64 / 2, "{found} of {many} found");
     for member in 0..3 {
-        cluster.kill(member).wait();
-        cluster.restart(member).wait().unwrap();
+        cluster.kill(member).block();
+        cluster.restart(member).block().unwrap();
     }
     has_everything(&cluster, 0..3, &mut keys, "all have started again");
     say(&format!("{many} damaged, {found} found by whoever leads"));
@@ -225,14 +225,14 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
         snapping(config)
     };
     let start = |at: usize| match at {
-        0 => Node::start(configured(0)).wait(),
-        _ => Node::start(configured(at).join([&addresses[0]])).wait(),
+        0 => Node::start(configured(0)).block(),
+        _ => Node::start(configured(at).join([&addresses[0]])).block(),
     };
     let mut nodes = [0, 1, 2].map(|at| {
         let node = start(at).unwrap();
-        while let Err(error) = node.promote(node.status().id).wait() {
+        while let Err(error) = node.promote(node.status().id).block() {
             assert!(matches!(error, Error::Members(_)), "{error}");
-            node.client().put("nudge", "").wait().unwrap();
+            node.client().put("nudge", "").block().unwrap();
         }
         node
     });
@@ -241,7 +241,7 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
     for is_gone in [false, true] {
         // It goes last, and hands over to nobody.
         for node in nodes.into_iter().rev() {
-            assert!(testing::shutdown(node).wait().hanging.is_empty());
+            assert!(testing::shutdown(node).block().hanging.is_empty());
         }
         let files = Files::of(&own);
         let (name, bytes) = newest(&files).expect("there is one");
@@ -259,12 +259,12 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
             // Nothing is left that says that there are others, unless it has voted for one of them.
             Err(StartError::Data { kind: DataFault::StateLost, why }) if is_gone => {
                 assert!(why.contains("with one of them to join"), "{why}");
-                Node::start(configured(0).join([&addresses[1]])).wait().unwrap()
+                Node::start(configured(0).join([&addresses[1]])).block().unwrap()
             }
             Err(error) => panic!("{error}"),
         };
-        let put = others[0].client().put("after", "").wait().unwrap();
-        founder.wait_for(|status| status.revision >= put.revision).wait();
+        let put = others[0].client().put("after", "").block().unwrap();
+        founder.wait_for(|status| status.revision >= put.revision).block();
         assert_eq!(count(&founder), count(&others[1]), "its snapshot is gone: {is_gone}");
         let [second, third] = others;
         nodes = [founder, second, third];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bowline::testing;
-use bowline::{Config, Node, Wait};
+use bowline::{Blocking, Config, Node};
 
 use super::files::{config, count};
 
@@ -15,9 +15,9 @@ fn warm(dir: &Path) -> Config {
 
 /// Starts, expects `keys` keys, writes one more, and waits until there is a copy of a state that has it.
 fn life(dir: &Path, keys: &mut usize, when: &str) -> Node {
-    let node = Node::start(warm(dir)).wait().unwrap();
+    let node = Node::start(warm(dir)).block().unwrap();
     assert_eq!(count(&node), *keys as u64, "{when}");
-    node.client().put(format!("k{keys:04}"), "v").wait().unwrap();
+    node.client().put(format!("k{keys:04}"), "v").block().unwrap();
     *keys += 1;
     let patience = Instant::now();
     while !is_copied(dir, *keys) {
@@ -48,7 +48,7 @@ fn whatever_becomes_of_the_warm_copy_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let mut keys = 0;
-    let stop = |node: Node| assert!(testing::shutdown(node).wait().hanging.is_empty());
+    let stop = |node: Node| assert!(testing::shutdown(node).block().hanging.is_empty());
     stop(life(dir, &mut keys, "the beginning"));
     stop(life(dir, &mut keys, "after a stop in good order"));
     for copy in copies(dir) {
@@ -73,7 +73,7 @@ fn whatever_becomes_of_the_warm_copy_nothing_is_lost() {
     let mark = dir.join("warm/mark");
     fs::write(&mark, "none").unwrap();
     stop(life(dir, &mut keys, "its mark was overwritten"));
-    let node = Node::start(config(dir)).wait().unwrap();
+    let node = Node::start(config(dir)).block().unwrap();
     assert_eq!(count(&node), keys as u64, "without it");
     stop(node);
 }

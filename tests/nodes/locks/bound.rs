@@ -2,7 +2,7 @@
 //! hold goes with it, however much that is. And how much may be done under a hold at once.
 
 use bowline::{
-    Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Refusal, Session, Wait,
+    Blocking, Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Refusal, Session,
 };
 
 use crate::stage::{lasting, roles, session};
@@ -11,15 +11,15 @@ use crate::stage::{lasting, roles, session};
 const LARGE: usize = 5 << 20;
 
 fn lock(session: &Session) -> Guard {
-    session.mutex("lock").lock().wait().unwrap()
+    session.mutex("lock").lock().block().unwrap()
 }
 
 fn bind(guard: &Guard, key: &str, bytes: usize) -> Result<(), GuardError> {
-    guard.txn().then_while_held(key.to_owned(), vec![b'v'; bytes]).commit().wait().map(drop)
+    guard.txn().then_while_held(key.to_owned(), vec![b'v'; bytes]).commit().block().map(drop)
 }
 
 fn keys(kv: &Client) -> u64 {
-    kv.range(KeyRange::prefix("desk")).count_only().wait().unwrap().count
+    kv.range(KeyRange::prefix("desk")).count_only().block().unwrap().count
 }
 
 fn is_too_large(result: &Result<(), GuardError>) -> bool {
@@ -51,7 +51,7 @@ fn a_second_value_that_is_refused_leaves_the_first_to_go_with_the_hold() {
     bind(&guard, "desk", 1).unwrap();
     assert!(is_too_large(&bind(&guard, "desk", LARGE)));
     assert_eq!(keys(&mine.client()), 1);
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert_eq!(keys(&mine.client()), 0);
 }
 
@@ -60,7 +60,7 @@ fn bind_all(guard: &Guard) -> u64 {
     for round in 0.. {
         let all = (0..50).map(|n| format!("desk/{round:03}{n:03}{}", "x".repeat(3_980)));
         let txn = all.fold(guard.txn(), |txn, key| txn.then_while_held(key, "v"));
-        let result = txn.commit().wait().map(drop);
+        let result = txn.commit().block().map(drop);
         if is_too_large(&result) {
             return round * 50;
         }
@@ -93,9 +93,9 @@ fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
         let guard = lock(&mine);
         assert!(bind_all(&guard) > 128 / 2, "more than a request may delete");
         let work = guard.txn().when(Compare::missing("done")).then(Op::put("done", "yes"));
-        assert_eq!(work.commit_and_release(guard).wait().unwrap().succeeded, holds);
+        assert_eq!(work.commit_and_release(guard).block().unwrap().succeeded, holds);
         assert_eq!(keys(&kv), 0);
-        drop(mine.mutex("lock").try_lock().wait().unwrap());
+        drop(mine.mutex("lock").try_lock().block().unwrap());
     }
 }
 
@@ -103,7 +103,7 @@ fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
 fn holds_at_most(hold: &Hold, ops: usize) {
     let commit = |count: usize| {
         let put = |n: usize| Op::put(format!("data/{n}"), "");
-        (0..count).map(put).fold(hold.txn(), bowline::GuardTxn::then).commit().wait().map(drop)
+        (0..count).map(put).fold(hold.txn(), bowline::GuardTxn::then).commit().block().map(drop)
     };
     assert_eq!(commit(ops), Ok(()));
     let (count, max) = (ops + 1, ops);
@@ -116,11 +116,11 @@ fn how_many_operations_go_under_each_kind_of_lock() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     holds_at_most(&lock(&mine), 126);
-    holds_at_most(&mine.election("election").campaign("a").wait().unwrap(), 126);
-    holds_at_most(&mine.semaphore("permits", 3).acquire_many(2).wait().unwrap(), 126);
+    holds_at_most(&mine.election("election").campaign("a").block().unwrap(), 126);
+    holds_at_most(&mine.semaphore("permits", 3).acquire_many(2).block().unwrap(), 126);
     let shelf = mine.rw_lock("shelf");
-    holds_at_most(&shelf.read().wait().unwrap(), 126);
-    holds_at_most(&shelf.write().wait().unwrap(), 125);
+    holds_at_most(&shelf.read().block().unwrap(), 126);
+    holds_at_most(&shelf.write().block().unwrap(), 125);
     let names = (0..30).map(|n| format!("locks/{n}"));
-    holds_at_most(&mine.lock_all(names).wait().unwrap(), 68);
+    holds_at_most(&mine.lock_all(names).block().unwrap(), 68);
 }

@@ -1,6 +1,6 @@
 //! Several locks at once.
 
-use bowline::{Config, LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd, Wait};
+use bowline::{Blocking, Config, LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd};
 
 use crate::stage::{
     Begun, LONG, another_session, lasting, mortal, places, roles, session, session_ended, until,
@@ -26,8 +26,8 @@ fn counts(node: &Node, names: [&str; 3]) -> [u64; 3] {
 fn all_are_taken_or_none() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
-    let held = sessions[0].mutex("b").lock().wait().unwrap();
-    let refused = sessions[1].try_lock_all(["c", "b", "a"]).wait().unwrap_err();
+    let held = sessions[0].mutex("b").lock().block().unwrap();
+    let refused = sessions[1].try_lock_all(["c", "b", "a"]).block().unwrap_err();
     let LockError::WouldBlock { holder } = refused else { panic!("{refused:?}") };
     assert_eq!(&holder.unwrap().key, held.key(), "who is in the way, and not the one who asks");
     for name in ["a", "c"] {
@@ -36,15 +36,15 @@ fn all_are_taken_or_none() {
     let mut all = waits(&sessions[1], cluster.node(1), &["c", "a", "b", "a"]);
     // It holds nothing yet, but those who come later wait behind it.
     assert!(all.poll().is_none());
-    assert!(sessions[2].mutex("a").try_lock().wait().is_err());
+    assert!(sessions[2].mutex("a").try_lock().block().is_err());
     let token = held.token();
-    held.release().wait().unwrap();
+    held.release().block().unwrap();
     let all = all.finish().unwrap();
     assert_eq!(all.keys().len(), 3);
     assert!(all.token() > token);
     let names: Vec<_> = all.keys().iter().map(|key| key[0] as char).collect();
     assert_eq!(names, ['a', 'b', 'c']);
-    assert_eq!(all.release().wait().unwrap(), Released::Now);
+    assert_eq!(all.release().block().unwrap(), Released::Now);
     assert_eq!(counts(cluster.node(0), ["a", "b", "c"]), [0, 0, 0]);
 }
 
@@ -57,10 +57,10 @@ fn sets_in_any_order_never_wait_in_a_circle() {
             let mine = session(&cluster, member);
             scope.spawn(move || {
                 for _ in 0..20 {
-                    let guard = mine.lock_all(set).wait().unwrap();
+                    let guard = mine.lock_all(set).block().unwrap();
                     let mut last = guard.token();
-                    guard.release().wait().unwrap();
-                    let guard = mine.lock_all([set[1], set[0]]).wait().unwrap();
+                    guard.release().block().unwrap();
+                    let guard = mine.lock_all([set[1], set[0]]).block().unwrap();
                     assert!(guard.token() > last);
                     last = guard.token();
                     assert!(last.revision().get() > 0);
@@ -78,41 +78,41 @@ fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let kv = cluster.node(0).client();
-    let first = sessions[0].mutex("c").lock().wait().unwrap();
+    let first = sessions[0].mutex("c").lock().block().unwrap();
     let waiting = waits(&sessions[1], cluster.node(1), &["a", "b", "c"]);
     until_places(cluster.node(0), "b", 1);
     let key = sessions[0].mutex("b").line().unwrap()[0].key.clone();
-    kv.delete(key).wait().unwrap();
+    kv.delete(key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     until_places(cluster.node(0), "a", 0);
     until_places(cluster.node(0), "c", 1);
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
 
-    let all = sessions[1].lock_all(["a", "b", "c"]).wait().unwrap();
-    kv.delete(all.keys()[1].clone()).wait().unwrap();
-    assert_eq!(all.lost().wait(), Loss::KeyDeleted);
+    let all = sessions[1].lock_all(["a", "b", "c"]).block().unwrap();
+    kv.delete(all.keys()[1].clone()).block().unwrap();
+    assert_eq!(all.lost().block(), Loss::KeyDeleted);
     for name in ["a", "b", "c"] {
         until_places(cluster.node(0), name, 0);
     }
-    assert_eq!(all.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert_eq!(all.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
 }
 
 #[test]
 fn a_session_that_ends_leaves_all_lines_whether_it_waits_or_holds() {
     let cluster = lasting(3);
-    let first = session(&cluster, 0).mutex("c").lock().wait().unwrap();
+    let first = session(&cluster, 0).mutex("c").lock().block().unwrap();
     let mine = another_session(&cluster, 1, "mine");
     let waiting = waits(&mine, cluster.node(1), &["a", "b", "c"]);
-    cluster.node(2).client().revoke(mine.lease()).wait().unwrap();
+    cluster.node(2).client().revoke(mine.lease()).block().unwrap();
     let error = waiting.finish().unwrap_err();
     assert!(session_ended(&error), "{error:?}");
     assert_eq!(counts(cluster.node(0), ["a", "b", "c"]), [0, 0, 1]);
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
 
     let mine = another_session(&cluster, 1, "mine");
-    let all = mine.lock_all(["a", "b", "c"]).wait().unwrap();
-    cluster.node(2).client().revoke(mine.lease()).wait().unwrap();
-    assert_eq!(all.lost().wait(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    let all = mine.lock_all(["a", "b", "c"]).block().unwrap();
+    cluster.node(2).client().revoke(mine.lease()).block().unwrap();
+    assert_eq!(all.lost().block(), Loss::SessionEnded(SessionEnd::LeaseEnded));
     assert_eq!(counts(cluster.node(0), ["a", "b", "c"]), [0, 0, 0]);
 }
 
@@ -120,7 +120,7 @@ fn a_session_that_ends_leaves_all_lines_whether_it_waits_or_holds() {
 fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let held = session(&cluster, two).mutex("c").lock().wait().unwrap();
+    let held = session(&cluster, two).mutex("c").lock().block().unwrap();
     let mine = session(&cluster, one);
     drop(waits(&mine, cluster.node(one), &["a", "b", "c"]));
     for (name, left) in [("a", 0), ("b", 0), ("c", 1)] {
@@ -130,7 +130,7 @@ fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
     cluster.partition(&[one]);
     drop(Begun::new(mine.lock_all(["a", "b"])));
     cluster.heal();
-    let next = session(&cluster, two).lock_all(["a", "b"]).wait().unwrap();
+    let next = session(&cluster, two).lock_all(["a", "b"]).block().unwrap();
     assert!(next.is_held() && held.is_held());
     for name in ["a", "b"] {
         until_places(cluster.node(two), name, 1);
@@ -141,7 +141,7 @@ fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
 fn a_holder_of_several_that_is_cut_off_has_lost_them_before_others_hold() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let all = mortal(&cluster, one).lock_all(["a", "b"]).wait().unwrap();
+    let all = mortal(&cluster, one).lock_all(["a", "b"]).block().unwrap();
     let waiting = waits(&session(&cluster, two), cluster.node(two), &["b", "c"]);
     cluster.partition(&[one]);
     assert!(waiting.finish().unwrap().is_held());
@@ -152,10 +152,10 @@ fn a_holder_of_several_that_is_cut_off_has_lost_them_before_others_hold() {
 fn a_node_that_restarts_leaves_none_of_several_behind() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let all = session(&cluster, one).lock_all(["a", "b"]).wait().unwrap();
+    let all = session(&cluster, one).lock_all(["a", "b"]).block().unwrap();
     let waiting = waits(&session(&cluster, two), cluster.node(two), &["a", "b"]);
-    cluster.kill(one).wait();
-    cluster.restart(one).wait().unwrap();
+    cluster.kill(one).block();
+    cluster.restart(one).block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
     assert!(!all.is_held());
 }
@@ -164,15 +164,15 @@ fn a_node_that_restarts_leaves_none_of_several_behind() {
 fn no_names_and_too_many_names_are_refused() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
-    let error = mine.lock_all(Vec::<String>::new()).wait().unwrap_err();
+    let error = mine.lock_all(Vec::<String>::new()).block().unwrap_err();
     assert_eq!(error, LockError::EmptyName);
-    let error = mine.lock_all(["a", ""]).wait().unwrap_err();
+    let error = mine.lock_all(["a", ""]).block().unwrap_err();
     assert_eq!(error, LockError::EmptyName);
-    let error = mine.lock_all((0..31).map(|i| format!("n{i}"))).wait().unwrap_err();
+    let error = mine.lock_all((0..31).map(|i| format!("n{i}"))).block().unwrap_err();
     assert_eq!(error, LockError::TooManyNames { asked: 31, max: 30 });
-    let guard = mine.lock_all((0..30).map(|i| format!("n{i}"))).wait().unwrap();
-    guard.txn().then(bowline::Op::put("k", "v")).commit().wait().unwrap();
-    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    let guard = mine.lock_all((0..30).map(|i| format!("n{i}"))).block().unwrap();
+    guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap();
+    assert_eq!(guard.release().block().unwrap(), Released::Now);
 }
 
 #[test]
@@ -185,5 +185,5 @@ fn what_is_dropped_with_its_session_as_it_enters_fills_no_line() {
         drop(mine);
     }
     let mine = session(&cluster, 0);
-    assert!(mine.lock_all(["a", "b"]).wait().unwrap().is_held());
+    assert!(mine.lock_all(["a", "b"]).block().unwrap().is_held());
 }

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use bowline::{DowngradeError, LockError, Node, Owner, Released, Session, Wait, WaitsFor};
+use bowline::{Blocking, DowngradeError, LockError, Node, Owner, Released, Session, WaitsFor};
 
 use crate::stage::{
     Begun, another_session, lasting, places, session, timed_out, until, until_places, until_true,
@@ -44,21 +44,21 @@ fn an_owner_reads_again_and_reads_what_it_writes() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
-    let one = lock.read().owner(&owner).wait().unwrap();
-    let two = lock.read().owner(&owner).wait().unwrap();
+    let one = lock.read().owner(&owner).block().unwrap();
+    let two = lock.read().owner(&owner).block().unwrap();
     assert_eq!(one.token(), two.token());
-    assert_eq!(one.release().wait().unwrap(), Released::StillHeld { times: 1 });
-    assert_eq!(two.release().wait().unwrap(), Released::Now);
+    assert_eq!(one.release().block().unwrap(), Released::StillHeld { times: 1 });
+    assert_eq!(two.release().block().unwrap(), Released::Now);
 
-    let writer = lock.write().owner(&owner).wait().unwrap();
-    let again = lock.write().owner(&owner).wait().unwrap();
-    let reader = lock.read().owner(&owner).wait().unwrap();
+    let writer = lock.write().owner(&owner).block().unwrap();
+    let again = lock.write().owner(&owner).block().unwrap();
+    let reader = lock.read().owner(&owner).block().unwrap();
     assert_eq!(places(cluster.node(0), "lock"), 1);
     drop((writer, again));
-    assert!(lock.try_read().wait().is_err(), "what was taken for writing writes until its end");
+    assert!(lock.try_read().block().is_err(), "what was taken for writing writes until its end");
     // And can be written again.
-    let writer = reader.upgrade().wait().unwrap();
-    assert_eq!(writer.release().wait().unwrap(), Released::Now);
+    let writer = reader.upgrade().block().unwrap();
+    assert_eq!(writer.release().block().unwrap(), Released::Now);
     until_places(cluster.node(0), "lock", 0);
 }
 
@@ -67,19 +67,19 @@ fn an_owner_that_has_upgraded_writes_again_and_one_that_has_downgraded_does_not(
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
-    let reader = lock.read().owner(&owner).wait().unwrap();
-    let writer = reader.upgrade().wait().unwrap();
-    let again = lock.write().owner(&owner).wait().unwrap();
+    let reader = lock.read().owner(&owner).block().unwrap();
+    let writer = reader.upgrade().block().unwrap();
+    let again = lock.write().owner(&owner).block().unwrap();
     assert_eq!(again.token(), writer.token());
-    let DowngradeError::HeldAgain(writer) = writer.downgrade().wait().unwrap_err() else {
+    let DowngradeError::HeldAgain(writer) = writer.downgrade().block().unwrap_err() else {
         panic!("it is held twice");
     };
     drop(again);
-    let reader = writer.downgrade().wait().unwrap();
-    let error = lock.write().owner(&owner).wait().unwrap_err();
+    let reader = writer.downgrade().block().unwrap();
+    let error = lock.write().owner(&owner).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "lock")]));
-    assert!(lock.read().owner(&owner).wait().unwrap().is_held());
-    assert!(lock.try_read().wait().unwrap().is_held());
+    assert!(lock.read().owner(&owner).block().unwrap().is_held());
+    assert!(lock.try_read().block().unwrap().is_held());
     drop(reader);
     until_places(cluster.node(0), "lock", 0);
 }
@@ -89,11 +89,11 @@ fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
-    let reader = lock.read().owner(&owner).wait().unwrap();
-    let error = lock.write().owner(&owner).wait().unwrap_err();
+    let reader = lock.read().owner(&owner).block().unwrap();
+    let error = lock.write().owner(&owner).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "lock")]));
     until_places(cluster.node(0), "lock", 1);
-    assert!(reader.upgrade().wait().unwrap().is_held());
+    assert!(reader.upgrade().block().unwrap().is_held());
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
         let (node, mine) = (cluster.node(0), session(&cluster, 0));
         let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
         let (a, b) = (mine.mutex("a"), mine.mutex("b"));
-        let mut held = Some(a.lock().owner(&ann).wait().unwrap());
-        let others = b.lock().owner(&bob).wait().unwrap();
+        let mut held = Some(a.lock().owner(&ann).block().unwrap());
+        let others = b.lock().owner(&bob).block().unwrap();
         let mut waits = Some(begin(node, "a", a.lock().owner(&bob)));
         let mut wish = Begun::new(b.lock().owner(&ann));
         until_true(node, "it must wait", || wish.wakes() > 0);
@@ -128,16 +128,16 @@ fn an_owner_holds_several_again_as_one_or_each() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let owner = mine.owner("ann");
-    let all = mine.lock_all(["a", "b"]).owner(&owner).wait().unwrap();
-    let again = mine.lock_all(["b", "a"]).owner(&owner).wait().unwrap();
-    let each = mine.mutex("b").lock().owner(&owner).wait().unwrap();
+    let all = mine.lock_all(["a", "b"]).owner(&owner).block().unwrap();
+    let again = mine.lock_all(["b", "a"]).owner(&owner).block().unwrap();
+    let each = mine.mutex("b").lock().owner(&owner).block().unwrap();
     assert_eq!(all.token(), again.token());
     assert_eq!(all.token(), each.token());
-    let error = mine.lock_all(["b", "c"]).owner(&owner).wait().unwrap_err();
+    let error = mine.lock_all(["b", "c"]).owner(&owner).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "b")]));
     drop((all, again));
-    assert!(mine.mutex("a").try_lock().wait().is_err());
-    assert_eq!(each.release().wait().unwrap(), Released::Now);
+    assert!(mine.mutex("a").try_lock().block().is_err());
+    assert_eq!(each.release().block().unwrap(), Released::Now);
     for name in ["a", "b", "c"] {
         until_places(cluster.node(0), name, 0);
     }
@@ -151,10 +151,10 @@ fn a_circle_of_mutexes_over_three_nodes_is_named() {
     let lock = |member: usize, name: &'static str| {
         sessions[member].mutex(name).lock().owner(&owners[member])
     };
-    let held = [lock(0, "a"), lock(1, "b"), lock(2, "c")].map(|call| call.wait().unwrap());
+    let held = [lock(0, "a"), lock(1, "b"), lock(2, "c")].map(|call| call.block().unwrap());
     let ann = begin(cluster.node(0), "b", lock(0, "b"));
     let bob = begin(cluster.node(1), "c", lock(1, "c"));
-    let error = lock(2, "a").wait().unwrap_err();
+    let error = lock(2, "a").block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("cy", "a"), ("ann", "b"), ("bob", "c")]));
     let [_a, b, c] = held;
     drop(c);
@@ -168,11 +168,11 @@ fn a_circle_through_readers_and_writers_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    let reader = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
-    let mutex = sessions[1].mutex("door").lock().owner(&owners[1]).wait().unwrap();
+    let reader = sessions[0].rw_lock("lock").read().owner(&owners[0]).block().unwrap();
+    let mutex = sessions[1].mutex("door").lock().owner(&owners[1]).block().unwrap();
     let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);
     let waiting = begin(cluster.node(1), "lock", write);
-    let error = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap_err();
+    let error = sessions[0].mutex("door").lock().owner(&owners[0]).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "door"), ("bob", "lock")]));
     drop(reader);
     assert!(waiting.finish().unwrap().is_held() && mutex.is_held());
@@ -184,13 +184,13 @@ fn a_reader_that_waits_behind_a_writer_closes_a_circle_too() {
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
     // Ann reads; bob wants to write and has the door; cy reads behind bob, and ann wants the door.
-    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
-    let cys = sessions[2].mutex("window").lock().owner(&owners[2]).wait().unwrap();
+    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).block().unwrap();
+    let cys = sessions[2].mutex("window").lock().owner(&owners[2]).block().unwrap();
     let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);
     let bob = begin(cluster.node(1), "lock", write);
     let read = sessions[2].rw_lock("lock").read().owner(&owners[2]);
     let cy = begin(cluster.node(2), "lock", read);
-    let error = sessions[0].mutex("window").lock().owner(&owners[0]).wait().unwrap_err();
+    let error = sessions[0].mutex("window").lock().owner(&owners[0]).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "window"), ("cy", "lock"), ("bob", "lock")]));
     drop(ann);
     drop(bob.finish().unwrap());
@@ -202,11 +202,11 @@ fn a_circle_through_several_locks_at_once_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    let held = sessions[0].mutex("c").lock().owner(&owners[0]).wait().unwrap();
+    let held = sessions[0].mutex("c").lock().owner(&owners[0]).block().unwrap();
     let call = sessions[1].lock_all(["a", "b", "c"]).owner(&owners[1]);
     let all = begin(cluster.node(1), "a", call);
     // Bob holds nothing, but stands before ann in the line of b.
-    let error = sessions[0].mutex("b").lock().owner(&owners[0]).wait().unwrap_err();
+    let error = sessions[0].mutex("b").lock().owner(&owners[0]).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "b"), ("bob", "c")]));
     drop(held);
     assert!(all.finish().unwrap().is_held());
@@ -217,23 +217,24 @@ fn a_circle_through_an_upgrade_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
-    let bob = sessions[1].rw_lock("lock").read().owner(&owners[1]).wait().unwrap();
-    let door = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap();
+    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).block().unwrap();
+    let bob = sessions[1].rw_lock("lock").read().owner(&owners[1]).block().unwrap();
+    let door = sessions[0].mutex("door").lock().owner(&owners[0]).block().unwrap();
     let upgrade = begin(cluster.node(0), "lock", ann.upgrade());
-    let error = sessions[1].mutex("door").lock().owner(&owners[1]).wait().unwrap_err();
+    let error = sessions[1].mutex("door").lock().owner(&owners[1]).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("bob", "door"), ("ann", "lock")]));
     drop(bob);
     assert!(upgrade.finish().unwrap().is_held());
     drop(door);
 
     // The other way around: the upgrade is what closes it.
-    let reads = |at: usize| sessions[at].rw_lock("other").read().owner(&owners[at]).wait().unwrap();
+    let reads =
+        |at: usize| sessions[at].rw_lock("other").read().owner(&owners[at]).block().unwrap();
     let (ann, _bob) = (reads(0), reads(1));
-    let door = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap();
+    let door = sessions[0].mutex("door").lock().owner(&owners[0]).block().unwrap();
     let call = sessions[1].mutex("door").lock().owner(&owners[1]);
     let waiting = begin(cluster.node(1), "door", call);
-    let error = ann.upgrade().wait().unwrap_err();
+    let error = ann.upgrade().block().unwrap_err();
     assert_eq!(circle(&error.why), steps(&[("ann", "other"), ("bob", "door")]));
     assert!(error.guard.is_held());
     drop(door);
@@ -245,10 +246,10 @@ fn two_readers_of_one_lock_that_upgrade_are_told_which_one_may() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    let reads = |at: usize| sessions[at].rw_lock("lock").read().owner(&owners[at]).wait().unwrap();
+    let reads = |at: usize| sessions[at].rw_lock("lock").read().owner(&owners[at]).block().unwrap();
     let (ann, bob) = (reads(0), reads(1));
     let upgrade = begin(cluster.node(0), "lock", ann.upgrade());
-    let error = bob.upgrade().wait().unwrap_err();
+    let error = bob.upgrade().block().unwrap_err();
     assert_eq!(error.why, LockError::UpgradeTaken);
     drop(error.guard);
     assert!(upgrade.finish().unwrap().is_held());
@@ -264,8 +265,8 @@ fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
     };
     // Each holds one of two permits of both, and a third party the others: it may be that one's that
     // come free.
-    let others = ["a", "b"].map(|name| sessions[0].semaphore(name, 2).acquire().wait().unwrap());
-    let (a, b) = (acquire(0, "a").wait().unwrap(), acquire(1, "b").wait().unwrap());
+    let others = ["a", "b"].map(|name| sessions[0].semaphore(name, 2).acquire().block().unwrap());
+    let (a, b) = (acquire(0, "a").block().unwrap(), acquire(1, "b").block().unwrap());
     let ann = begin(cluster.node(0), "b", acquire(0, "b"));
     let mut bob = begin(cluster.node(1), "a", acquire(1, "a"));
     assert!(bob.poll().is_none());
@@ -278,10 +279,10 @@ fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
             let (session, owner) = (&sessions[at], &owners[at]);
             scope.spawn(move || {
                 for _ in 0..20 {
-                    let read = session.rw_lock("1").read().owner(owner).wait().unwrap();
-                    let door = session.mutex("2").lock().owner(owner).wait().unwrap();
-                    let all = session.lock_all(["3", "4"]).owner(owner).wait().unwrap();
-                    let write = session.rw_lock("5").write().owner(owner).wait().unwrap();
+                    let read = session.rw_lock("1").read().owner(owner).block().unwrap();
+                    let door = session.mutex("2").lock().owner(owner).block().unwrap();
+                    let all = session.lock_all(["3", "4"]).owner(owner).block().unwrap();
+                    let write = session.rw_lock("5").write().owner(owner).block().unwrap();
                     drop((read, door, all, write));
                 }
             });
@@ -295,12 +296,12 @@ fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
     let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
     let lock = || mine.mutex("lock").lock();
-    let held = lock().wait().unwrap();
+    let held = lock().block().unwrap();
     let begin_for = |owner: &Owner| begin(node, "lock", lock().owner(owner));
     let mut waiting: Vec<_> = (0..40).map(|_| begin_for(&ann)).collect();
     waiting.push(begin_for(&bob));
     // Whoever searched every way from task to task had a million million of them.
-    let last = lock().owner(&ann).deadline(Duration::from_millis(200)).wait();
+    let last = lock().owner(&ann).deadline(Duration::from_millis(200)).block();
     assert!(last.as_ref().is_err_and(timed_out), "{last:?}");
     drop((waiting, held));
     until_places(node, "lock", 0);
@@ -322,8 +323,8 @@ fn two_tasks_of_one_owner_that_ask_at_the_same_time_do_not_wait_for_each_other()
     let two = two.finish().unwrap();
     assert_eq!(one.token(), two.token());
     until_places(cluster.node(0), "lock", 1);
-    assert_eq!(one.release().wait().unwrap(), Released::StillHeld { times: 1 });
-    assert_eq!(two.release().wait().unwrap(), Released::Now);
+    assert_eq!(one.release().block().unwrap(), Released::StillHeld { times: 1 });
+    assert_eq!(two.release().block().unwrap(), Released::Now);
 }
 
 #[test]
@@ -341,7 +342,7 @@ fn two_tasks_of_one_owner_that_would_wait_for_each_other_are_told_so_when_one_of
         let one = one.finish().unwrap();
         let error = two.finish().unwrap_err();
         assert_eq!(circle(&error), steps(&[("ann", "lock")]));
-        assert_eq!(one.release().wait().unwrap(), Released::Now);
+        assert_eq!(one.release().block().unwrap(), Released::Now);
         until_places(cluster.node(0), "lock", 0);
     }
 }
@@ -351,13 +352,13 @@ fn owner_acquires_a_lock_again_up_to_its_limit() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann").holds_max(3), mine.mutex("lock"));
-    let mut holds: Vec<_> = (0..3).map(|_| lock.lock().owner(&owner).wait().unwrap()).collect();
-    let refused = lock.lock().owner(&owner).wait().unwrap_err();
+    let mut holds: Vec<_> = (0..3).map(|_| lock.lock().owner(&owner).block().unwrap()).collect();
+    let refused = lock.lock().owner(&owner).block().unwrap_err();
     assert_eq!(refused, LockError::HoldLimit { limit: 3 });
     // The hold is unharmed, and a release makes room.
     assert!(holds.iter().all(|hold| hold.is_held()));
     drop(holds.pop());
-    holds.push(lock.lock().owner(&owner).wait().unwrap());
+    holds.push(lock.lock().owner(&owner).block().unwrap());
     assert_eq!(places(cluster.node(0), "lock"), 1);
     drop(holds);
     until_places(cluster.node(0), "lock", 0);
@@ -369,15 +370,15 @@ fn owner_of_another_session_is_rejected_without_a_queue_entry() {
     let (mine, other) = (session(&cluster, 0), another_session(&cluster, 0, "other"));
     let owner = other.owner("ann");
     let rejected = [
-        mine.mutex("lock").lock().owner(&owner).wait().map(drop),
-        mine.rw_lock("lock").read().owner(&owner).wait().map(drop),
-        mine.rw_lock("lock").write().owner(&owner).wait().map(drop),
-        mine.semaphore("lock", 2).acquire().owner(&owner).wait().map(drop),
-        mine.mutex("lock").try_lock().owner(&owner).wait().map(drop),
+        mine.mutex("lock").lock().owner(&owner).block().map(drop),
+        mine.rw_lock("lock").read().owner(&owner).block().map(drop),
+        mine.rw_lock("lock").write().owner(&owner).block().map(drop),
+        mine.semaphore("lock", 2).acquire().owner(&owner).block().map(drop),
+        mine.mutex("lock").try_lock().owner(&owner).block().map(drop),
     ];
     for rejected in rejected {
         assert_eq!(rejected, Err(LockError::ForeignOwner));
     }
     assert_eq!(places(cluster.node(0), "lock"), 0);
-    assert!(other.mutex("lock").lock().owner(&owner).wait().is_ok());
+    assert!(other.mutex("lock").lock().owner(&owner).block().is_ok());
 }

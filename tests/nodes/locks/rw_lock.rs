@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Compare, DowngradeError, Effect, Error, GuardError, GuardTxn,
-    LockError, LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session, SessionEnd,
-    Upgrade, UpgradeError, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Blocking, Compare, DowngradeError, Effect, Error, GuardError,
+    GuardTxn, LockError, LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session,
+    SessionEnd, Upgrade, UpgradeError, WriteGuard,
 };
 
 use crate::stage::{
@@ -32,7 +32,7 @@ impl Wake for Woken {
 }
 
 fn read(session: &Session) -> ReadGuard {
-    session.rw_lock(LOCK).read().wait().unwrap()
+    session.rw_lock(LOCK).read().block().unwrap()
 }
 
 /// Begins to wait, and returns when one more stands in line.
@@ -63,21 +63,21 @@ fn readers_hold_together_and_a_writer_holds_alone() {
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let readers = sessions.each_ref().map(read);
     assert!(readers.iter().all(|guard| guard.is_held()));
-    let refused = sessions[0].rw_lock(LOCK).try_write().wait().unwrap_err();
+    let refused = sessions[0].rw_lock(LOCK).try_write().block().unwrap_err();
     assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
     until_places(cluster.node(0), LOCK, 3);
     let mut writer = writes(&sessions[1], cluster.node(1));
     let newest = readers.iter().map(|guard| guard.token()).max().unwrap();
     let [one, two, three] = readers;
-    assert_eq!(one.release().wait().unwrap(), Released::Now);
-    assert_eq!(two.release().wait().unwrap(), Released::Now);
+    assert_eq!(one.release().block().unwrap(), Released::Now);
+    assert_eq!(two.release().block().unwrap(), Released::Now);
     assert!(writer.poll().is_none(), "one reader is left");
     drop(three);
     let writer = writer.finish().unwrap();
     assert!(writer.token() > newest);
-    let refused = sessions[2].rw_lock(LOCK).try_read().wait().unwrap_err();
+    let refused = sessions[2].rw_lock(LOCK).try_read().block().unwrap_err();
     assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
-    assert_eq!(writer.release().wait().unwrap(), Released::Now);
+    assert_eq!(writer.release().block().unwrap(), Released::Now);
     until_places(cluster.node(0), LOCK, 0);
 }
 
@@ -88,13 +88,13 @@ fn no_reader_passes_a_writer_that_waits() {
     let first = read(&sessions[0]);
     let writer = writes(&sessions[1], cluster.node(1));
     let mut late = reads(&sessions[2], cluster.node(2));
-    let refused = sessions[0].rw_lock(LOCK).try_read().wait().unwrap_err();
+    let refused = sessions[0].rw_lock(LOCK).try_read().block().unwrap_err();
     assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
     assert!(late.poll().is_none());
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
     let writer = writer.finish().unwrap();
     assert!(late.poll().is_none());
-    writer.release().wait().unwrap();
+    writer.release().block().unwrap();
     assert!(late.finish().unwrap().is_held());
 }
 
@@ -114,16 +114,16 @@ fn when_a_writer_that_waits_gives_up_the_readers_behind_it_come_in() {
 fn a_downgrade_lets_readers_in_and_keeps_the_place_and_the_token() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
-    let writer = sessions[0].rw_lock(LOCK).write().wait().unwrap();
+    let writer = sessions[0].rw_lock(LOCK).write().block().unwrap();
     let (key, since, token) = (writer.key().clone(), writer.since(), writer.token());
     let behind = reads(&sessions[1], cluster.node(1));
-    let reader = writer.downgrade().wait().unwrap();
+    let reader = writer.downgrade().block().unwrap();
     assert_eq!((reader.key(), reader.since(), reader.token()), (&key, since, token));
     assert!(behind.finish().unwrap().is_held());
     assert!(reader.is_held());
-    assert!(sessions[2].rw_lock(LOCK).try_write().wait().is_err());
-    reader.release().wait().unwrap();
-    assert!(sessions[2].rw_lock(LOCK).write().wait().unwrap().is_held());
+    assert!(sessions[2].rw_lock(LOCK).try_write().block().is_err());
+    reader.release().block().unwrap();
+    assert!(sessions[2].rw_lock(LOCK).write().block().unwrap().is_held());
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
     let kv = cluster.node(two).client();
     let is_done = |conditions: Vec<Compare>| {
         let txn = conditions.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
-        txn.then(Op::put("row", "late")).commit().wait().unwrap().succeeded
+        txn.then(Op::put("row", "late")).commit().block().unwrap().succeeded
     };
-    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().wait();
-    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().block();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().block().unwrap();
     let (late, conditions) = (writer.txn(), writer.still_held());
-    let reader = writer.downgrade().wait().unwrap();
+    let reader = writer.downgrade().block().unwrap();
     let other = read(&session(&cluster, two));
     assert_eq!(write(late), Err(GuardError::NotHeld));
     assert!(!is_done(conditions));
@@ -147,7 +147,7 @@ fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
     write(reader.txn()).unwrap();
     drop(other);
     let (early, conditions) = (reader.txn(), reader.still_held());
-    let writer = reader.upgrade().wait().unwrap();
+    let writer = reader.upgrade().block().unwrap();
     write(writer.txn()).unwrap();
     write(early).unwrap();
     assert!(is_done(conditions) && is_done(writer.still_held()));
@@ -157,28 +157,28 @@ fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
 fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().wait();
-    let writer = session(&cluster, one).rw_lock(LOCK).write().why("first").wait().unwrap();
+    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().block();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().why("first").block().unwrap();
     let heir = writes(&session(&cluster, two), cluster.node(two));
     until_places(cluster.node(one), LOCK, 2);
     let (locks, line) = (cluster.node(one).locks(), writer.session().rw_lock(LOCK).line().unwrap());
-    locks.hand_over(&line[0], &line[1], "").wait().unwrap();
+    locks.hand_over(&line[0], &line[1], "").block().unwrap();
     let handed = heir.finish().unwrap();
     write(handed.txn()).unwrap();
     drop(handed);
     let mine = session(&cluster, one);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock(LOCK));
-    let [first, second] = [(); 2].map(|()| lock.read().owner(&owner).wait().unwrap());
-    let first = first.upgrade().wait().unwrap();
+    let [first, second] = [(); 2].map(|()| lock.read().owner(&owner).block().unwrap());
+    let first = first.upgrade().block().unwrap();
     write(second.txn()).unwrap();
-    let second = second.upgrade().wait().unwrap();
+    let second = second.upgrade().block().unwrap();
     assert_eq!(first.token(), second.token());
     let late = [first.txn(), second.txn()];
     write(first.txn()).and(write(second.txn())).unwrap();
     drop(first);
-    let reader = second.downgrade().wait().unwrap();
+    let reader = second.downgrade().block().unwrap();
     assert_eq!(late.map(write), [(); 2].map(|()| Err(GuardError::NotHeld)));
-    let again = lock.read().owner(&owner).wait().unwrap();
+    let again = lock.read().owner(&owner).block().unwrap();
     write(again.txn()).and(write(reader.txn())).unwrap();
 }
 
@@ -187,32 +187,32 @@ fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_n
 {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
-    let writer = session(&cluster, 0).rw_lock(LOCK).write().wait().unwrap();
+    let writer = session(&cluster, 0).rw_lock(LOCK).write().block().unwrap();
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
     let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
-    kv.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
-    let unconfirmed = writer.downgrade().wait().unwrap_err();
+    kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
+    let unconfirmed = writer.downgrade().block().unwrap_err();
     assert_eq!((unconfirmed.effect(), unconfirmed.is_transient()), (Effect::NotApplied, false));
     let DowngradeError::Unconfirmed { guard, error } = unconfirmed else {
         panic!("what puts something is refused");
     };
     assert_eq!(error, refusal);
-    let refused = guard.upgrade().deadline(SOON).wait().unwrap_err();
+    let refused = guard.upgrade().deadline(SOON).block().unwrap_err();
     assert_eq!(refused.why, LockError::Refused(refusal));
     assert_eq!((refused.effect(), refused.is_transient()), (Effect::NotApplied, false));
-    kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
-    let writer = refused.guard.upgrade().deadline(SOON).wait().unwrap();
-    writer.txn().then(Op::put("row", "written")).commit().wait().unwrap();
-    assert!(session(&cluster, 0).rw_lock(LOCK).try_read().wait().is_err());
+    kv.change_alarms(AlarmChange::End(full)).block().unwrap();
+    let writer = refused.guard.upgrade().deadline(SOON).block().unwrap();
+    writer.txn().then(Op::put("row", "written")).commit().block().unwrap();
+    assert!(session(&cluster, 0).rw_lock(LOCK).try_read().block().is_err());
 }
 
 #[test]
 fn a_downgrade_of_what_is_lost_says_so() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
-    let writer = mine.rw_lock(LOCK).write().wait().unwrap();
-    mine.client().delete(writer.key().clone()).wait().unwrap();
-    let error = writer.downgrade().wait().unwrap_err();
+    let writer = mine.rw_lock(LOCK).write().block().unwrap();
+    mine.client().delete(writer.key().clone()).block().unwrap();
+    let error = writer.downgrade().block().unwrap_err();
     assert!(matches!(error, DowngradeError::Lost(Loss::KeyDeleted)), "{error:?}");
     assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, false));
     until_places(cluster.node(0), LOCK, 0);
@@ -223,9 +223,9 @@ fn a_downgrade_that_is_not_confirmed_in_time_reads_and_others_read_beside_it_soo
     let cluster = lasting_with(3, |config| config.call_deadline(STEADY));
     let (leader, one, _) = roles(&cluster);
     let read = session(&cluster, leader).rw_lock(LOCK).read();
-    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().block().unwrap();
     cluster.partition(&[one]);
-    let error = writer.downgrade().wait().unwrap_err();
+    let error = writer.downgrade().block().unwrap_err();
     assert_eq!((error.effect(), error.is_transient()), (Effect::Unknown, false));
     let DowngradeError::Unconfirmed { guard, .. } = error else { panic!("{error:?}") };
     let beside: Reads = Begun::new(read.deadline(SOON));
@@ -237,7 +237,7 @@ fn a_downgrade_that_is_not_confirmed_in_time_reads_and_others_read_beside_it_soo
 fn a_downgrade_that_is_dropped_releases() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
-    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().block().unwrap();
     cluster.partition(&[one]);
     drop(Begun::new(writer.downgrade()));
     cluster.heal();
@@ -254,7 +254,7 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
     let mut late = reads(&sessions[1], cluster.node(1));
     let mut upgrade = upgrades(mine, cluster.node(0));
     assert!(upgrade.poll().is_none());
-    other.release().wait().unwrap();
+    other.release().block().unwrap();
     let upgraded = upgrade.finish().unwrap();
     assert!(upgraded.token() > token);
     assert_eq!(upgraded.key(), &key);
@@ -263,8 +263,8 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
     assert!(writer.poll().is_none() && late.poll().is_none());
     let line = sessions[0].rw_lock(LOCK).line().unwrap();
     assert_eq!(line.iter().map(|place| place.holds).collect::<Vec<_>>(), [true, false, false]);
-    assert_eq!(upgraded.release().wait().unwrap(), Released::Now);
-    writer.finish().unwrap().release().wait().unwrap();
+    assert_eq!(upgraded.release().block().unwrap(), Released::Now);
+    writer.finish().unwrap().release().block().unwrap();
     assert!(late.finish().unwrap().is_held());
 }
 
@@ -276,7 +276,7 @@ fn an_upgrade_and_a_reader_that_comes_after_it_do_not_wait_for_each_other() {
     let mut upgrade = upgrades(mine, cluster.node(0));
     let mut late = reads(&sessions[2], cluster.node(2));
     assert!(upgrade.poll().is_none());
-    other.release().wait().unwrap();
+    other.release().block().unwrap();
     let writer = upgrade.finish().unwrap();
     assert!(late.poll().is_none());
     drop(writer);
@@ -289,12 +289,12 @@ fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
     let first = upgrades(one, cluster.node(0));
-    let error = two.upgrade().wait().unwrap_err();
+    let error = two.upgrade().block().unwrap_err();
     assert!(!error.is_transient(), "it is in the way of the other one");
     let UpgradeError { guard, why, .. } = error;
     assert_eq!(why, LockError::UpgradeTaken);
     assert!(guard.is_held());
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(first.finish().unwrap().is_held());
 }
 
@@ -303,16 +303,16 @@ fn an_upgrade_that_only_tries_gives_the_reader_back() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
-    let error = one.try_upgrade().wait().unwrap_err();
+    let error = one.try_upgrade().block().unwrap_err();
     assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, true));
     let LockError::WouldBlock { holder } = &error.why else { panic!("{error:?}") };
     let holder = holder.as_deref().map(|holder| &holder.key);
     assert_eq!(holder, Some(two.key()), "the other reader, and not the one who asks");
-    two.release().wait().unwrap();
+    two.release().block().unwrap();
     until_places(cluster.node(0), LOCK, 1);
-    let writer = error.guard.try_upgrade().wait().unwrap();
+    let writer = error.guard.try_upgrade().block().unwrap();
     assert!(writer.is_held());
-    writer.downgrade().wait().unwrap().release().wait().unwrap();
+    writer.downgrade().block().unwrap().release().block().unwrap();
     until_places(cluster.node(0), LOCK, 0);
 }
 
@@ -321,7 +321,7 @@ fn an_upgrade_that_takes_too_long_gives_the_reader_back() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (one, _two) = (read(&mine), read(&mine));
-    let error = one.upgrade().deadline(SHORT).wait().unwrap_err();
+    let error = one.upgrade().deadline(SHORT).block().unwrap_err();
     assert!(matches!(error.why, LockError::TimedOut { .. }), "{error:?}");
     assert!(error.guard.is_held());
     until_places(cluster.node(0), LOCK, 2);
@@ -360,14 +360,14 @@ fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
     };
     poll(&mut upgrade);
     until_places(cluster.node(one), LOCK, 3);
-    last.release().wait().unwrap();
+    last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
     // Now it would write, and cannot say so to anybody.
     cluster.partition(&[one]);
     poll(&mut upgrade);
     let reader = upgrade.give_up().unwrap();
     cluster.heal();
-    assert!(other.rw_lock(LOCK).read().wait().unwrap().is_held());
+    assert!(other.rw_lock(LOCK).read().block().unwrap().is_held());
     assert!(reader.is_held());
     drop(reader);
     until_places(cluster.node(two), LOCK, 0);
@@ -388,7 +388,7 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     };
     poll(&mut upgrade);
     until_places(cluster.node(one), LOCK, 2 + 1);
-    last.release().wait().unwrap();
+    last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
     // Paused, its node has no answer for the first look.
     cluster.pause(one);
@@ -402,7 +402,7 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     let polled = Pin::new(&mut again).poll(&mut Context::from_waker(&waker));
     assert!(polled.is_pending(), "its row is about to say that it reads: {polled:?}");
     cluster.resume(one);
-    let writer = again.wait().unwrap();
+    let writer = again.block().unwrap();
     let row = cluster.node(two).locks().of(LOCK).unwrap().line.remove(0);
     assert!(writer.is_held() && row.holds);
     let mut late = reads(&other, cluster.node(two));
@@ -417,7 +417,8 @@ fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
     let owner = mine.owner("two guards");
-    let [first, second] = [(); 2].map(|()| mine.rw_lock(LOCK).read().owner(&owner).wait().unwrap());
+    let [first, second] =
+        [(); 2].map(|()| mine.rw_lock(LOCK).read().owner(&owner).block().unwrap());
     let mut upgrade = Begun::new(first.upgrade());
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     let woken = upgrade.wakes();
@@ -428,9 +429,9 @@ fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
     until_true(cluster.node(one), "the answer", || upgrade.wakes() > woken);
     drop(upgrade);
     assert!(second.is_held());
-    let read = other.rw_lock(LOCK).read().deadline(SOON).wait();
+    let read = other.rw_lock(LOCK).read().deadline(SOON).block();
     assert!(read.unwrap().is_held(), "a reader whose row says that it writes keeps others out");
-    let writer = second.upgrade().deadline(SOON).wait().unwrap();
+    let writer = second.upgrade().deadline(SOON).block().unwrap();
     assert!(writer.is_held());
 }
 
@@ -444,7 +445,7 @@ fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() 
     // It enters the line when it is asked for the first time, and comes no further: another one reads.
     let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 4));
     until_places(cluster.node(one), LOCK, 2 + 1);
-    last.release().wait().unwrap();
+    last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     cluster.partition(&[one]);
     assert!(upgrade.poll().is_none(), "its entry cannot be answered");
@@ -480,13 +481,13 @@ fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
     let late = late.finish().unwrap();
     cluster.heal();
     let kv = cluster.node(two).client();
-    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
     assert!(upgrade.poll().is_none(), "two hold that exclude each other");
     assert!(late.is_held());
-    late.release().wait().unwrap();
+    late.release().block().unwrap();
     let upgraded = upgrade.finish().unwrap();
     assert!(upgraded.is_held());
-    upgraded.release().wait().unwrap();
+    upgraded.release().block().unwrap();
     until_places(cluster.node(two), LOCK, 0);
 }
 
@@ -497,7 +498,7 @@ fn a_read_that_is_lost_while_it_is_upgraded_fails_the_upgrade() {
     let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
     let key = mine.key().clone();
     let upgrade = upgrades(mine, cluster.node(0));
-    cluster.node(1).client().delete(key).wait().unwrap();
+    cluster.node(1).client().delete(key).block().unwrap();
     let error = upgrade.finish().unwrap_err();
     assert_eq!(error.why, LockError::Lost(Loss::KeyDeleted));
     assert!(!error.guard.is_held());
@@ -512,7 +513,7 @@ fn an_upgrade_whose_own_key_is_deleted_gives_the_reader_back() {
     let (mine, _other) = (read(&sessions[0]), read(&sessions[1]));
     let upgrade = upgrades(mine, cluster.node(0));
     let second = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
-    cluster.node(1).client().delete(second.key).wait().unwrap();
+    cluster.node(1).client().delete(second.key).block().unwrap();
     let error = upgrade.finish().unwrap_err();
     assert_eq!(error.why, LockError::Evicted);
     assert!(error.guard.is_held());
@@ -525,7 +526,7 @@ fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
     let other = session(&cluster, 1);
     let (one, _two) = (read(&mine), read(&other));
     let upgrade = upgrades(one, cluster.node(0));
-    cluster.node(2).client().revoke(mine.lease()).wait().unwrap();
+    cluster.node(2).client().revoke(mine.lease()).block().unwrap();
     let error = upgrade.finish().unwrap_err();
     let ended = SessionEnd::LeaseEnded;
     assert!(
@@ -541,7 +542,7 @@ fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
 fn a_writer_that_is_cut_off_has_lost_before_the_readers_come_in() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let writer = mortal(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let writer = mortal(&cluster, one).rw_lock(LOCK).write().block().unwrap();
     let behind = reads(&session(&cluster, two), cluster.node(two));
     cluster.partition(&[one]);
     let behind = behind.finish().unwrap();
@@ -555,8 +556,8 @@ fn a_node_that_restarts_leaves_no_reader_behind() {
     let (_, one, two) = roles(&cluster);
     let reader = read(&session(&cluster, one));
     let writer = writes(&session(&cluster, two), cluster.node(two));
-    cluster.kill(one).wait();
-    cluster.restart(one).wait().unwrap();
+    cluster.kill(one).block();
+    cluster.restart(one).block().unwrap();
     let writing = writer.finish().unwrap();
     assert!(writing.is_held() && !reader.is_held());
     until_places(cluster.node(two), LOCK, 1);
@@ -567,12 +568,12 @@ fn a_reader_whose_key_is_deleted_by_hand_loses_alone() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
-    cluster.node(1).client().delete(one.key().clone()).wait().unwrap();
-    assert_eq!(one.lost().wait(), Loss::KeyDeleted);
+    cluster.node(1).client().delete(one.key().clone()).block().unwrap();
+    assert_eq!(one.lost().block(), Loss::KeyDeleted);
     assert!(two.is_held());
     let waiting = writes(&sessions[0], cluster.node(0));
     let row = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
-    cluster.node(1).client().delete(row.key).wait().unwrap();
+    cluster.node(1).client().delete(row.key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
 }
 
@@ -582,11 +583,11 @@ fn a_name_that_is_in_use_for_another_kind_is_refused() {
     let mine = session(&cluster, 0);
     let reader = read(&mine);
     let stored = LockKind::ReadWrite;
-    let error = mine.mutex(LOCK).lock().wait().unwrap_err();
+    let error = mine.mutex(LOCK).lock().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored });
-    let error = mine.semaphore(LOCK, 3).acquire().wait().unwrap_err();
+    let error = mine.semaphore(LOCK, 3).acquire().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored });
-    reader.release().wait().unwrap();
-    assert!(mine.mutex(LOCK).lock().wait().unwrap().is_held());
+    reader.release().block().unwrap();
+    assert!(mine.mutex(LOCK).lock().block().unwrap().is_held());
     until_true(cluster.node(0), "released", || places(cluster.node(0), LOCK) == 0);
 }

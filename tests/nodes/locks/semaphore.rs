@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use bowline::{
-    Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Op, Permit,
-    Semaphore, Wait,
+    Blocking, Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Op,
+    Permit, Semaphore,
 };
 
 use crate::stage::{
@@ -28,15 +28,15 @@ fn waits(semaphore: &Semaphore, node: &Node, permits: u32) -> Waits {
 fn so_many_hold_and_the_next_waits_for_any_of_them() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 2));
-    let one = of[0].acquire().wait().unwrap();
-    let two = of[1].acquire().wait().unwrap();
+    let one = of[0].acquire().block().unwrap();
+    let two = of[1].acquire().block().unwrap();
     assert_eq!(of[1].available_permits(), 0);
-    let refused = of[2].try_acquire().wait().unwrap_err();
+    let refused = of[2].try_acquire().block().unwrap_err();
     assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
     until_places(cluster.node(0), NAME, 2);
     let mut next = waits(&of[2], cluster.node(2), 1);
     assert!(next.poll().is_none());
-    two.release().wait().unwrap();
+    two.release().block().unwrap();
     let next = next.finish().unwrap();
     assert!(one.is_held() && next.is_held());
     assert!(next.token() > one.token());
@@ -49,17 +49,17 @@ fn so_many_hold_and_the_next_waits_for_any_of_them() {
 fn a_wish_for_many_is_not_overtaken_by_wishes_for_few() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 3));
-    let small = of[0].acquire().wait().unwrap();
+    let small = of[0].acquire().block().unwrap();
     let mut big = waits(&of[1], cluster.node(1), 3);
     let mut late = waits(&of[2], cluster.node(2), 1);
-    let refused = of[0].try_acquire().wait().unwrap_err();
+    let refused = of[0].try_acquire().block().unwrap_err();
     assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
     assert!(big.poll().is_none() && late.poll().is_none());
-    small.release().wait().unwrap();
+    small.release().block().unwrap();
     let big = big.finish().unwrap();
     assert_eq!(big.permits(), 3);
     assert!(late.poll().is_none());
-    big.release().wait().unwrap();
+    big.release().block().unwrap();
     assert!(late.finish().unwrap().is_held());
 }
 
@@ -67,34 +67,34 @@ fn a_wish_for_many_is_not_overtaken_by_wishes_for_few() {
 fn other_limits_other_kinds_and_more_than_there_are_are_refused() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
-    let error = mine.semaphore(NAME, 2).acquire_many(3).wait().unwrap_err();
+    let error = mine.semaphore(NAME, 2).acquire_many(3).block().unwrap_err();
     assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
-    let permit = mine.semaphore(NAME, 2).acquire_many(2).wait().unwrap();
-    let error = mine.semaphore(NAME, 3).acquire().wait().unwrap_err();
+    let permit = mine.semaphore(NAME, 2).acquire_many(2).block().unwrap();
+    let error = mine.semaphore(NAME, 3).acquire().block().unwrap_err();
     assert_eq!(error, LockError::LimitMismatch { stored: 2, asked: 3 });
-    let error = mine.mutex(NAME).lock().wait().unwrap_err();
+    let error = mine.mutex(NAME).lock().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Semaphore(2) });
-    permit.release().wait().unwrap();
+    permit.release().block().unwrap();
     // Nobody is there: nothing is left of the limit.
     until_places(cluster.node(0), NAME, 0);
-    assert!(mine.semaphore(NAME, 3).acquire().wait().unwrap().is_held());
+    assert!(mine.semaphore(NAME, 3).acquire().block().unwrap().is_held());
 }
 
 #[test]
 fn more_permits_let_in_who_waits_and_the_old_limit_is_refused() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 1));
-    let one = of[0].acquire().wait().unwrap();
+    let one = of[0].acquire().block().unwrap();
     let two = waits(&of[1], cluster.node(1), 1);
     let mut three = waits(&of[2], cluster.node(2), 1);
-    let wider = of[2].resize(2).wait().unwrap();
+    let wider = of[2].resize(2).block().unwrap();
     let two = two.finish().unwrap();
     assert!(one.is_held() && two.is_held() && three.poll().is_none());
-    let error = of[0].acquire().wait().unwrap_err();
+    let error = of[0].acquire().block().unwrap_err();
     assert_eq!(error, LockError::LimitMismatch { stored: 2, asked: 1 });
     assert_eq!(wider.limit(), 2);
-    assert!(wider.try_acquire().wait().is_err());
-    one.release().wait().unwrap();
+    assert!(wider.try_acquire().block().is_err());
+    one.release().block().unwrap();
     assert!(three.finish().unwrap().is_held());
 }
 
@@ -102,18 +102,18 @@ fn more_permits_let_in_who_waits_and_the_old_limit_is_refused() {
 fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 3));
-    let held = [&of[0], &of[1]].map(|of| of.acquire().wait().unwrap());
+    let held = [&of[0], &of[1]].map(|of| of.acquire().block().unwrap());
     let big = waits(&of[2], cluster.node(2), 3);
-    let fewer = of[0].resize(1).wait().unwrap();
+    let fewer = of[0].resize(1).block().unwrap();
     let error = big.finish().unwrap_err();
     assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 1 });
     until_places(cluster.node(0), NAME, 2);
     assert!(held.iter().all(|permit| permit.is_held()));
     let mut next = waits(&fewer, cluster.node(0), 1);
     let [one, two] = held;
-    one.release().wait().unwrap();
+    one.release().block().unwrap();
     assert!(next.poll().is_none());
-    two.release().wait().unwrap();
+    two.release().block().unwrap();
     assert!(next.finish().unwrap().is_held());
 }
 
@@ -122,16 +122,16 @@ fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
 fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 2));
-    let [one, two] = of.each_ref().map(|of| of.acquire().wait().unwrap());
-    of[0].resize(1).wait().unwrap();
+    let [one, two] = of.each_ref().map(|of| of.acquire().block().unwrap());
+    of[0].resize(1).block().unwrap();
     let locks = cluster.node(0).locks();
     let line = locks.of(NAME).unwrap().line;
     assert_eq!([&line[0].key, &line[1].key], [one.key(), two.key()]);
-    locks.hand_over(&line[0], &line[1], "by mistake").deadline(SOON).wait().unwrap();
-    let written = two.txn().then(Op::put("written", "1")).commit().wait();
+    locks.hand_over(&line[0], &line[1], "by mistake").deadline(SOON).block().unwrap();
+    let written = two.txn().then(Op::put("written", "1")).commit().block();
     assert!(written.is_ok() && two.is_held(), "{written:?}, {:?}", two.state());
     assert!(!one.is_held());
-    two.release().wait().unwrap();
+    two.release().block().unwrap();
     until_places(cluster.node(0), NAME, 0);
 }
 
@@ -140,14 +140,14 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
     let cluster = lasting(3);
     let (leader, far, _) = roles(&cluster);
     let of = [leader, far].map(|member| session(&cluster, member).semaphore(NAME, 3));
-    let held = of[0].acquire().wait().unwrap();
+    let held = of[0].acquire().block().unwrap();
     // What it asks for arrives, and nothing comes back. Paused, it cannot notice that before it has asked.
     cluster.pause(far);
     let wish = Begun::new(of[1].acquire_many(3).deadline(SOON));
     cluster.cut(leader, far);
     cluster.resume(far);
     until_places(cluster.node(leader), NAME, 2);
-    of[0].resize(2).wait().unwrap();
+    of[0].resize(2).block().unwrap();
     cluster.heal();
     let error = wish.finish().unwrap_err();
     assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
@@ -160,7 +160,7 @@ fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing()
     let cluster = lasting(3);
     let (_, far, other) = roles(&cluster);
     let of = session(&cluster, far).semaphore(NAME, 1);
-    let _held = of.acquire().wait().unwrap();
+    let _held = of.acquire().block().unwrap();
     let mut resize = Begun::new(of.resize(2).deadline(STEADY));
     // It has read the line, and is about to rewrite it.
     until_true(cluster.node(far), "the line is read", || resize.wakes() >= 1);
@@ -179,10 +179,10 @@ fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
     let node = cluster.node(0);
     let of = session(&cluster, 0).semaphore(NAME, 5);
     let mut wishes: Vec<Waits> = Vec::new();
-    let held: Vec<Permit> = (0..5).map(|_| of.acquire().wait().unwrap()).collect();
+    let held: Vec<Permit> = (0..5).map(|_| of.acquire().block().unwrap()).collect();
     wishes.extend((0..225).map(|_| Begun::new(of.acquire())));
     until_places(node, NAME, 230);
-    let wider = of.resize(230).wait().unwrap();
+    let wider = of.resize(230).block().unwrap();
     let granted: Vec<Permit> = wishes.into_iter().map(|wish| wish.finish().unwrap()).collect();
     assert!(held.iter().chain(&granted).all(|permit| permit.is_held()));
     assert_eq!(wider.available_permits(), 0);
@@ -200,16 +200,16 @@ fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
 fn slots_are_numbers_that_nobody_else_has_with_tokens_that_rise() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 3));
-    let (one, two) = (of[0].acquire().wait().unwrap(), of[1].acquire_many(2).wait().unwrap());
-    let (a, b) = (one.slots().wait().unwrap(), two.slots().wait().unwrap());
-    assert_eq!(a, one.slots().wait().unwrap(), "asked again");
+    let (one, two) = (of[0].acquire().block().unwrap(), of[1].acquire_many(2).block().unwrap());
+    let (a, b) = (one.slots().block().unwrap(), two.slots().block().unwrap());
+    assert_eq!(a, one.slots().block().unwrap(), "asked again");
     let numbers: BTreeSet<u32> = a.iter().chain(&b).map(|slot| slot.number).collect();
     assert_eq!(numbers, BTreeSet::from([0, 1, 2]));
     let (number, token) = (a[0].number, a[0].token);
-    one.release().wait().unwrap();
+    one.release().block().unwrap();
     assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 2);
-    let next = of[1].acquire().wait().unwrap();
-    let again = next.slots().wait().unwrap();
+    let next = of[1].acquire().block().unwrap();
+    let again = next.slots().block().unwrap();
     assert_eq!(again[0].number, number);
     assert!(again[0].token > token);
 }
@@ -218,29 +218,29 @@ fn slots_are_numbers_that_nobody_else_has_with_tokens_that_rise() {
 fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_still_there() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
-    let permit = mine.semaphore(NAME, 2).acquire().wait().unwrap();
-    assert_eq!(permit.slots().wait().unwrap().len(), 1);
+    let permit = mine.semaphore(NAME, 2).acquire().block().unwrap();
+    assert_eq!(permit.slots().block().unwrap().len(), 1);
     // The lease lives on, and the rows with it: when it ends, the slot is the next one's.
     mine.orphan();
     assert!(!permit.is_held());
     assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 1);
-    assert_eq!(permit.slots().wait().unwrap_err(), GuardError::NotHeld);
+    assert_eq!(permit.slots().block().unwrap_err(), GuardError::NotHeld);
 }
 
 #[test]
 fn permits_of_one_session_choose_their_slots_at_the_same_time() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 8);
-    let permits: Vec<Permit> = (0..8).map(|_| of.acquire().wait().unwrap()).collect();
+    let permits: Vec<Permit> = (0..8).map(|_| of.acquire().block().unwrap()).collect();
     let numbers: BTreeSet<u32> = std::thread::scope(|scope| {
-        let claim = |permit| scope.spawn(move || Permit::slots(permit).wait().unwrap()[0].number);
+        let claim = |permit| scope.spawn(move || Permit::slots(permit).block().unwrap()[0].number);
         let threads: Vec<_> = permits.iter().map(claim).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(numbers.len(), 8);
     // What one of them has chosen goes with that one alone, whoever tried to have it too.
     for (gone, permit) in (1..).zip(permits) {
-        permit.release().wait().unwrap();
+        permit.release().block().unwrap();
         assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 8 - gone);
     }
 }
@@ -251,14 +251,14 @@ fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     for round in 0..10 {
         let semaphore = sessions[1].semaphore("pool", 8);
-        let other = sessions[0].semaphore("pool", 8).acquire_many(2).wait().unwrap();
-        assert_eq!(other.slots().wait().unwrap().len(), 2);
-        let permit = semaphore.acquire_many(2).wait().unwrap();
+        let other = sessions[0].semaphore("pool", 8).acquire_many(2).block().unwrap();
+        assert_eq!(other.slots().block().unwrap().len(), 2);
+        let permit = semaphore.acquire_many(2).block().unwrap();
         let (one, two) = std::thread::scope(|scope| {
-            let ask = || scope.spawn(|| permit.slots().wait().unwrap());
+            let ask = || scope.spawn(|| permit.slots().block().unwrap());
             let (one, two) = (ask(), ask());
             // What others give back meanwhile must not be taken besides.
-            other.release().wait().unwrap();
+            other.release().block().unwrap();
             (one.join().unwrap(), two.join().unwrap())
         });
         assert_eq!(one, two, "round {round}");
@@ -273,10 +273,10 @@ fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let semaphore = sessions[0].semaphore(NAME, 1);
-    let permit = semaphore.acquire().at_most(STEADY).wait().unwrap();
-    let next = sessions[1].semaphore(NAME, 1).acquire().wait().unwrap();
+    let permit = semaphore.acquire().at_most(STEADY).block().unwrap();
+    let next = sessions[1].semaphore(NAME, 1).acquire().block().unwrap();
     assert!(next.is_held());
-    assert_eq!(permit.lost().wait(), Loss::HeldTooLong);
+    assert_eq!(permit.lost().block(), Loss::HeldTooLong);
 }
 
 #[test]
@@ -284,32 +284,32 @@ fn a_key_that_a_hold_could_not_have_is_not_deleted_with_it() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (one, two) =
-        (mine.mutex("one").lock().wait().unwrap(), mine.mutex("two").lock().wait().unwrap());
+        (mine.mutex("one").lock().block().unwrap(), mine.mutex("two").lock().block().unwrap());
     let claim = |guard: &bowline::Guard| {
         let txn = guard.txn().when(Compare::missing("desk")).then_while_held("desk", "taken");
-        txn.commit().wait().unwrap().succeeded
+        txn.commit().block().unwrap().succeeded
     };
     assert!(claim(&one));
     assert!(!claim(&two));
-    two.release().wait().unwrap();
-    assert!(mine.client().get("desk").wait().unwrap().is_some());
-    one.release().wait().unwrap();
-    assert!(mine.client().get("desk").wait().unwrap().is_none());
+    two.release().block().unwrap();
+    assert!(mine.client().get("desk").block().unwrap().is_some());
+    one.release().block().unwrap();
+    assert!(mine.client().get("desk").block().unwrap().is_none());
 }
 
 #[test]
 fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 1));
-    let held = of[0].acquire().wait().unwrap();
+    let held = of[0].acquire().block().unwrap();
     drop(waits(&of[1], cluster.node(1), 1));
     until_places(cluster.node(0), NAME, 1);
     let waiting = waits(&of[1], cluster.node(1), 1);
     let row = of[1].line().unwrap().pop().unwrap();
-    cluster.node(0).client().delete(row.key).wait().unwrap();
+    cluster.node(0).client().delete(row.key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
-    cluster.node(1).client().delete(held.key().clone()).wait().unwrap();
-    assert_eq!(held.lost().wait(), Loss::KeyDeleted);
+    cluster.node(1).client().delete(held.key().clone()).block().unwrap();
+    assert_eq!(held.lost().block(), Loss::KeyDeleted);
     until_places(cluster.node(0), NAME, 0);
 }
 
@@ -317,22 +317,22 @@ fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
 fn permits_and_slots_of_a_session_that_ends_are_free_again() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let held = mortal(&cluster, one).semaphore(NAME, 1).acquire().wait().unwrap();
-    held.slots().wait().unwrap();
+    let held = mortal(&cluster, one).semaphore(NAME, 1).acquire().block().unwrap();
+    held.slots().block().unwrap();
     let waiting = another_session(&cluster, two, "next");
     let of = waiting.semaphore(NAME, 1);
     let next = waits_deep(&of, cluster.node(two));
     cluster.partition(&[one]);
     let next = next.finish().unwrap();
     assert!(!held.is_held());
-    assert_eq!(next.slots().wait().unwrap()[0].number, 0);
+    assert_eq!(next.slots().block().unwrap()[0].number, 0);
 }
 
 /// As [`waits`], where slots lie below the name too.
 fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
     let begun = Begun::new(semaphore.acquire());
     let below = KeyRange::prefix(format!("{NAME}/"));
-    let rows = || node.client().range(below.clone()).local().count_only().wait().unwrap().count;
+    let rows = || node.client().range(below.clone()).local().count_only().block().unwrap().count;
     crate::stage::until_true(node, "in line", || rows() == 3);
     begun
 }
@@ -342,13 +342,13 @@ fn whoever_comes_and_goes_leaves_few_names_behind() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 4);
     // As long as somebody of this node is in the line.
-    let _stays = of.acquire().wait().unwrap();
+    let _stays = of.acquire().block().unwrap();
     let mut names = BTreeSet::new();
     for _ in 0..20 {
-        let held = [(); 3].map(|()| of.acquire().wait().unwrap());
+        let held = [(); 3].map(|()| of.acquire().block().unwrap());
         names.extend(held.iter().map(|permit| permit.key().clone()));
         for permit in held {
-            permit.release().wait().unwrap();
+            permit.release().block().unwrap();
         }
     }
     // A name is used again as soon as its key is known to be gone, which may be a moment later.

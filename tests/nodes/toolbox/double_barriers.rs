@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{DoubleBarrier, DoubleBarrierError, Effect, Error, KeyRange, Revision, Wait};
+use bowline::{Blocking, DoubleBarrier, DoubleBarrierError, Effect, Error, KeyRange, Revision};
 
 use super::{LONG, begin, on_all, quick, wait_for_keys};
 use crate::stage;
@@ -19,7 +19,7 @@ fn effect_of(error: &DoubleBarrierError) -> Effect {
 }
 
 fn step(cluster: &Cluster, member: usize, participants: usize) -> DoubleBarrier {
-    cluster.node(member).session().wait().unwrap().double_barrier("step", participants)
+    cluster.node(member).session().block().unwrap().double_barrier("step", participants)
 }
 
 #[test]
@@ -28,14 +28,14 @@ fn participants_begin_together_and_end_together_round_after_round() {
     let cluster = quick(3);
     let (come, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let rounds = on_all(&cluster, 2, |node, _| {
-        let step = node.session().wait().unwrap().double_barrier("step", 6);
+        let step = node.session().block().unwrap().double_barrier("step", 6);
         let round = |round| {
             come.fetch_add(1, Ordering::SeqCst);
-            let inside = step.enter().deadline(LONG).wait().unwrap();
+            let inside = step.enter().deadline(LONG).block().unwrap();
             assert!(come.load(Ordering::SeqCst) >= 6 * (round + 1), "all have come");
             done.fetch_add(1, Ordering::SeqCst);
             let number = inside.round();
-            inside.leave().deadline(LONG).wait().unwrap();
+            inside.leave().deadline(LONG).block().unwrap();
             assert!(done.load(Ordering::SeqCst) >= 6 * (round + 1), "all have left");
             number
         };
@@ -52,10 +52,10 @@ fn a_cyclic_barrier_is_met_at_again_and_again() {
     let cluster = quick(3);
     let come = AtomicUsize::new(0);
     on_all(&cluster, 1, |node, _| {
-        let step = node.session().wait().unwrap().double_barrier("step", 3);
+        let step = node.session().block().unwrap().double_barrier("step", 3);
         for round in 0..ROUNDS {
             come.fetch_add(1, Ordering::SeqCst);
-            step.meet().deadline(LONG).wait().unwrap();
+            step.meet().deadline(LONG).block().unwrap();
             assert!(come.load(Ordering::SeqCst) >= 3 * (round + 1), "all have come");
         }
         vec![()]
@@ -69,16 +69,16 @@ fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
     let waiting = begin(step(&cluster, 0, 2).enter());
     wait_for_keys(cluster.node(1), "step/", 1);
     let mismatch = DoubleBarrierError::SizeMismatch { stored: "2".to_owned() };
-    assert_eq!(step(&cluster, 1, 3).enter().wait().unwrap_err(), mismatch);
+    assert_eq!(step(&cluster, 1, 3).enter().block().unwrap_err(), mismatch);
     wait_for_keys(cluster.node(1), "step/", 1);
-    let one = step(&cluster, 1, 2).enter().deadline(LONG).wait().unwrap();
-    let two = waiting.wait().unwrap();
+    let one = step(&cluster, 1, 2).enter().deadline(LONG).block().unwrap();
+    let two = waiting.block().unwrap();
     let full = DoubleBarrierError::Full { participants: 2 };
-    assert_eq!(step(&cluster, 2, 2).enter().wait().unwrap_err(), full);
+    assert_eq!(step(&cluster, 2, 2).enter().block().unwrap_err(), full);
     drop(two);
-    one.leave().deadline(LONG).wait().unwrap();
+    one.leave().deadline(LONG).block().unwrap();
     wait_for_keys(cluster.node(1), "", 0);
-    let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).wait();
+    let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).block();
     // Had another one come in that moment, it would have begun.
     let counted = Error::Deadline { effect: Effect::Unknown };
     assert_eq!(late.unwrap_err(), DoubleBarrierError::Store(counted));
@@ -92,14 +92,14 @@ fn who_crashes_before_all_have_come_is_missing_and_can_be_replaced() {
     let first = begin(step(&cluster, 1, 3).enter().deadline(LONG));
     let crashes = begin(step(&cluster, 0, 3).enter());
     wait_for_keys(cluster.node(1), "step/", 2);
-    cluster.kill(0).wait();
-    assert!(crashes.wait().is_err());
+    cluster.kill(0).block();
+    assert!(crashes.block().is_err());
     wait_for_keys(cluster.node(1), "step/", 1);
     let second = begin(step(&cluster, 2, 3).enter().deadline(LONG));
     wait_for_keys(cluster.node(1), "step/", 2);
-    cluster.restart(0).wait().unwrap();
-    let third = step(&cluster, 0, 3).enter().deadline(LONG).wait().unwrap();
-    let (first, second) = (first.wait().unwrap(), second.wait().unwrap());
+    cluster.restart(0).block().unwrap();
+    let third = step(&cluster, 0, 3).enter().deadline(LONG).block().unwrap();
+    let (first, second) = (first.block().unwrap(), second.block().unwrap());
     assert_eq!((first.round(), second.round()), (third.round(), third.round()));
 }
 
@@ -109,34 +109,34 @@ fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
     let enter = |cluster: &Cluster| {
         let enter = |member| {
             let call = step(cluster, member, 3).enter().deadline(LONG);
-            thread::spawn(move || call.wait().unwrap())
+            thread::spawn(move || call.block().unwrap())
         };
         let threads: Vec<_> = (0..3).map(enter).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     };
     let mut inside = enter(&cluster);
     let crashes = inside.remove(0);
-    cluster.kill(0).wait();
+    cluster.kill(0).block();
     drop(inside.remove(0));
-    inside.remove(0).leave().deadline(LONG).wait().unwrap();
-    assert!(crashes.leave().wait().is_err(), "it has crashed");
-    cluster.restart(0).wait().unwrap();
+    inside.remove(0).leave().deadline(LONG).block().unwrap();
+    assert!(crashes.leave().block().is_err(), "it has crashed");
+    cluster.restart(0).block().unwrap();
     wait_for_keys(cluster.node(1), "step/", 0);
 
     let inside = enter(&cluster);
     // All crash inside, as their sessions see it; what is left serves the next.
     for member in 0..3 {
-        cluster.node(member).session().wait().unwrap().close().wait().unwrap();
+        cluster.node(member).session().block().unwrap().close().block().unwrap();
     }
     for one in inside {
-        let left = one.leave().wait().unwrap_err();
+        let left = one.leave().block().unwrap_err();
         assert!(matches!(left, DoubleBarrierError::Store(Error::SessionEnded { .. })), "{left:?}");
     }
     wait_for_keys(cluster.node(1), "step/", 1);
     let inside = enter(&cluster);
-    cluster.node(0).client().delete(KeyRange::prefix("step/")).wait().unwrap();
+    cluster.node(0).client().delete(KeyRange::prefix("step/")).block().unwrap();
     for one in inside {
-        assert_eq!(one.leave().wait(), Err(DoubleBarrierError::KeyDeleted));
+        assert_eq!(one.leave().block(), Err(DoubleBarrierError::KeyDeleted));
     }
 }
 
@@ -150,22 +150,22 @@ fn who_was_counted_and_did_not_hear_of_it_is_not_told_that_it_had_not_come() {
     // What it asks for is heard, and what comes of it is not.
     cluster.cut(leader, late);
     cluster.cut(other, late);
-    let told = barrier.enter().deadline(Duration::from_millis(100)).wait().unwrap_err();
-    let inside = waiting.wait().unwrap();
+    let told = barrier.enter().deadline(Duration::from_millis(100)).block().unwrap_err();
+    let inside = waiting.block().unwrap();
     assert_eq!(effect_of(&told), Effect::Unknown, "{told:?}");
     cluster.heal();
     // It has left, as far as it knows of itself.
-    inside.leave().deadline(LONG).wait().unwrap();
+    inside.leave().deadline(LONG).block().unwrap();
 }
 
 #[test]
 fn who_has_left_and_waits_for_the_others_in_vain_has_left_all_the_same() {
     let cluster = quick(1);
     let waiting = begin(step(&cluster, 0, 2).enter().deadline(LONG));
-    let stays = step(&cluster, 0, 2).enter().deadline(LONG).wait().unwrap();
-    let leaves = waiting.wait().unwrap();
-    let late = leaves.leave().deadline(Duration::from_millis(200)).wait().unwrap_err();
+    let stays = step(&cluster, 0, 2).enter().deadline(LONG).block().unwrap();
+    let leaves = waiting.block().unwrap();
+    let late = leaves.leave().deadline(Duration::from_millis(200)).block().unwrap_err();
     let applied = Error::Deadline { effect: Effect::Applied };
     assert_eq!(late, DoubleBarrierError::Store(applied));
-    stays.leave().deadline(LONG).wait().unwrap();
+    stays.leave().deadline(LONG).block().unwrap();
 }

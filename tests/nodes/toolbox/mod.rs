@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Effect, Error, KeyRange, Node, Wait};
+use bowline::{Blocking, Effect, Error, KeyRange, Node};
 
 use crate::stage;
 
@@ -59,7 +59,7 @@ pub(crate) fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Poll<F::Outp
 pub(crate) fn begin_to_wait<F: IntoFuture>(node: &Node, call: F) -> Running<F> {
     let mut future = begin(call);
     // Reads are answered in the order in which they are asked.
-    node.client().get("nothing").wait().unwrap();
+    node.client().get("nothing").block().unwrap();
     assert!(poll(&mut future).is_pending(), "it has to wait");
     future
 }
@@ -67,9 +67,9 @@ pub(crate) fn begin_to_wait<F: IntoFuture>(node: &Node, call: F) -> Running<F> {
 /// Waits until there are so many keys below a prefix, as a node sees it.
 pub(crate) fn wait_for_keys(node: &Node, prefix: &'static str, count: u64) {
     let (kv, range) = (node.client(), KeyRange::prefix(prefix));
-    let mut watch = kv.watch(range.clone()).wait().unwrap();
-    while kv.range(range.clone()).local().wait().unwrap().count != count {
-        watch.next().wait().unwrap().unwrap();
+    let mut watch = kv.watch(range.clone()).block().unwrap();
+    while kv.range(range.clone()).local().block().unwrap().count != count {
+        watch.next().block().unwrap().unwrap();
     }
 }
 

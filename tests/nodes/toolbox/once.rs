@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{KeyRange, Node, RunOnceError, SessionEnd, Wait};
+use bowline::{Blocking, KeyRange, Node, RunOnceError, SessionEnd};
 
 use super::{LONG, begin, late_error, on_all, poll, quick, wait_for_keys};
 
@@ -16,22 +16,22 @@ fn of_many_who_run_something_once_one_does_and_all_get_what_came_of_it() {
     let cluster = quick(3);
     let runs = AtomicUsize::new(0);
     let ran = on_all(&cluster, 4, |node, task| {
-        let once = node.client().run_once("once", &node.session().wait().unwrap());
+        let once = node.client().run_once("once", &node.session().block().unwrap());
         let work = || async {
             runs.fetch_add(1, Ordering::SeqCst);
             Ok::<_, Never>(format!("{}{task}", node.status().name))
         };
-        vec![once.run(work).deadline(LONG).wait().unwrap()]
+        vec![once.run(work).deadline(LONG).block().unwrap()]
     });
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     assert_eq!(ran.iter().filter(|ran| ran.is_here).count(), 1);
     assert!(ran.iter().all(|other| other.result == ran[0].result));
     let node = cluster.node(2);
-    let once = node.client().run_once("once", &node.session().wait().unwrap());
-    assert_eq!(once.result().wait(), Ok(Some(ran[0].result.clone())));
+    let once = node.client().run_once("once", &node.session().block().unwrap());
+    assert_eq!(once.result().block(), Ok(Some(ran[0].result.clone())));
     wait_for_keys(node, "once/", 0);
-    assert_eq!(once.forget().wait(), Ok(true));
-    assert!(once.run(|| async { Ok::<_, Never>("") }).wait().unwrap().is_here);
+    assert_eq!(once.forget().block(), Ok(true));
+    assert!(once.run(|| async { Ok::<_, Never>("") }).block().unwrap().is_here);
 }
 
 #[test]
@@ -39,17 +39,17 @@ fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
     let mut cluster = quick(3);
     let once = |cluster: &Cluster, member| {
         let node: &Node = cluster.node(member);
-        node.client().run_once("once", &node.session().wait().unwrap())
+        node.client().run_once("once", &node.session().block().unwrap())
     };
-    let failed = once(&cluster, 0).run(|| async { Err::<&str, _>("no") }).wait();
+    let failed = once(&cluster, 0).run(|| async { Err::<&str, _>("no") }).block();
     assert_eq!(failed, Err(RunOnceError::Failed("no")));
     let hangs = || std::future::pending::<Result<&str, Never>>();
-    let late = once(&cluster, 1).run(hangs).deadline(Duration::from_millis(100)).wait();
+    let late = once(&cluster, 1).run(hangs).deadline(Duration::from_millis(100)).block();
     assert_eq!(late, Err(RunOnceError::Store(late_error())));
 
     // One runs when the session ends: it is stopped, and told.
     let node = cluster.node(2);
-    let session = node.open_session().wait().unwrap();
+    let session = node.open_session().block().unwrap();
     let is_begun = Arc::new(AtomicBool::new(false));
     let begun = Arc::clone(&is_begun);
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -60,24 +60,24 @@ fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
     };
     let mut running = begin(node.client().run_once("once", &session).run(work));
     while !is_begun.load(Ordering::SeqCst) {
-        node.client().put("mark", "").wait().unwrap();
+        node.client().put("mark", "").block().unwrap();
         assert!(poll(&mut running).is_pending());
     }
-    session.close().wait().unwrap();
+    session.close().block().unwrap();
     let lost = Err(RunOnceError::Lost(bowline::Loss::SessionEnded(SessionEnd::Closed)));
-    assert_eq!(running.wait(), lost);
+    assert_eq!(running.block(), lost);
     assert!(receiver.recv().is_err(), "the work was dropped");
 
     // One crashes while it runs.
     let node = cluster.node(0);
     let mut running = begin(once(&cluster, 0).run(hangs));
-    while cluster.node(1).client().range(KeyRange::prefix("once/")).wait().unwrap().count == 0 {
-        node.client().put("mark", "").wait().unwrap();
+    while cluster.node(1).client().range(KeyRange::prefix("once/")).block().unwrap().count == 0 {
+        node.client().put("mark", "").block().unwrap();
         assert!(poll(&mut running).is_pending());
     }
     let waiting = begin(once(&cluster, 1).run(|| async { Ok::<_, Never>("done") }).deadline(LONG));
-    cluster.kill(0).wait();
-    let ran = waiting.wait().unwrap();
+    cluster.kill(0).block();
+    let ran = waiting.block().unwrap();
     assert!(ran.is_here && ran.result == "done");
-    assert!(running.wait().is_err());
+    assert!(running.block().is_err());
 }

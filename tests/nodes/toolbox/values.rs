@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{Client, Error, Expected, LeaseId, Refusal, Revision, Swap, Wait};
+use bowline::{Blocking, Client, Error, Expected, LeaseId, Refusal, Revision, Swap};
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
 use crate::stage::until_true;
@@ -13,15 +13,15 @@ use crate::stage::until_true;
 fn a_cell_is_changed_by_who_has_seen_it_last() {
     let cluster = quick(3);
     let cell = |member| cluster.node(member).client().cell("c");
-    assert_eq!(cell(0).get().wait(), Ok(None));
-    let first = cell(0).compare_and_set(Expected::Missing, "a").wait().unwrap();
+    assert_eq!(cell(0).get().block(), Ok(None));
+    let first = cell(0).compare_and_set(Expected::Missing, "a").block().unwrap();
     assert!(first.is_done());
-    let seen = cell(1).get().wait().unwrap().unwrap();
-    assert!(cell(1).compare_and_set(seen.version, "b").wait().unwrap().is_done());
-    let late = cell(2).compare_and_set(seen.version, "c").wait().unwrap();
+    let seen = cell(1).get().block().unwrap().unwrap();
+    assert!(cell(1).compare_and_set(seen.version, "b").block().unwrap().is_done());
+    let late = cell(2).compare_and_set(seen.version, "c").block().unwrap();
     assert!(matches!(&late, Swap::Lost { row: Some(row) } if row.value == "b"), "{late:?}");
 
-    cell(0).set("").wait().unwrap();
+    cell(0).set("").block().unwrap();
     let written = on_all(&cluster, 2, |node, task| {
         let cell = node.client().cell("c");
         let update = |_| {
@@ -31,14 +31,14 @@ fn a_cell_is_changed_by_who_has_seen_it_last() {
                 tries += 1;
                 [old.unwrap(), name.as_bytes(), b" "].concat()
             });
-            let written = call.deadline(LONG).wait().unwrap();
+            let written = call.deadline(LONG).block().unwrap();
             assert!(tries > 0);
             written.version
         };
         (0..8).map(update).collect()
     });
     let distinct: BTreeSet<Revision> = written.iter().copied().collect();
-    let value = cell(1).get().wait().unwrap().unwrap();
+    let value = cell(1).get().block().unwrap().unwrap();
     assert_eq!((distinct.len(), Some(&value.version)), (48, distinct.last()));
     assert_eq!(value.value.split(|byte| *byte == b' ').count(), 48 + 1);
 }
@@ -47,11 +47,11 @@ fn a_cell_is_changed_by_who_has_seen_it_last() {
 fn who_waits_for_a_cell_to_change_sees_the_change() {
     let cluster = quick(3);
     let cell = |member| cluster.node(member).client().cell("c");
-    let version = cell(0).set("old").wait().unwrap();
+    let version = cell(0).set("old").block().unwrap();
     let waiting = begin_to_wait(cluster.node(1), cell(1).changed(version).deadline(LONG));
-    cell(0).set("new").wait().unwrap();
-    assert_eq!(waiting.wait().unwrap().unwrap().value, "new");
-    let none = cell(2).changed(Revision(0)).wait().unwrap();
+    cell(0).set("new").block().unwrap();
+    assert_eq!(waiting.block().unwrap().unwrap().value, "new");
+    let none = cell(2).changed(Revision(0)).block().unwrap();
     assert_eq!(none.unwrap().value, "new", "at once, if it is another one already");
 }
 
@@ -61,32 +61,32 @@ fn of_those_who_put_if_absent_one_wins_and_the_others_leave_no_lease() {
     let ttl = Duration::from_secs(3600);
     let wins = on_all(&cluster, 4, |node, task| {
         let call = node.client().put_if_absent("k", format!("{task}")).ttl(ttl);
-        vec![call.deadline(LONG).wait().unwrap().is_done()]
+        vec![call.deadline(LONG).block().unwrap().is_done()]
     });
     assert_eq!(wins.iter().filter(|won| **won).count(), 1);
     let kv = cluster.node(0).client();
-    let row = kv.get("k").wait().unwrap().unwrap();
+    let row = kv.get("k").block().unwrap().unwrap();
     // Ended in the background, behind what was asked before it.
-    let mut watch = kv.watch("mark").wait().unwrap();
+    let mut watch = kv.watch("mark").block().unwrap();
     cluster.running().for_each(|(_, node)| {
-        node.client().put("mark", "").wait().unwrap();
+        node.client().put("mark", "").block().unwrap();
     });
     while kv.leases() != [row.lease.unwrap()] {
         watch.request_progress();
-        watch.next().wait().unwrap().unwrap();
+        watch.next().block().unwrap().unwrap();
     }
-    let endless = kv.put_if_absent("other", "v").wait().unwrap();
+    let endless = kv.put_if_absent("other", "v").block().unwrap();
     assert!(endless.is_done());
-    assert_eq!(kv.get("other").wait().unwrap().unwrap().lease, None);
-    assert!(kv.delete("k").wait().unwrap().deleted == 1);
-    assert!(kv.put_if_absent("k", "again").lease(row.lease.unwrap()).wait().unwrap().is_done());
+    assert_eq!(kv.get("other").block().unwrap().unwrap().lease, None);
+    assert!(kv.delete("k").block().unwrap().deleted == 1);
+    assert!(kv.put_if_absent("k", "again").lease(row.lease.unwrap()).block().unwrap().is_done());
 }
 
 #[test]
 fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
     let cluster = quick(3);
     let kv = cluster.node(1).client();
-    let mut watch = kv.watch("mark").wait().unwrap();
+    let mut watch = kv.watch("mark").block().unwrap();
     for polls in 1..40 {
         let call = kv.put_if_absent("k", "v").ttl(Duration::from_secs(3600));
         let mut future = Box::pin(call.into_future());
@@ -94,24 +94,26 @@ fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
         for _ in 0..polls {
             if let Poll::Ready(result) = poll(&mut future) {
                 assert!(result.unwrap().is_done());
-                assert!(kv.compare_and_delete("k", Expected::value("v")).wait().unwrap().is_done());
+                assert!(
+                    kv.compare_and_delete("k", Expected::value("v")).block().unwrap().is_done()
+                );
                 let lease = kv.leases().into_iter().next().expect("it has a lease");
-                kv.revoke(lease).wait().unwrap();
+                kv.revoke(lease).block().unwrap();
                 is_done = true;
                 break;
             }
             // Time for the node, by something that takes a commit.
-            kv.put("mark", "").wait().unwrap();
-            watch.next().wait().unwrap().unwrap();
+            kv.put("mark", "").block().unwrap();
+            watch.next().block().unwrap().unwrap();
         }
         drop(future);
         if is_done {
             assert!(polls > 2, "a grant and a put take some");
             return;
         }
-        while !kv.leases().is_empty() || kv.get("k").local().wait().unwrap().is_some() {
-            kv.put("mark", "").wait().unwrap();
-            watch.next().wait().unwrap().unwrap();
+        while !kv.leases().is_empty() || kv.get("k").local().block().unwrap().is_some() {
+            kv.put("mark", "").block().unwrap();
+            watch.next().block().unwrap().unwrap();
         }
     }
     panic!("it is never done");
@@ -121,76 +123,76 @@ fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
 fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
     let cluster = quick(1);
     let (kv, node) = (cluster.node(0).client().with_prefix("app/"), cluster.node(0));
-    let lease = node.session().wait().unwrap().lease();
-    let put = kv.put("k", "v").lease(lease).wait().unwrap().revision;
+    let lease = node.session().block().unwrap().lease();
+    let put = kv.put("k", "v").lease(lease).block().unwrap().revision;
     for expected in
         [Expected::Missing, Expected::Version(2), Expected::value("w"), put.next().into()]
     {
-        let lost = kv.compare_and_set("k", expected.clone(), "x").wait().unwrap();
+        let lost = kv.compare_and_set("k", expected.clone(), "x").block().unwrap();
         let Swap::Lost { row: Some(row) } = lost else { panic!("{expected:?} does not hold") };
         assert_eq!((row.key, row.value), ("k".into(), "v".into()));
-        assert!(!kv.compare_and_delete("k", expected).wait().unwrap().is_done());
+        assert!(!kv.compare_and_delete("k", expected).block().unwrap().is_done());
     }
-    assert!(kv.compare_and_set("k", Expected::Version(1), "w").wait().unwrap().is_done());
-    let row = kv.get("k").wait().unwrap().unwrap();
+    assert!(kv.compare_and_set("k", Expected::Version(1), "w").block().unwrap().is_done());
+    let row = kv.get("k").block().unwrap().unwrap();
     assert_eq!((&row.value[..], row.lease), (&b"w"[..], Some(lease)), "its lease stays");
-    assert!(kv.compare_and_delete("k", row.mod_revision).wait().unwrap().is_done());
-    assert!(kv.compare_and_set("k", Revision(0), "new").wait().unwrap().is_done());
-    assert_eq!(node.client().get("app/k").wait().unwrap().unwrap().value, "new");
+    assert!(kv.compare_and_delete("k", row.mod_revision).block().unwrap().is_done());
+    assert!(kv.compare_and_set("k", Revision(0), "new").block().unwrap().is_done());
+    assert_eq!(node.client().get("app/k").block().unwrap().unwrap().value, "new");
 }
 
 /// The lease of the key `k`.
 fn lease_of(kv: &Client) -> Option<LeaseId> {
-    kv.get("k").wait().unwrap().expect("it is there").lease
+    kv.get("k").block().unwrap().expect("it is there").lease
 }
 
 #[test]
 fn what_changes_a_key_leaves_it_its_lease_and_what_sets_it_does_not() {
     let cluster = quick(1);
     let (kv, hour) = (cluster.node(0).client(), Duration::from_secs(3600));
-    assert!(kv.put_if_absent("k", "3").ttl(hour).wait().unwrap().is_done());
+    assert!(kv.put_if_absent("k", "3").ttl(hour).block().unwrap().is_done());
     let lease = lease_of(&kv);
     assert!(lease.is_some());
-    kv.cell("k").update(|old| [&b"1"[..], old.unwrap()].concat()).wait().unwrap();
+    kv.cell("k").update(|old| [&b"1"[..], old.unwrap()].concat()).block().unwrap();
     assert_eq!(lease_of(&kv), lease, "of Cell::update");
-    assert_eq!(kv.counter("k").increment().wait(), Ok(14));
+    assert_eq!(kv.counter("k").increment().block(), Ok(14));
     assert_eq!(lease_of(&kv), lease, "of Counter::add");
-    kv.counter("k").compare_and_set(14, 3).wait().unwrap();
+    kv.counter("k").compare_and_set(14, 3).block().unwrap();
     assert_eq!(lease_of(&kv), lease, "of Counter::compare_and_set");
-    assert_eq!(kv.latch("k").count_down().wait(), Ok(2));
+    assert_eq!(kv.latch("k").count_down().block(), Ok(2));
     assert_eq!(lease_of(&kv), lease, "of Latch::count_down");
-    kv.cell("k").set("5").wait().unwrap();
+    kv.cell("k").set("5").block().unwrap();
     assert_eq!(lease_of(&kv), None, "of Cell::set");
 
     // And what is not there yet is made without one.
-    kv.delete("k").wait().unwrap();
-    kv.cell("k").update(|_| "5").wait().unwrap();
+    kv.delete("k").block().unwrap();
+    kv.cell("k").update(|_| "5").block().unwrap();
     assert_eq!(lease_of(&kv), None);
-    kv.delete("k").wait().unwrap();
-    assert_eq!(kv.counter("k").compare_and_set(0, 3).wait(), Ok(()));
-    kv.delete("k").wait().unwrap();
-    assert_eq!(kv.counter("k").add(2).wait(), Ok(2));
+    kv.delete("k").block().unwrap();
+    assert_eq!(kv.counter("k").compare_and_set(0, 3).block(), Ok(()));
+    kv.delete("k").block().unwrap();
+    assert_eq!(kv.counter("k").add(2).block(), Ok(2));
 }
 
 #[test]
 fn a_change_with_a_time_to_live_binds_the_key_to_it_and_leaves_no_lease_where_it_is_not_made() {
     let cluster = quick(1);
     let (kv, node, hour) = (cluster.node(0).client(), cluster.node(0), Duration::from_secs(3600));
-    kv.put("k", "mine").wait().unwrap();
+    kv.put("k", "mine").block().unwrap();
     let longer = |expected: &'static str| {
-        kv.compare_and_set("k", Expected::value(expected), "mine").ttl(hour).wait()
+        kv.compare_and_set("k", Expected::value(expected), "mine").ttl(hour).block()
     };
     assert!(longer("mine").unwrap().is_done());
     let lease = lease_of(&kv).expect("it has one now");
-    assert_eq!(kv.lease(lease).wait().unwrap().unwrap().ttl, hour);
+    assert_eq!(kv.lease(lease).block().unwrap().unwrap().ttl, hour);
     assert!(!longer("other").unwrap().is_done());
     let zero = kv.compare_and_set("k", Expected::value("mine"), "mine").ttl(Duration::ZERO);
-    assert!(matches!(zero.wait(), Err(Error::Refused(Refusal::LeaseTtl { .. }))));
+    assert!(matches!(zero.block(), Err(Error::Refused(Refusal::LeaseTtl { .. }))));
     let long = "k".repeat(1 << 20);
-    let refused = kv.compare_and_set(long, Expected::Missing, "mine").ttl(hour).wait();
+    let refused = kv.compare_and_set(long, Expected::Missing, "mine").ttl(hour).block();
     assert!(matches!(refused, Err(Error::Refused(Refusal::KeyTooLarge { .. }))), "{refused:?}");
     until_true(node, "the leases of those that were not made are ended", || {
-        kv.put("mark", "").wait().unwrap();
+        kv.put("mark", "").block().unwrap();
         kv.leases() == [lease]
     });
     assert_eq!(lease_of(&kv), Some(lease));

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::testing::Cluster;
 use bowline::{
-    Client, EventKind, KeyRange, KeyValue, LeaseId, NodeStatus, Op, Released, Revision, Role,
-    Session, SortOrder, SortTarget, Wait,
+    Blocking, Client, EventKind, KeyRange, KeyValue, LeaseId, NodeStatus, Op, Released, Revision,
+    Role, Session, SortOrder, SortTarget,
 };
 
 use crate::stage::{
@@ -21,7 +21,7 @@ const LOCK: &str = "/lock/mylock";
 /// The line, in the order of the keys' creation.
 fn line(kv: &Client) -> (Vec<KeyValue>, Revision) {
     let below = KeyRange::prefix(format!("{LOCK}/"));
-    let reply = kv.range(below).sort(SortTarget::Create, SortOrder::Ascend).wait().unwrap();
+    let reply = kv.range(below).sort(SortTarget::Create, SortOrder::Ascend).block().unwrap();
     (reply.kvs, reply.revision)
 }
 
@@ -36,8 +36,8 @@ fn wait_for_turn(kv: &Client, key: &str) -> usize {
             return wakes;
         }
         let next = Revision(revision.get() + 1);
-        let mut changes = kv.watch(line[place - 1].key.clone()).from(next).wait().unwrap();
-        let batch = changes.next().wait().unwrap().unwrap();
+        let mut changes = kv.watch(line[place - 1].key.clone()).from(next).block().unwrap();
+        let batch = changes.next().block().unwrap().unwrap();
         assert_eq!(batch.events[0].kind, EventKind::Delete);
         wakes += 1;
     }
@@ -47,7 +47,7 @@ fn wait_for_turn(kv: &Client, key: &str) -> usize {
 /// the place in the line.
 fn enter(kv: &Client, lease: LeaseId, who: &str) -> (String, Revision) {
     let key = format!("{LOCK}/{who}");
-    let revision = kv.put(key.clone(), "").lease(lease).wait().unwrap().revision;
+    let revision = kv.put(key.clone(), "").lease(lease).block().unwrap().revision;
     (key, revision)
 }
 
@@ -59,7 +59,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
     for (i, who) in ["2", "3", "1", "4"].into_iter().enumerate() {
         // A session's lease is renewed by the node, at a third of its TTL.
         let session =
-            cluster.node(i % 3).open_session().ttl(Duration::from_secs(15)).wait().unwrap();
+            cluster.node(i % 3).open_session().ttl(Duration::from_secs(15)).block().unwrap();
         let (key, revision) = enter(&cluster.node(i % 3).client(), session.lease(), who);
         assert!(revision > last);
         last = revision;
@@ -74,7 +74,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
                 let wakes = wait_for_turn(&kv, key);
                 sender.send((key, wakes)).unwrap();
                 // Step 6: the work is done, the key is deleted.
-                kv.delete(key.clone()).wait().unwrap();
+                kv.delete(key.clone()).block().unwrap();
             });
         }
         for (i, key) in keys.iter().enumerate() {
@@ -92,12 +92,12 @@ fn or_the_holder_dies_and_its_lease_deletes_the_key() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     // Nobody renews this one.
-    let dead = kv.grant(STEADY).wait().unwrap().id;
+    let dead = kv.grant(STEADY).block().unwrap().id;
     let (dying, _) = enter(&kv, dead, "dying");
     let (key, _) = enter(&kv, session(&cluster, 1).lease(), "next");
     wait_for_turn(&cluster.node(1).client(), &key);
-    assert_eq!(kv.get(dying).wait().unwrap(), None);
-    assert_eq!(kv.lease(dead).wait().unwrap(), None);
+    assert_eq!(kv.get(dying).block().unwrap(), None);
+    assert_eq!(kv.lease(dead).block().unwrap(), None);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one()
     let cluster = lasting(3);
     let sessions: Vec<Session> =
         (1..=4).map(|i| another_session(&cluster, i % 3, &i.to_string())).collect();
-    let gate = session(&cluster, 0).mutex(LOCK).lock().wait().unwrap();
+    let gate = session(&cluster, 0).mutex(LOCK).lock().block().unwrap();
     let mut waiting: Vec<_> = [2, 3, 1, 4]
         .map(|i| (i, stand_in_line(&sessions[i - 1], cluster.node(i % 3), LOCK)))
         .into();
@@ -115,37 +115,37 @@ fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one()
     let mut held = gate;
     while !waiting.is_empty() {
         // All have heard that they stand in line before the next release.
-        let newest = cluster.node(0).client().range("any").wait().unwrap().revision;
-        cluster.all_at(newest).wait().unwrap();
+        let newest = cluster.node(0).client().range("any").block().unwrap().revision;
+        cluster.all_at(newest).block().unwrap();
         for (i, call) in &mut waiting {
             assert!(call.poll().is_none(), "{i} holds the lock beside another");
         }
         let before: Vec<u64> = waiting.iter().skip(1).map(|(_, call)| call.wakes()).collect();
         let token = held.token();
-        assert_eq!(held.release().wait().unwrap(), Released::Now);
+        assert_eq!(held.release().block().unwrap(), Released::Now);
         let (_, next) = waiting.remove(0);
         held = next.finish().unwrap();
         assert!(held.token() > token);
-        cluster.all_at(held.token().revision()).wait().unwrap();
+        cluster.all_at(held.token().revision()).block().unwrap();
         let after: Vec<u64> = waiting.iter().map(|(_, call)| call.wakes()).collect();
         assert_eq!(before, after, "a release wakes nobody but the next");
     }
-    held.release().wait().unwrap();
+    held.release().block().unwrap();
     assert_eq!(places(cluster.node(0), LOCK), 0);
 }
 
 #[test]
 fn two_sessions_one_lock_the_second_gets_it_when_the_first_lets_go() {
     let cluster = lasting(3);
-    let first = another_session(&cluster, 0, "first").mutex("/lock").lock().wait().unwrap();
+    let first = another_session(&cluster, 0, "first").mutex("/lock").lock().block().unwrap();
     let second = another_session(&cluster, 1, "second");
     let mut waiting = stand_in_line(&second, cluster.node(1), "/lock");
     assert!(waiting.poll().is_none());
     assert!(first.is_held());
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
     let second = waiting.finish().unwrap();
     assert!(second.is_held());
-    second.release().wait().unwrap();
+    second.release().block().unwrap();
 }
 
 /// One instance of the job: stands for election, works while it leads, resigns when the job fails or it
@@ -162,11 +162,11 @@ impl Instance {
     fn run(self) {
         let election = self.session.election("cron");
         while !self.stop.load(Ordering::SeqCst) {
-            let Ok(leadership) = election.campaign(self.name.to_string()).wait() else { return };
+            let Ok(leadership) = election.campaign(self.name.to_string()).block() else { return };
             for job in 1.. {
                 if self.stop.load(Ordering::SeqCst) || job % 7 == 0 {
                     // Told to stop, or the job has failed.
-                    let _ = leadership.resign().wait();
+                    let _ = leadership.resign().block();
                     break;
                 }
                 if !leadership.is_leader() {
@@ -174,7 +174,7 @@ impl Instance {
                 }
                 assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two run the job");
                 let wrote = leadership.txn().then(Op::put("last", self.name.to_string())).commit();
-                let wrote = wrote.wait();
+                let wrote = wrote.block();
                 self.inside.fetch_sub(1, Ordering::SeqCst);
                 if wrote.is_err() || self.ran.send(self.name).is_err() {
                     return;
@@ -198,14 +198,14 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
     let mut threads: Vec<_> = (0..3).map(|name| instance(&cluster, name)).collect();
     for _ in 0..3 {
         let leads = ran.recv_timeout(SOON).unwrap();
-        cluster.kill(leads).wait();
+        cluster.kill(leads).block();
         threads.remove(leads).join().unwrap();
         // What it had sent before it died, then another's.
         let mut next = leads;
         while next == leads {
             next = ran.recv_timeout(SOON).expect("a successor runs the job");
         }
-        cluster.restart(leads).wait().unwrap();
+        cluster.restart(leads).block().unwrap();
         threads.insert(leads, instance(&cluster, leads));
     }
     stop.store(true, Ordering::SeqCst);
@@ -213,7 +213,7 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
         thread.join().unwrap();
     }
     let election = session(&cluster, 0).election("cron");
-    assert_eq!(election.leader().wait().unwrap(), None, "who was told to stop has resigned");
+    assert_eq!(election.leader().block().unwrap(), None, "who was told to stop has resigned");
 }
 
 /// The whole of it runs over many seeds in `tests/simulation.rs` (R-ELECT).
@@ -221,9 +221,9 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
 fn randomized_elections_have_at_most_one_leader_a_term() {
     let mut cluster = lasting(5);
     let mut leaders: BTreeMap<u64, String> = BTreeMap::new();
-    let mut old = cluster.leader().wait().unwrap();
+    let mut old = cluster.leader().block().unwrap();
     for _ in 0..3 {
-        cluster.kill(old).wait();
+        cluster.kill(old).block();
         let seen = |all: &[NodeStatus]| {
             for leader in all.iter().filter(|status| status.role == Role::Leader) {
                 let first = leaders.entry(leader.term.get()).or_insert_with(|| leader.name.clone());
@@ -231,9 +231,9 @@ fn randomized_elections_have_at_most_one_leader_a_term() {
             }
             all.iter().any(|status| status.role == Role::Leader)
         };
-        cluster.wait_until("nobody leads", seen).wait().unwrap();
+        cluster.wait_until("nobody leads", seen).block().unwrap();
         let new = another_leader(&cluster, old);
-        cluster.restart(old).wait().unwrap();
+        cluster.restart(old).block().unwrap();
         old = new;
     }
     assert!(leaders.len() >= 3, "{leaders:?}");
@@ -242,12 +242,12 @@ fn randomized_elections_have_at_most_one_leader_a_term() {
 #[test]
 fn a_campaign_that_is_dropped_is_no_candidacy() {
     let cluster = lasting(3);
-    let leads = session(&cluster, 0).election("jobs").campaign("a").wait().unwrap();
+    let leads = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
     let other = another_session(&cluster, 1, "b");
     let campaign = Begun::new(other.election("jobs").campaign("b"));
     until_places(cluster.node(1), "jobs", 2);
     drop(campaign);
     until_places(cluster.node(0), "jobs", 1);
-    leads.resign().wait().unwrap();
-    assert_eq!(other.election("jobs").leader().wait().unwrap(), None);
+    leads.resign().block().unwrap();
+    assert_eq!(other.election("jobs").leader().block().unwrap(), None);
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bowline::{Compare, LockError, LockState, Op, Released, Wait};
+use bowline::{Blocking, Compare, LockError, LockState, Op, Released};
 
 use crate::stage::{
     FREED_WITHIN, another_session, lasting, mortal, places, read_number, roles, session,
@@ -22,12 +22,12 @@ fn mutual_exclusion() {
             let (inside, kv) = (&inside, cluster.node(member).client());
             scope.spawn(move || {
                 for _ in 0..HOLDS {
-                    let guard = session.mutex("lock").lock().wait().unwrap();
+                    let guard = session.mutex("lock").lock().block().unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
                     let sum = read_number(&kv, "sum");
-                    kv.put("sum", (sum + 1).to_string()).wait().unwrap();
+                    kv.put("sum", (sum + 1).to_string()).block().unwrap();
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    guard.release().wait().unwrap();
+                    guard.release().block().unwrap();
                 }
             });
         }
@@ -39,9 +39,9 @@ fn mutual_exclusion() {
 fn freed_after_a_crash() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
-    cluster.kill(one).wait();
-    let next = session(&cluster, two).mutex("lock").lock().deadline(FREED_WITHIN).wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
+    cluster.kill(one).block();
+    let next = session(&cluster, two).mutex("lock").lock().deadline(FREED_WITHIN).block().unwrap();
     assert!(next.token() > guard.token());
     assert!(matches!(guard.state(), LockState::Lost(_)));
 }
@@ -49,38 +49,38 @@ fn freed_after_a_crash() {
 #[test]
 fn available_while_a_minority_is_down() {
     let mut cluster = lasting(3);
-    let leader = cluster.leader().wait().unwrap();
-    cluster.kill(leader).wait();
+    let leader = cluster.leader().block().unwrap();
+    cluster.kill(leader).block();
     for member in (0..3).filter(|member| *member != leader) {
-        let guard = session(&cluster, member).mutex("lock").lock().wait().unwrap();
-        assert_eq!(guard.release().wait().unwrap(), Released::Now);
+        let guard = session(&cluster, member).mutex("lock").lock().block().unwrap();
+        assert_eq!(guard.release().block().unwrap(), Released::Now);
     }
 }
 
 #[test]
 fn only_the_owner_unlocks() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     // There is no release by name alone. By key and revision, whoever guesses the wrong one changes
     // nothing; and a wait that is given up takes nobody else's place along.
     let kv = cluster.node(1).client();
     let wrong = Compare::create_revision(guard.key().clone()).eq(guard.since().get() + 1);
     let txn = kv.txn().when(wrong).then(Op::delete(guard.key().clone()));
-    assert!(!txn.commit().wait().unwrap().succeeded);
+    assert!(!txn.commit().block().unwrap().succeeded);
     let other = session(&cluster, 1);
     drop(stand_in_line(&other, cluster.node(1), "lock"));
     until_places(cluster.node(1), "lock", 1);
     assert!(guard.is_held());
-    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+    guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
 }
 
 #[test]
 fn expiry() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
-    let next = session(&cluster, two).mutex("lock").lock().deadline(FREED_WITHIN).wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().deadline(FREED_WITHIN).block().unwrap();
     assert!(next.is_held());
     assert!(!guard.is_held());
 }
@@ -88,34 +88,34 @@ fn expiry() {
 #[test]
 fn blocking() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
     let mut waiting = stand_in_line(&other, cluster.node(1), "lock");
     assert!(waiting.poll().is_none());
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }
 
 #[test]
 fn not_blocking() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     for member in 0..3 {
-        let tried = session(&cluster, member).mutex("lock").try_lock().wait();
+        let tried = session(&cluster, member).mutex("lock").try_lock().block();
         assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
     }
-    guard.release().wait().unwrap();
-    let free = session(&cluster, 1).mutex("lock").try_lock().wait();
+    guard.release().block().unwrap();
+    let free = session(&cluster, 1).mutex("lock").try_lock().block();
     assert!(free.is_ok(), "{free:?}");
 }
 
 #[test]
 fn blocking_for_a_while() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     for member in 0..3 {
         let waited = session(&cluster, member).mutex("lock").lock();
-        let error = waited.deadline(Duration::from_millis(100)).wait().unwrap_err();
+        let error = waited.deadline(Duration::from_millis(100)).block().unwrap_err();
         assert!(timed_out(&error), "{error:?}");
     }
     until_places(cluster.node(0), "lock", 1);
@@ -125,7 +125,7 @@ fn blocking_for_a_while() {
 #[test]
 fn fair() {
     let cluster = lasting(3);
-    let gate = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let gate = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let order = [2, 0, 1, 1, 0, 2];
     let sessions: Vec<_> =
         order.iter().map(|member| another_session(&cluster, *member, "waiter")).collect();
@@ -135,13 +135,13 @@ fn fair() {
         .map(|(session, member)| stand_in_line(session, cluster.node(member), "lock"))
         .collect();
     let mut last = gate.token();
-    gate.release().wait().unwrap();
+    gate.release().block().unwrap();
     for next in waiting {
         // Had another been served first, this would wait for it for ever: it is not polled.
         let guard = next.finish().unwrap();
         assert!(guard.token() > last);
         last = guard.token();
-        guard.release().wait().unwrap();
+        guard.release().block().unwrap();
     }
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
@@ -151,16 +151,16 @@ fn reentrant_where_asked() {
     let cluster = lasting(3);
     let session = session(&cluster, 0);
     let work = session.owner("transfer 7");
-    let once = session.mutex("lock").lock().owner(&work).wait().unwrap();
-    let twice = session.mutex("lock").lock().owner(&work).wait().unwrap();
+    let once = session.mutex("lock").lock().owner(&work).block().unwrap();
+    let twice = session.mutex("lock").lock().owner(&work).block().unwrap();
     assert_eq!(once.token(), twice.token());
     // Another piece of work of the same session is another owner.
     let other = session.owner("transfer 8");
-    let tried = session.mutex("lock").try_lock().owner(&other).wait();
+    let tried = session.mutex("lock").try_lock().owner(&other).block();
     assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
-    assert_eq!(once.release().wait().unwrap(), Released::StillHeld { times: 1 });
+    assert_eq!(once.release().block().unwrap(), Released::StillHeld { times: 1 });
     assert!(twice.is_held());
-    assert_eq!(twice.release().wait().unwrap(), Released::Now);
+    assert_eq!(twice.release().block().unwrap(), Released::Now);
     until_places(cluster.node(1), "lock", 0);
 }
 
@@ -169,28 +169,28 @@ fn reentrant_where_asked() {
 fn unfair_inside_a_node_and_only_so_far() {
     let cluster = lasting(3);
     let (here, there) = (session(&cluster, 0), session(&cluster, 1));
-    let gate = here.mutex("lock").lock().wait().unwrap();
+    let gate = here.mutex("lock").lock().block().unwrap();
     let remote = stand_in_line(&there, cluster.node(0), "lock");
     // What counts is what this node's lines have heard of, and they hear before reads are answered.
-    here.client().get("nothing").wait().unwrap();
+    here.client().get("nothing").block().unwrap();
     let (sender, served) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for _ in 0..40 {
             let wish = here.mutex("lock").lock().enter().unwrap();
             let sender = sender.clone();
             scope.spawn(move || {
-                let guard = wish.wait().unwrap();
+                let guard = wish.block().unwrap();
                 sender.send("here").unwrap();
-                guard.release().wait().unwrap();
+                guard.release().block().unwrap();
             });
         }
         let sender = sender.clone();
         scope.spawn(move || {
             let guard = remote.finish().unwrap();
             sender.send("there").unwrap();
-            guard.release().wait().unwrap();
+            guard.release().block().unwrap();
         });
-        gate.release().wait().unwrap();
+        gate.release().block().unwrap();
     });
     drop(sender);
     let order: Vec<_> = served.into_iter().collect();

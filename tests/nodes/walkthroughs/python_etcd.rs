@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bowline::{Compare, Error, LeaseId, LockError, Loss, Refusal, Released, Wait};
+use bowline::{Blocking, Compare, Error, LeaseId, LockError, Loss, Refusal, Released};
 
 use crate::stage::{STEADY, another_session, lasting, roles, session, stand_in_line, timed_out};
 
@@ -12,39 +12,39 @@ fn the_id_of_a_lock_finds_it_again_after_a_restart() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let owner = another_session(&cluster, one, "importer");
-    let guard = owner.mutex("lock").lock().wait().unwrap();
+    let guard = owner.mutex("lock").lock().block().unwrap();
     // What is saved: the lease, and the revision of the key.
     let (id, since) = (owner.lease(), guard.since());
-    cluster.kill(one).wait();
+    cluster.kill(one).block();
     drop((guard, owner));
-    cluster.restart(one).wait().unwrap();
-    let owner = cluster.node(one).resume_session(id).wait().unwrap();
+    cluster.restart(one).block().unwrap();
+    let owner = cluster.node(one).resume_session(id).block().unwrap();
     assert_eq!(owner.label(), "importer");
     // It is still held, as the store says.
     let key = format!("lock/{id}");
     let is_acquired = Compare::create_revision(key.clone()).eq(since);
-    assert!(owner.client().txn().when(is_acquired).commit().wait().unwrap().succeeded);
-    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    assert!(owner.client().txn().when(is_acquired).commit().block().unwrap().succeeded);
+    assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
     // Who has it back ends it: with the session, or its key.
-    owner.close().wait().unwrap();
-    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+    owner.close().block().unwrap();
+    assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
 }
 
 #[test]
 fn an_unknown_id_is_refused() {
     let cluster = lasting(1);
     let unknown = LeaseId::new(4_711).unwrap();
-    let error = cluster.node(0).resume_session(unknown).wait().unwrap_err();
+    let error = cluster.node(0).resume_session(unknown).block().unwrap_err();
     assert_eq!(error, Error::Refused(Refusal::LeaseNotFound(unknown)));
 }
 
 #[test]
 fn the_release_of_what_is_gone_is_quiet() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
-    cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
-    guard.lost().wait();
-    assert!(matches!(guard.release().wait(), Ok(Released::WasLost(_))));
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
+    cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
+    guard.lost().block();
+    assert!(matches!(guard.release().block(), Ok(Released::WasLost(_))));
 }
 
 /// `with lock:` is a guard in a scope.
@@ -53,7 +53,7 @@ fn the_end_of_a_scope_releases() {
     let cluster = lasting(3);
     let other = session(&cluster, 1);
     let waiting = {
-        let _guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let _guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
         stand_in_line(&other, cluster.node(1), "lock")
     };
     assert!(waiting.finish().unwrap().is_held());
@@ -62,14 +62,14 @@ fn the_end_of_a_scope_releases() {
 #[test]
 fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
-    let tried = other.mutex("lock").try_lock().wait();
+    let tried = other.mutex("lock").try_lock().block();
     assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
-    let waited = other.mutex("lock").lock().deadline(Duration::from_millis(200)).wait();
+    let waited = other.mutex("lock").lock().deadline(Duration::from_millis(200)).block();
     assert!(waited.as_ref().is_err_and(timed_out), "{waited:?}");
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }
 
@@ -78,9 +78,9 @@ fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
 fn a_hold_may_have_a_time_to_live_of_its_own() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
-    let guard = mutex.lock().at_most(STEADY).wait().unwrap();
-    assert_eq!(guard.lost().wait(), Loss::HeldTooLong);
-    assert!(mutex.lock().wait().unwrap().is_held());
+    let guard = mutex.lock().at_most(STEADY).block().unwrap();
+    assert_eq!(guard.lost().block(), Loss::HeldTooLong);
+    assert!(mutex.lock().block().unwrap().is_held());
 }
 
 /// Acquiring again while holding: for the same owner it is the same hold.
@@ -89,7 +89,7 @@ fn the_owner_acquires_again_what_it_holds() {
     let cluster = lasting(3);
     let session = session(&cluster, 0);
     let owner = session.owner("importer");
-    let first = session.mutex("lock").lock().owner(&owner).wait().unwrap();
-    let again = session.mutex("lock").lock().owner(&owner).wait().unwrap();
+    let first = session.mutex("lock").lock().owner(&owner).block().unwrap();
+    let again = session.mutex("lock").lock().owner(&owner).block().unwrap();
     assert_eq!((first.key(), first.since()), (again.key(), again.since()));
 }

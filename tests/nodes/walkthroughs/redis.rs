@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bowline::{
-    Client, Compare, Error, Expected, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease,
-    Refusal, SessionEnd, Swap, Wait,
+    Blocking, Client, Compare, Error, Expected, GuardError, LeaseId, LockState, Loss, Op, Put,
+    PutLease, Refusal, SessionEnd, Swap,
 };
 
 use crate::stage::{
@@ -15,28 +15,28 @@ use crate::stage::{
 
 /// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
 fn set_nx_px(kv: &Client, name: &str, value: &str, ttl: Duration) -> Option<LeaseId> {
-    let lease = kv.grant(ttl).wait().unwrap().id;
+    let lease = kv.grant(ttl).block().unwrap().id;
     let mut put = Put::new(name.to_owned(), value.to_owned());
     put.lease = PutLease::Attach(lease);
     let txn = kv.txn().when(Compare::missing(name.to_owned())).then(Op::Put(put));
-    if txn.commit().wait().unwrap().succeeded {
+    if txn.commit().block().unwrap().succeeded {
         return Some(lease);
     }
-    kv.revoke(lease).wait().unwrap();
+    kv.revoke(lease).block().unwrap();
     None
 }
 
 /// Deletes the key if it has this value: the script that everybody runs on Redis.
 fn compare_and_delete(kv: &Client, name: &str, value: &str) -> bool {
     let mine = Compare::value(name.to_owned()).eq(value.to_owned());
-    kv.txn().when(mine).then(Op::delete(name.to_owned())).commit().wait().unwrap().succeeded
+    kv.txn().when(mine).then(Op::delete(name.to_owned())).commit().block().unwrap().succeeded
 }
 
 /// Gives the key another time to live if it has this value.
 fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bool {
     let mine = Expected::value(value.to_owned());
     let longer = kv.compare_and_set(name.to_owned(), mine, value.to_owned()).ttl(ttl);
-    longer.wait().unwrap().is_done()
+    longer.block().unwrap().is_done()
 }
 
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);
@@ -50,8 +50,8 @@ fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
     assert!(!compare_and_delete(&b, "name", "b"));
     assert!(!compare_and_expire(&b, "name", "b", HALF_A_MINUTE));
     assert!(compare_and_expire(&a, "name", "a", HALF_A_MINUTE * 2));
-    let lease = a.get("name").wait().unwrap().unwrap().lease.unwrap();
-    assert_eq!(a.lease(lease).wait().unwrap().unwrap().ttl, HALF_A_MINUTE * 2);
+    let lease = a.get("name").block().unwrap().unwrap().lease.unwrap();
+    assert_eq!(a.lease(lease).block().unwrap().unwrap().ttl, HALF_A_MINUTE * 2);
     assert!(compare_and_delete(&a, "name", "a"));
     assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
 }
@@ -64,7 +64,7 @@ fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
     until_deleted(&b, "name");
     assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
     assert!(!compare_and_delete(&a, "name", "a"));
-    assert_eq!(b.get("name").wait().unwrap().unwrap().value, "b");
+    assert_eq!(b.get("name").block().unwrap().unwrap().value, "b");
 }
 
 /// SETNX, then EXPIRE: who dies in between leaves a key for ever. Here the lease comes first, and the
@@ -74,14 +74,14 @@ fn a_key_and_its_expiry_cannot_come_apart() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let lease = set_nx_px(&kv, "name", "a", STEADY).unwrap();
-    assert_eq!(kv.get("name").wait().unwrap().unwrap().lease, Some(lease));
+    assert_eq!(kv.get("name").block().unwrap().unwrap().lease, Some(lease));
     until_deleted(&kv, "name");
     // Who was away between the two steps finds the lease ended, and no key is made.
     let mut put = Put::new("name", "late");
     put.lease = PutLease::Attach(lease);
-    let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().wait();
+    let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().block();
     assert_eq!(txn.unwrap_err(), Error::Refused(Refusal::LeaseNotFound(lease)));
-    assert_eq!(kv.get("name").wait().unwrap(), None);
+    assert_eq!(kv.get("name").block().unwrap(), None);
 }
 
 /// GETSET with the time at which the lock ends: every clock must be right. Here nobody compares two
@@ -91,7 +91,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
     clocks[one].jump(Duration::from_secs(7_200));
-    let first = another_session(&cluster, one, "ahead").mutex("lock").lock().wait().unwrap();
+    let first = another_session(&cluster, one, "ahead").mutex("lock").lock().block().unwrap();
     assert!(matches!(first.state(), LockState::Held(_) | LockState::Unconfirmed(_)));
     let second = another_session(&cluster, two, "behind");
     let mut waiting = stand_in_line(&second, cluster.node(two), "lock");
@@ -100,7 +100,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
         assert!(waiting.poll().is_none());
         assert!(first.is_held());
     });
-    first.release().wait().unwrap();
+    first.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }
 
@@ -109,12 +109,12 @@ fn clocks_that_are_hours_apart_change_nothing() {
 fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     clocks[leader].jump(Duration::from_secs(3_600));
-    let tried = session(&cluster, two).mutex("lock").lock().deadline(STEADY * 2).wait();
+    let tried = session(&cluster, two).mutex("lock").lock().deadline(STEADY * 2).block();
     assert!(tried.as_ref().is_err_and(timed_out), "{tried:?}");
     assert!(guard.is_held());
-    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+    guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
 }
 
 /// The holder's own clock jumps: it gives up, too early rather than too late.
@@ -122,10 +122,10 @@ fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
 fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     clocks[one].jump(Duration::from_secs(3_600));
     assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
-    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     assert!(next.token() > guard.token());
 }
 
@@ -134,24 +134,24 @@ fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
 fn members_that_restart_forget_no_lock() {
     let mut cluster = lasting(3);
     let holder = 0;
-    let guard = session(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, holder).mutex("lock").lock().block().unwrap();
     for member in [1, 2] {
-        cluster.kill(member).wait();
-        cluster.restart(member).wait().unwrap();
-        let tried = session(&cluster, member).mutex("lock").try_lock().wait();
+        cluster.kill(member).block();
+        cluster.restart(member).block().unwrap();
+        let tried = session(&cluster, member).mutex("lock").try_lock().block();
         assert!(tried.is_err(), "{tried:?}");
     }
     // Both at once, so that a majority has to read it back from its disks.
     for member in [1, 2] {
-        cluster.kill(member).wait();
+        cluster.kill(member).block();
     }
     for member in [1, 2] {
-        cluster.restart(member).wait().unwrap();
+        cluster.restart(member).block().unwrap();
     }
-    let tried = session(&cluster, 1).mutex("lock").try_lock().wait();
+    let tried = session(&cluster, 1).mutex("lock").try_lock().block();
     assert!(tried.is_err(), "{tried:?}");
     assert!(guard.is_held());
-    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+    guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
 }
 
 /// Redlock: a client stands still for longer than the TTL, and writes when it wakes.
@@ -160,17 +160,17 @@ fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut outside = Outside::default();
-    let slow = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let slow = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.pause(one);
-    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
-    next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
+    let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
+    next.txn().then(Op::put("data", "new")).commit().block().unwrap();
     outside.write(next.token(), "new").unwrap();
     cluster.resume(one);
-    let late = slow.txn().then(Op::put("data", "late")).commit().wait();
+    let late = slow.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     assert_eq!(outside.write(slow.token(), "late"), Err(next.token()));
     assert_eq!(outside.written, ["new"]);
-    assert_eq!(cluster.node(one).client().get("data").wait().unwrap().unwrap().value, "new");
+    assert_eq!(cluster.node(one).client().get("data").block().unwrap().unwrap().value, "new");
 }
 
 /// Redisson's watchdog: as long as the process lives.
@@ -178,10 +178,10 @@ fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
 fn a_lock_is_renewed_while_its_process_lives() {
     let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     let_pass(cluster.node(leader), STEADY * 2, || {});
     assert!(guard.is_held());
-    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
 }
 
 /// The same lock in one call each.
@@ -189,12 +189,12 @@ fn a_lock_is_renewed_while_its_process_lives() {
 fn set_nx_px_and_its_release_are_one_call_each() {
     let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
-    assert!(a.put_if_absent("name", "a").ttl(HALF_A_MINUTE).wait().unwrap().is_done());
-    let refused = b.put_if_absent("name", "b").ttl(HALF_A_MINUTE).wait().unwrap();
+    assert!(a.put_if_absent("name", "a").ttl(HALF_A_MINUTE).block().unwrap().is_done());
+    let refused = b.put_if_absent("name", "b").ttl(HALF_A_MINUTE).block().unwrap();
     assert!(matches!(refused, Swap::Lost { row: Some(row) } if row.value == "a"));
-    assert!(!b.compare_and_delete("name", Expected::value("b")).wait().unwrap().is_done());
-    assert!(a.compare_and_delete("name", Expected::value("a")).wait().unwrap().is_done());
-    assert_eq!(b.get("name").wait().unwrap(), None);
+    assert!(!b.compare_and_delete("name", Expected::value("b")).block().unwrap().is_done());
+    assert!(a.compare_and_delete("name", Expected::value("a")).block().unwrap().is_done());
+    assert_eq!(b.get("name").block().unwrap(), None);
 }
 
 /// Redisson's watchdog: with a lease time of its own, a lock is not renewed.
@@ -203,12 +203,12 @@ fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
-    let guard = mine.mutex("lock").lock().at_most(STEADY).wait().unwrap();
+    let guard = mine.mutex("lock").lock().at_most(STEADY).block().unwrap();
     let other = session(&cluster, two);
     let waiting = stand_in_line(&other, cluster.node(two), "lock");
-    assert_eq!(guard.lost().wait(), Loss::HeldTooLong);
+    assert_eq!(guard.lost().block(), Loss::HeldTooLong);
     assert!(waiting.finish().unwrap().is_held());
     assert!(mine.end().is_none(), "the session lives on");
-    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
 }

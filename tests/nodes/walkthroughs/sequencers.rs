@@ -1,7 +1,7 @@
 //! Chubby's sequencer, handed to another server that checks it; and what Kubernetes' leader election
 //! promises.
 
-use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Standing, Token, Wait};
+use bowline::{Blocking, Compare, LeaderEvent, LockState, Loss, SessionEnd, Standing, Token};
 
 use crate::stage::{
     Begun, Outside, SHORT, STEADY, another_session, lasting, let_pass, mortal, roles, session,
@@ -17,11 +17,11 @@ fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
         let generation = sequencer.rsplit(':').next().unwrap();
         server.write(generation.parse::<Token>().unwrap(), what).is_ok()
     };
-    let first = session(&cluster, 0).mutex("files/a").lock().wait().unwrap();
+    let first = session(&cluster, 0).mutex("files/a").lock().block().unwrap();
     let old = format!("files/a:exclusive:{}", first.token());
     assert!(accept(&mut server, &old, "one"));
-    first.release().wait().unwrap();
-    let second = session(&cluster, 1).mutex("files/a").lock().wait().unwrap();
+    first.release().block().unwrap();
+    let second = session(&cluster, 1).mutex("files/a").lock().block().unwrap();
     let new = format!("files/a:exclusive:{}", second.token());
     assert!(accept(&mut server, &new, "two"));
     assert!(!accept(&mut server, &old, "late"));
@@ -32,16 +32,16 @@ fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
 #[test]
 fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("files/a").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("files/a").lock().block().unwrap();
     // What the holder sends along: its key, and since when.
     let (key, since) = (guard.key().clone(), guard.since());
     let server = cluster.node(2).client();
     let holds = || {
         let held = Compare::create_revision(key.clone()).eq(since);
-        server.txn().when(held).commit().wait().unwrap().succeeded
+        server.txn().when(held).commit().block().unwrap().succeeded
     };
     assert!(holds());
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
     assert!(!holds());
 }
 
@@ -51,22 +51,22 @@ fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release(
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let delay = SHORT * 2;
-    let open = || cluster.node(one).open_session().ttl(STEADY).lock_delay(delay).wait().unwrap();
+    let open = || cluster.node(one).open_session().ttl(STEADY).lock_delay(delay).block().unwrap();
     let other = session(&cluster, two);
-    let held = open().mutex("files/a").lock().wait().unwrap();
+    let held = open().mutex("files/a").lock().block().unwrap();
     cluster.partition(&[one]);
-    held.lost().wait();
+    held.lost().block();
     let until = held.valid_until();
-    let next = other.mutex("files/a").lock().wait().unwrap();
+    let next = other.mutex("files/a").lock().block().unwrap();
     // All members of this test tell the same time.
     let granted = cluster.node(two).now();
     assert!(granted >= until + delay, "believed in until {until:?}, granted at {granted:?}");
     cluster.heal();
-    next.release().wait().unwrap();
+    next.release().block().unwrap();
 
-    let held = open().mutex("files/a").lock().wait().unwrap();
-    held.release().wait().unwrap();
-    assert!(other.mutex("files/a").try_lock().wait().is_ok());
+    let held = open().mutex("files/a").lock().block().unwrap();
+    held.release().block().unwrap();
+    assert!(other.mutex("files/a").try_lock().block().is_ok());
 }
 
 /// Chubby's jeopardy: between "held" and "lost" there is a time to stop in good order.
@@ -75,13 +75,13 @@ fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     // Long enough for this thread to look between the one and the other.
-    let mine = cluster.node(one).open_session().ttl(STEADY * 3).wait().unwrap();
+    let mine = cluster.node(one).open_session().ttl(STEADY * 3).block().unwrap();
     let is_well = || matches!(mine.standing(), Standing::Confirmed(_));
     until_true(cluster.node(one), "it is confirmed", is_well);
     cluster.partition(&[one]);
-    let warned = mine.at_risk().wait();
+    let warned = mine.at_risk().block();
     let Standing::Overdue(until) = warned else { panic!("not warned before: {warned:?}") };
-    mine.ended().wait();
+    mine.ended().block();
     assert!(cluster.node(one).now() >= until);
     assert!(matches!(mine.standing(), Standing::Ended(_)));
 }
@@ -91,16 +91,16 @@ fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
 fn who_cannot_renew_gives_up_leading_before_another_leads() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let leads = mortal(&cluster, one).election("kube").campaign("one").wait().unwrap();
+    let leads = mortal(&cluster, one).election("kube").campaign("one").block().unwrap();
     let other = session(&cluster, two);
     cluster.partition(&[one]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let next = other.election("kube").campaign("two").wait().unwrap();
+            let next = other.election("kube").campaign("two").block().unwrap();
             assert!(!leads.is_leader(), "two lead");
             assert!(next.token() > leads.token());
         });
-        assert_eq!(leads.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+        assert_eq!(leads.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
     });
     assert!(matches!(leads.state(), LockState::Lost(_)));
 }
@@ -111,20 +111,20 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
     let cluster = lasting(3);
     let (one, two) = (session(&cluster, 0), another_session(&cluster, 1, "two"));
     let mut seen = session(&cluster, 2).election("kube").observe();
-    let mut next = || match seen.next().wait().unwrap().unwrap() {
+    let mut next = || match seen.next().block().unwrap().unwrap() {
         LeaderEvent::Leads(leader) => String::from_utf8(leader.value.to_vec()).unwrap(),
         LeaderEvent::Vacant => "nobody".to_owned(),
     };
     assert_eq!(next(), "nobody");
-    let first = one.election("kube").campaign("one").wait().unwrap();
+    let first = one.election("kube").campaign("one").block().unwrap();
     assert_eq!(next(), "one");
     let key = first.key().clone();
-    cluster.node(2).client().delete(key).wait().unwrap();
-    assert_eq!(first.lost().wait(), Loss::KeyDeleted);
+    cluster.node(2).client().delete(key).block().unwrap();
+    assert_eq!(first.lost().block(), Loss::KeyDeleted);
     assert_eq!(next(), "nobody");
-    let second = two.election("kube").campaign("two").wait().unwrap();
+    let second = two.election("kube").campaign("two").block().unwrap();
     assert_eq!(next(), "two");
-    second.resign().wait().unwrap();
+    second.resign().block().unwrap();
     assert_eq!(next(), "nobody");
 }
 
@@ -132,7 +132,7 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
 #[test]
 fn who_stops_in_good_order_is_followed_at_once() {
     let cluster = lasting(3);
-    let first = session(&cluster, 0).mutex("kube").lock().wait().unwrap();
+    let first = session(&cluster, 0).mutex("kube").lock().block().unwrap();
     let second = session(&cluster, 1);
     let waiting = stand_in_line(&second, cluster.node(1), "kube");
     drop(first);
@@ -145,7 +145,7 @@ fn who_stops_in_good_order_is_followed_at_once() {
 fn a_leader_that_cannot_renew_is_not_ready_before_it_has_lost() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    let leads = mortal(&cluster, one).election("kube").campaign("one").wait().unwrap();
+    let leads = mortal(&cluster, one).election("kube").campaign("one").block().unwrap();
     let_pass(cluster.node(leader), STEADY * 2, || {
         assert!(leads.is_leader(), "it is renewed");
     });

@@ -1,6 +1,6 @@
 //! Locks on a SQL database: a unique key, a row that is locked, a version column.
 
-use bowline::{Client, Expected, LockError, Op, Wait};
+use bowline::{Blocking, Client, Expected, LockError, Op};
 
 use crate::stage::{Begun, another_session, lasting, session, stand_in_line, until_places};
 
@@ -10,11 +10,11 @@ fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
     let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let insert = |kv: &Client, owner: &'static str| {
-        kv.put_if_absent("locks/report", owner).wait().unwrap().is_done()
+        kv.put_if_absent("locks/report", owner).block().unwrap().is_done()
     };
     assert!(insert(&a, "a"));
     assert!(!insert(&b, "b"));
-    assert!(a.compare_and_delete("locks/report", Expected::value("a")).wait().unwrap().is_done());
+    assert!(a.compare_and_delete("locks/report", Expected::value("a")).block().unwrap().is_done());
     assert!(insert(&b, "b"));
 }
 
@@ -23,14 +23,14 @@ fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
 fn a_row_selected_for_update_is_free_when_its_connection_dies() {
     let cluster = lasting(3);
     let first = another_session(&cluster, 0, "connection");
-    let guard = first.mutex("rows/42").lock().wait().unwrap();
+    let guard = first.mutex("rows/42").lock().block().unwrap();
     let second = session(&cluster, 1);
     let waiting = stand_in_line(&second, cluster.node(1), "rows/42");
-    first.close().wait().unwrap();
+    first.close().block().unwrap();
     let next = waiting.finish().unwrap();
     assert!(!guard.is_held());
-    next.txn().then(Op::put("row 42", "2")).commit().wait().unwrap();
-    next.release().wait().unwrap();
+    next.txn().then(Op::put("row 42", "2")).commit().block().unwrap();
+    next.release().block().unwrap();
 }
 
 /// `UPDATE ... WHERE version = ?`, again until it is so.
@@ -46,23 +46,23 @@ fn a_version_column_loses_no_update() {
                 for _ in 0..5 {
                     // By hand, and with the loop that is there for it.
                     loop {
-                        let row = stock.get().wait().unwrap();
+                        let row = stock.get().block().unwrap();
                         let (count, seen) = match &row {
                             Some(row) => (number(&row.value), Expected::from(row.version)),
                             None => (0, Expected::Missing),
                         };
                         let swap = stock.compare_and_set(seen, (count + 1).to_string());
-                        if swap.wait().unwrap().is_done() {
+                        if swap.block().unwrap().is_done() {
                             break;
                         }
                     }
                     let add = |old: Option<&[u8]>| (old.map_or(0, number) + 1).to_string();
-                    stock.update(add).wait().unwrap();
+                    stock.update(add).block().unwrap();
                 }
             });
         }
     });
-    let row = cluster.node(0).client().get("stock").wait().unwrap().unwrap();
+    let row = cluster.node(0).client().get("stock").block().unwrap().unwrap();
     assert_eq!((&row.value[..], row.version), (&b"30"[..], 30));
 }
 
@@ -71,9 +71,9 @@ fn a_version_column_loses_no_update() {
 fn owner_and_time_stand_in_the_line() {
     let cluster = lasting(3);
     let guard = another_session(&cluster, 0, "billing-7").mutex("rows/42").lock();
-    let guard = guard.why("monthly invoice").wait().unwrap();
+    let guard = guard.why("monthly invoice").block().unwrap();
     let line = session(&cluster, 1).mutex("rows/42");
-    cluster.all_at(guard.token().revision()).wait().unwrap();
+    cluster.all_at(guard.token().revision()).block().unwrap();
     let line = line.line().unwrap();
     assert_eq!(line[0].label.as_deref(), Some("billing-7"));
     assert_eq!((&line[0].key, line[0].since), (guard.key(), guard.since()));
@@ -85,16 +85,16 @@ fn owner_and_time_stand_in_the_line() {
 #[test]
 fn the_write_and_the_release_are_one_step() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("rows/42").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("rows/42").lock().block().unwrap();
     let key = guard.key().clone();
     let write = guard.txn().then(Op::put("row 42", "2"));
-    let done = write.commit_and_release(guard).wait().unwrap();
+    let done = write.commit_and_release(guard).block().unwrap();
     let kv = cluster.node(1).client();
-    let row = kv.get("row 42").wait().unwrap().unwrap();
+    let row = kv.get("row 42").block().unwrap().unwrap();
     assert_eq!(row.mod_revision, done.revision);
     let before = bowline::Revision(done.revision.get() - 1);
-    assert!(kv.get(key.clone()).revision(before).wait().unwrap().is_some());
-    assert!(kv.get(key).revision(done.revision).wait().unwrap().is_none());
+    assert!(kv.get(key.clone()).revision(before).block().unwrap().is_some());
+    assert!(kv.get(key).revision(done.revision).block().unwrap().is_none());
 }
 
 /// What Postgres and MySQL say of a circle of waits: one is refused at once, and told who waits for whom.
@@ -103,16 +103,16 @@ fn a_deadlock_is_refused_with_its_circle() {
     let cluster = lasting(3);
     let (one, two) = (session(&cluster, 0), session(&cluster, 1));
     let (left, right) = (one.owner("left"), two.owner("right"));
-    let _a = one.mutex("a").lock().owner(&left).wait().unwrap();
-    let b = two.mutex("b").lock().owner(&right).wait().unwrap();
+    let _a = one.mutex("a").lock().owner(&left).block().unwrap();
+    let b = two.mutex("b").lock().owner(&right).block().unwrap();
     let waiting = Begun::new(one.mutex("b").lock().owner(&left));
     until_places(cluster.node(1), "b", 2);
-    let newest = cluster.node(1).client().range("any").wait().unwrap().revision;
-    cluster.all_at(newest).wait().unwrap();
-    let error = two.mutex("a").lock().owner(&right).wait().unwrap_err();
+    let newest = cluster.node(1).client().range("any").block().unwrap().revision;
+    cluster.all_at(newest).block().unwrap();
+    let error = two.mutex("a").lock().owner(&right).block().unwrap_err();
     let LockError::Deadlock { cycle } = error else { panic!("{error}") };
     let steps: Vec<_> = cycle.iter().map(|step| (&*step.owner, &step.lock[..])).collect();
     assert_eq!(steps, [("right", &b"a"[..]), ("left", &b"b"[..])]);
-    b.release().wait().unwrap();
+    b.release().block().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bowline::{Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision, Wait};
+use bowline::{
+    Blocking, Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision,
+};
 
 use crate::stage::{lasting, mortal, roles, session, until_deleted, until_places};
 
@@ -11,7 +13,7 @@ use crate::stage::{lasting, mortal, roles, session, until_deleted, until_places}
 fn append(kv: &Client, name: &str, lease: LeaseId) -> String {
     let counter = format!("next of {name}");
     loop {
-        let row = kv.get(counter.clone()).wait().unwrap();
+        let row = kv.get(counter.clone()).block().unwrap();
         let (number, seen) = match &row {
             Some(row) => {
                 (std::str::from_utf8(&row.value).unwrap().parse::<u64>().unwrap(), row.mod_revision)
@@ -26,7 +28,7 @@ fn append(kv: &Client, name: &str, lease: LeaseId) -> String {
             .when(Compare::mod_revision(counter.clone()).eq(seen))
             .then(Op::put(counter.clone(), (number + 1).to_string()))
             .then(Op::Put(put));
-        if txn.commit().wait().unwrap().succeeded {
+        if txn.commit().block().unwrap().succeeded {
             return key;
         }
     }
@@ -64,15 +66,15 @@ fn the_smallest_child_holds_and_each_waits_on_its_nearest_smaller_neighbour() {
             scope.spawn(move || {
                 loop {
                     let below = KeyRange::between("lock/", key.clone());
-                    let smaller = kv.range(below).wait().unwrap();
+                    let smaller = kv.range(below).block().unwrap();
                     let Some(nearest) = smaller.kvs.last() else { break };
                     let next = Revision(smaller.revision.get() + 1);
-                    let mut changes = kv.watch(nearest.key.clone()).from(next).wait().unwrap();
-                    let batch = changes.next().wait().unwrap().unwrap();
+                    let mut changes = kv.watch(nearest.key.clone()).from(next).block().unwrap();
+                    let batch = changes.next().block().unwrap().unwrap();
                     assert_eq!(batch.events[0].kind, EventKind::Delete);
                 }
                 assert_eq!(served.fetch_add(1, Ordering::SeqCst), mine);
-                kv.delete(key.clone()).wait().unwrap();
+                kv.delete(key.clone()).block().unwrap();
             });
         }
     });
@@ -87,17 +89,17 @@ fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() 
     let take = |put: Put| {
         let missing = Compare::missing(put.key.clone());
         let txn = kv.txn().when(missing).then(Op::Put(put));
-        assert!(txn.commit().wait().unwrap().succeeded);
+        assert!(txn.commit().block().unwrap().succeeded);
     };
     take(Put::new("persistent", "mine"));
     let mut ephemeral = Put::new("ephemeral", "mine");
     ephemeral.lease = PutLease::Attach(session.lease());
     take(ephemeral);
-    cluster.kill(1).wait();
+    cluster.kill(1).block();
     let kv = cluster.node(0).client();
     until_deleted(&kv, "ephemeral");
     assert!(
-        kv.get("persistent").wait().unwrap().is_some(),
+        kv.get("persistent").block().unwrap().is_some(),
         "it is there until somebody deletes it"
     );
 }
@@ -107,7 +109,7 @@ fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() 
 fn who_all_watch_one_key_all_wake_and_one_wins() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    let held = kv.put("node", "holder").wait().unwrap().revision;
+    let held = kv.put("node", "holder").block().unwrap().revision;
     let (woken, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let ready = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
@@ -115,20 +117,20 @@ fn who_all_watch_one_key_all_wake_and_one_wins() {
             let (kv, woken, won, ready) = (cluster.node(member).client(), &woken, &won, &ready);
             scope.spawn(move || {
                 let next = Revision(held.get() + 1);
-                let mut changes = kv.watch("node").from(next).wait().unwrap();
+                let mut changes = kv.watch("node").from(next).block().unwrap();
                 ready.wait();
-                let batch = changes.next().wait().unwrap().unwrap();
+                let batch = changes.next().block().unwrap().unwrap();
                 assert_eq!(batch.events[0].kind, EventKind::Delete);
                 woken.fetch_add(1, Ordering::SeqCst);
                 let txn = kv.txn().when(Compare::missing("node")).then(Op::put("node", "next"));
                 won.fetch_add(
-                    usize::from(txn.commit().wait().unwrap().succeeded),
+                    usize::from(txn.commit().block().unwrap().succeeded),
                     Ordering::SeqCst,
                 );
             });
         }
         ready.wait();
-        kv.delete("node").wait().unwrap();
+        kv.delete("node").block().unwrap();
     });
     assert_eq!((woken.into_inner(), won.into_inner()), (3, 1));
 }
@@ -138,15 +140,15 @@ fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let dying = mortal(&cluster, one);
-    let bound = dying.client().sequential_prefix("lock/").put_bound("", &dying).wait().unwrap();
+    let bound = dying.client().sequential_prefix("lock/").put_bound("", &dying).block().unwrap();
     assert_eq!((&bound.key[..], bound.number), (&b"lock/0000000000"[..], 0));
     let alive = session(&cluster, two);
-    let mine = alive.client().sequential_prefix("lock/").put_bound("", &alive).wait().unwrap();
+    let mine = alive.client().sequential_prefix("lock/").put_bound("", &alive).block().unwrap();
     assert_eq!(mine.number, 1);
-    cluster.kill(one).wait();
+    cluster.kill(one).block();
     // Its turn has come when the smaller one is gone.
     until_deleted(&alive.client(), "lock/0000000000");
-    let rows = alive.client().range(KeyRange::prefix("lock/")).wait().unwrap().kvs;
+    let rows = alive.client().range(KeyRange::prefix("lock/")).block().unwrap().kvs;
     assert_eq!(rows.iter().map(|row| &row.key).collect::<Vec<_>>(), [&mine.key]);
 }
 
@@ -159,7 +161,7 @@ fn a_shared_counter_counts_each_call_once() {
             .map(|member| {
                 let counter = cluster.node(member).client().counter("count");
                 scope.spawn(move || -> Vec<i64> {
-                    (0..10).map(|_| counter.increment().wait().unwrap()).collect()
+                    (0..10).map(|_| counter.increment().block().unwrap()).collect()
                 })
             })
             .collect();
@@ -173,17 +175,17 @@ fn a_shared_counter_counts_each_call_once() {
 #[test]
 fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
     let cluster = lasting(3);
-    let mut view = cluster.node(1).client().cached_prefix("config/").wait().unwrap();
-    let rate = cluster.node(0).client().put("config/rate", "100").wait().unwrap();
+    let mut view = cluster.node(1).client().cached_prefix("config/").block().unwrap();
+    let rate = cluster.node(0).client().put("config/rate", "100").block().unwrap();
     let seen = loop {
-        let now = view.changed().wait().unwrap();
+        let now = view.changed().block().unwrap();
         if now.revision() >= rate.revision {
             break now;
         }
     };
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
-    cluster.node(0).client().delete("config/rate").wait().unwrap();
-    while view.changed().wait().unwrap().get("config/rate").is_some() {}
+    cluster.node(0).client().delete("config/rate").block().unwrap();
+    while view.changed().block().unwrap().get("config/rate").is_some() {}
     // What was taken stays as it was.
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
 }
@@ -194,18 +196,18 @@ fn members_of_a_group_come_and_go_with_their_sessions() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let group = session(&cluster, two).group("workers");
-    let stays = group.join("two").wait().unwrap();
+    let stays = group.join("two").block().unwrap();
     let dying = mortal(&cluster, one);
-    let goes = dying.group("workers").join("one").wait().unwrap();
+    let goes = dying.group("workers").join("one").block().unwrap();
     let meta = |members: Vec<bowline::GroupMember>| {
         members.into_iter().map(|member| member.meta).collect::<Vec<_>>()
     };
-    assert_eq!(meta(group.members().wait().unwrap()), ["two", "one"]);
-    cluster.kill(one).wait();
+    assert_eq!(meta(group.members().block().unwrap()), ["two", "one"]);
+    cluster.kill(one).block();
     until_places(cluster.node(two), "workers", 1);
-    assert_eq!(meta(group.members().wait().unwrap()), ["two"]);
+    assert_eq!(meta(group.members().block().unwrap()), ["two"]);
     drop(goes);
-    assert!(stays.leave().wait().unwrap());
+    assert!(stays.leave().block().unwrap());
 }
 
 /// Curator's InterProcessMutex: by owner, not by thread.
@@ -214,31 +216,31 @@ fn an_inter_process_mutex_is_re_entrant_for_its_owner_on_any_thread() {
     let cluster = lasting(3);
     let session = session(&cluster, 0);
     let owner = session.owner("work");
-    let outer = session.mutex("lock").lock().owner(&owner).wait().unwrap();
+    let outer = session.mutex("lock").lock().owner(&owner).block().unwrap();
     let inner = std::thread::scope(|scope| {
         let again = session.mutex("lock").lock().owner(&owner);
-        scope.spawn(move || again.wait().unwrap()).join().unwrap()
+        scope.spawn(move || again.block().unwrap()).join().unwrap()
     });
     drop(outer);
     assert!(inner.is_held());
-    assert!(session.mutex("lock").try_lock().wait().is_err());
-    inner.release().wait().unwrap();
-    assert!(session.mutex("lock").try_lock().wait().is_ok());
+    assert!(session.mutex("lock").try_lock().block().is_err());
+    inner.release().block().unwrap();
+    assert!(session.mutex("lock").try_lock().block().is_ok());
 }
 
 /// Curator's Revocable: a holder is asked to give up, and decides itself.
 #[test]
 fn a_holder_hears_that_somebody_asks_for_the_lock() {
     let cluster = lasting(3);
-    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let locks = cluster.node(1).locks();
-    cluster.all_at(guard.since()).wait().unwrap();
+    cluster.all_at(guard.since()).block().unwrap();
     let holder = locks.of("lock").unwrap().line.remove(0);
-    locks.ask(&holder, "maintenance").wait().unwrap();
-    let request = guard.asked_to_release().wait();
+    locks.ask(&holder, "maintenance").block().unwrap();
+    let request = guard.asked_to_release().block();
     assert_eq!(request.why, "maintenance");
     assert!(guard.is_held());
-    guard.release().wait().unwrap();
+    guard.release().block().unwrap();
 }
 
 /// The double barrier: all begin together, and all leave together.
@@ -252,9 +254,9 @@ fn nobody_passes_a_double_barrier_alone() {
             let inside = &inside;
             scope.spawn(move || {
                 inside.fetch_add(1, Ordering::SeqCst);
-                let mine = barrier.enter().wait().unwrap();
+                let mine = barrier.enter().block().unwrap();
                 assert_eq!(inside.load(Ordering::SeqCst), 3);
-                mine.leave().wait().unwrap();
+                mine.leave().block().unwrap();
             });
         }
     });
@@ -265,14 +267,14 @@ fn nobody_passes_a_double_barrier_alone() {
 fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
-    cluster.node(leader).client().queue("jobs").put("job").wait().unwrap();
+    cluster.node(leader).client().queue("jobs").put("job").block().unwrap();
     let dying = mortal(&cluster, one);
-    let item = dying.queue("jobs").take().wait().unwrap();
+    let item = dying.queue("jobs").take().block().unwrap();
     assert_eq!((&item.value()[..], item.attempt()), (&b"job"[..], 1));
-    cluster.kill(one).wait();
-    let again = session(&cluster, two).queue("jobs").take().wait().unwrap();
+    cluster.kill(one).block();
+    let again = session(&cluster, two).queue("jobs").take().block().unwrap();
     assert_eq!((&again.value()[..], again.attempt()), (&b"job"[..], 2));
-    again.ack().wait().unwrap();
+    again.ack().block().unwrap();
 }
 
 /// Curator's InterProcessReadWriteLock.
@@ -280,15 +282,15 @@ fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
 fn readers_share_and_a_writer_is_alone() {
     let cluster = lasting(3);
     let lock = |member| session(&cluster, member).rw_lock("page");
-    let readers = [0, 1, 2].map(|member| lock(member).read().wait().unwrap());
-    assert!(lock(1).try_write().wait().is_err());
+    let readers = [0, 1, 2].map(|member| lock(member).read().block().unwrap());
+    assert!(lock(1).try_write().block().is_err());
     for reader in readers {
-        reader.release().wait().unwrap();
+        reader.release().block().unwrap();
     }
-    let writer = lock(1).write().wait().unwrap();
-    assert!(lock(0).try_read().wait().is_err());
-    writer.release().wait().unwrap();
-    assert!(lock(0).try_read().wait().is_ok());
+    let writer = lock(1).write().block().unwrap();
+    assert!(lock(0).try_read().block().is_err());
+    writer.release().block().unwrap();
+    assert!(lock(0).try_read().block().is_ok());
 }
 
 /// Curator's InterProcessSemaphoreV2.
@@ -296,10 +298,10 @@ fn readers_share_and_a_writer_is_alone() {
 fn a_semaphore_has_so_many_permits_and_no_more() {
     let cluster = lasting(3);
     let permits = [0, 1]
-        .map(|member| session(&cluster, member).semaphore("gpu", 2).acquire().wait().unwrap());
+        .map(|member| session(&cluster, member).semaphore("gpu", 2).acquire().block().unwrap());
     let third = session(&cluster, 2).semaphore("gpu", 2);
-    assert!(third.try_acquire().wait().is_err());
+    assert!(third.try_acquire().block().is_err());
     let [first, _second] = permits;
-    first.release().wait().unwrap();
-    assert!(third.acquire().wait().is_ok());
+    first.release().block().unwrap();
+    assert!(third.acquire().block().is_ok());
 }

@@ -151,17 +151,17 @@ impl Stance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bowline::{Config, Node, Wait};
+    use bowline::{Blocking, Config, Node};
 
     #[test]
     fn what_the_library_writes_is_read_and_what_is_written_is_read_by_the_library() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
-        let session = node.session().wait().unwrap();
-        let _guard = session.mutex("m").lock().why("cleaning\nup").wait().unwrap();
-        let _permit = session.semaphore("s", 4).acquire().wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+        let session = node.session().block().unwrap();
+        let _guard = session.mutex("m").lock().why("cleaning\nup").block().unwrap();
+        let _permit = session.semaphore("s", 4).acquire().block().unwrap();
         let row =
-            |name: &str| node.client().range(bowline::KeyRange::prefix(name.to_owned())).wait();
+            |name: &str| node.client().range(bowline::KeyRange::prefix(name.to_owned())).block();
         let stance = Stance::parse(&row("m/").unwrap().kvs[0].value);
         assert_eq!((stance.rule, &stance.why[..]), (Rule::Alone, &b"cleaning\nup"[..]));
         let stance = Stance::parse(&row("s/").unwrap().kvs[0].value);
@@ -169,12 +169,12 @@ mod tests {
 
         let ours = Stance::ours(Rule::Permits { limit: 4, wants: 2 }, "a backup");
         assert_eq!(Stance::parse(&ours.to_value()), ours);
-        let lease = node.client().grant(std::time::Duration::from_secs(60)).wait().unwrap().id;
+        let lease = node.client().grant(std::time::Duration::from_secs(60)).block().unwrap().id;
         let key = format!("o/{lease}");
-        node.client().put(key, ours.to_value()).lease(lease).wait().unwrap();
+        node.client().put(key, ours.to_value()).lease(lease).block().unwrap();
         let seen = &node.locks().of("o").unwrap().line[0];
         assert_eq!((seen.kind, &seen.why[..]), (bowline::LockKind::Semaphore(4), &b"a backup"[..]));
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(node.shutdown().block().hanging.is_empty());
     }
 
     #[test]

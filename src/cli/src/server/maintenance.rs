@@ -258,19 +258,19 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use bowline::{Config, Node, Put, Wait};
+    use bowline::{Blocking, Config, Node, Put};
 
     use super::*;
 
     #[test]
     fn a_hash_of_many_keys_lets_others_have_their_turn_between_its_pages() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let client = node.client();
         for number in 0..90 {
             let put = |own: u32| Put::new(format!("k{number:02}{own:02}"), "v");
             let txn = (0..100).fold(client.txn(), |txn, own| txn.then(put(own)));
-            txn.commit().wait().unwrap();
+            txn.commit().block().unwrap();
         }
         let mut hash = pin!(hash_at(&client, None));
         let mut turns = 0;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bowline::{Config, Node, Session, Wait};
+use bowline::{Blocking, Config, Node, Session};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Handle;
 use tonic::transport::Channel;
@@ -200,7 +200,7 @@ fn embed(crew: &Crew) -> Node {
         .call_deadline(Duration::from_secs(60))
         .heartbeat(Duration::from_millis(20))
         .election_timeout(Duration::from_millis(200));
-    Node::start(config).wait().unwrap()
+    Node::start(config).block().unwrap()
 }
 
 /// Waits until a kind of this process has held once more.
@@ -224,7 +224,7 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
     let (ring, addresses) = (Arc::new(Ring::default()), crew.addresses());
     let mut kinds = vec![GRPC, EMBEDDED];
     let mut tasks = vec![runtime.spawn(over_grpc(Arc::clone(&ring), crew.channel()))];
-    let session = node.session().wait().unwrap();
+    let session = node.session().block().unwrap();
     for why in [None, Some("to be in line")] {
         let (ring, session) = (Arc::clone(&ring), session.clone());
         tasks.push(runtime.spawn(embedded(ring, session, why, crew.channel())));
@@ -255,7 +255,7 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
     judge(all, counter).unwrap();
     drop(inside);
     // A shutdown waits for a second only.
-    let mut hanging = node.shutdown().wait().hanging;
+    let mut hanging = node.shutdown().block().hanging;
     let begun = Instant::now();
     while !hanging.is_empty() {
         assert!(begun.elapsed() < PATIENCE, "{hanging:?}");

@@ -470,7 +470,7 @@ fn history(values: &Values) -> Result<History, FlagError> {
 
 #[cfg(test)]
 mod tests {
-    use bowline::{Node, Wait};
+    use bowline::{Blocking, Node};
 
     use super::super::Fate;
     use super::super::table::FLAGS;
@@ -760,8 +760,8 @@ mod tests {
         for [bytes, ops, heartbeat, election, quota] in [least, most] {
             let listen = "--listen-peer-urls=http://127.0.0.1:0";
             let said = [&data, listen, bytes, ops, heartbeat, election, quota];
-            let node = Node::start(options(&said).unwrap().config()).wait().expect(bytes);
-            assert!(node.shutdown().wait().hanging.is_empty());
+            let node = Node::start(options(&said).unwrap().config()).block().expect(bytes);
+            assert!(node.shutdown().block().hanging.is_empty());
         }
     }
 

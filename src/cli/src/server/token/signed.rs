@@ -99,10 +99,10 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use bowline::{AccessChange, Client, ROOT, Secret};
-    use bowline::{Config, Node, Wait};
+    use bowline::{Blocking, Config, Node};
 
     fn change(client: &Client, change: AccessChange) {
-        client.change_access(change).wait().unwrap();
+        client.change_access(change).block().unwrap();
     }
 
     fn add(client: &Client, user: &str) {
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_token_is_its_users_until_the_user_changes_or_it_was_not_used() {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let client = node.client();
         for user in [ROOT, "ann", "bob"] {
             add(&client, user);

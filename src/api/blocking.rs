@@ -1,0 +1,78 @@
+//! Blocking calls, for programs without async.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use tokio::runtime::Handle;
+
+/// Blocks the calling thread until a call has its result. Works for everything in this crate that can be awaited.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use bowline::{Blocking, Config, Node};
+/// # let dir = tempfile::tempdir()?;
+/// # let data = dir.path();
+/// let node = Node::start(Config::new(data, "solo")).block()?;
+/// let kv = node.client();
+/// kv.put("greeting", "hello").block()?;
+/// assert_eq!(kv.get("greeting").block()?.unwrap().value, "hello");
+/// node.shutdown().block();
+/// # Ok(())
+/// # }
+/// ```
+pub trait Blocking: IntoFuture + Sized {
+    /// Blocks until the call has its result.
+    ///
+    /// # Panics
+    /// In an async task on a thread of a tokio runtime, where it would also block the other tasks of that thread: await
+    /// the call, or use `tokio::task::spawn_blocking`. Executors other than tokio's are not recognised.
+    #[track_caller]
+    fn block(self) -> Self::Output {
+        struct Unpark(Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        // Tokio panics here if the thread runs async tasks, and not in `spawn_blocking`.
+        if let Ok(runtime) = Handle::try_current() {
+            return runtime.block_on(self.into_future());
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        let mut future = pin!(self.into_future());
+        loop {
+            match future.as_mut().poll(&mut context) {
+                Poll::Ready(output) => return output,
+                // A wake-up between the poll and here makes the park return at once.
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+impl<F: IntoFuture> Blocking for F {}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn block_panics_in_an_async_task_and_works_in_spawn_blocking() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let caught = catch_unwind(AssertUnwindSafe(|| async { 1 }.block())).unwrap_err();
+            let text = caught.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| caught.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            assert!(text.unwrap().contains("Cannot start a runtime from within a runtime"));
+            let blocking = tokio::task::spawn_blocking(|| async { 2 }.block());
+            assert_eq!(blocking.await.unwrap(), 2);
+        });
+        assert_eq!(async { 3 }.block(), 3);
+    }
+}
