@@ -190,7 +190,7 @@ impl Line {
             let (mutex, report) = (mutex.clone(), report.clone());
             all.spawn(async move {
                 // Who says why has a key of its own; else the tasks of a session share one.
-                match mutex.lock().why("to be counted").await {
+                match mutex.lock().reason("to be counted").await {
                     Ok(guard) => drop(report.send(guard)),
                     Err(LockError::SessionEnded(_) | LockError::NodeStopped(_)) => {}
                     Err(error) => panic!("a lock: {error}"),

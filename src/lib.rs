@@ -99,10 +99,10 @@ pub mod testing;
 pub use bytes::Bytes;
 
 pub use api::{
-    ActingClient, AlarmReply, Blocking, Client, Config, ConfigError, DeleteCall, Effect, Error,
-    GetCall, GrantCall, JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall,
-    ReadyCall, ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall, Watch,
-    WatchCall,
+    AlarmReply, Blocking, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall,
+    GrantCall, JoinErrorKind, Lease, LeaseInfoCall, LeaseStatus, Node, OpenSession, PutCall,
+    RangeCall, ReadyCall, ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall,
+    UserClient, Watch, WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,
@@ -116,39 +116,41 @@ pub use model::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use model::{
     ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
     DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
-    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, NotALeaseId, Op, Put,
-    PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds,
-    RevokeReply, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, Op, ParseLeaseIdError,
+    Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision,
+    RevisionBounds, RevokeReply, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply,
+    TxnResult,
 };
 pub use node::{
-    DIGEST_EVERY, DataFault, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal,
-    Role, SessionEnd, Standing, StopReason, Verdict,
+    DIGEST_EVERY, DataErrorKind, Health, HealthStatus, History, MemberStatus, NodeStatus, Progress,
+    ResumeRefusal, Role, SessionEndReason, SessionState, StopReason,
+};
+pub use recipes::{
+    Acquire, Guard, GuardError, GuardTxn, Hold, LockCall, LockEntry, LockError, LockFuture,
+    LockKind, LockState, LostReason, MultiGuard, Mutex, Owner, ParseTokenError, ReleaseRequest,
+    Released, Token, WaitsFor,
 };
 pub use recipes::{Barrier, BarrierError, BarrierHold};
+pub use recipes::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
 pub use recipes::{Cached, CachedCall, View};
-pub use recipes::{Call, CompareAndSet, Expected, PutIfAbsent, Swap};
+pub use recipes::{Call, CasOutcome, CompareAndSet, Expected, PutIfAbsent};
 pub use recipes::{
-    Campaign, Candidacy, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
+    Campaign, Candidacy, Election, LeadError, Leader, LeaderEvent, LeaderTask, Leadership, Observe,
 };
 pub use recipes::{Cell, CellValue};
-pub use recipes::{
-    Contender, Guard, GuardError, GuardTxn, Hold, LockCall, LockError, LockKind, LockState,
-    Locking, Loss, MultiGuard, Mutex, NotAToken, Owner, Released, Request, Token, WaitsFor, Wish,
-};
 pub use recipes::{Counter, CounterError};
 pub use recipes::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
-pub use recipes::{DoubleBarrier, DoubleBarrierError, Inside};
 pub use recipes::{DowngradeError, ReadGuard, RwLock, Upgrade, UpgradeError, WriteGuard};
-pub use recipes::{Fence, Stale};
+pub use recipes::{Fence, StaleToken};
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
-pub use recipes::{LockInfo, Locks, OrderError};
-pub use recipes::{NotATicket, ResumeError, Ticket};
+pub use recipes::{LockAdminError, LockInfo, Locks};
+pub use recipes::{ParseSavedHoldError, ResumeError, SavedHold};
 pub use recipes::{Permit, Semaphore, Slot};
-pub use recipes::{Ran, RunOnce, RunOnceError};
+pub use recipes::{RunOnce, RunOnceError, RunOutcome};
 pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

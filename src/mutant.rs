@@ -109,7 +109,7 @@ mutants! {
     B16 "what is done is done again",
     B17 "who follows a group does not hear who leaves",
     B18 "a kept view keeps what was deleted",
-    B19 "a hold is handed to an heir who has gone",
+    B19 "a hold is handed to an successor who has gone",
     B20 "a reader becomes the writer though the line behind it has changed",
     B21 "a session is believed in from the answer to its renewal on",
     B22 "a renewal is acknowledged without a quorum",

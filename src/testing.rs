@@ -55,7 +55,7 @@ use tokio::sync::oneshot;
 use crate::model::{NodeId, Revision};
 use crate::node::{NodeStatus, Role};
 use crate::transport::MemoryHub;
-use crate::{Config, DataFault, Node, Shutdown, StartError};
+use crate::{Config, DataErrorKind, Node, Shutdown, StartError};
 
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};
@@ -98,7 +98,7 @@ impl ClusterOptions {
     /// See [`StartError`].
     pub async fn start(self) -> Result<Cluster, StartError> {
         let dir = TempDir::with_prefix("bowline-cluster-").map_err(|error| StartError::Data {
-            kind: DataFault::Io,
+            kind: DataErrorKind::Io,
             why: format!("no temporary directory: {error}"),
         })?;
         let mut cluster = Cluster {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Config, Effect, Ending, Error, KeyRange, MemberRole, MemberStatus, Node, NodeStatus,
-    Op, RequestKind, Role, Verdict,
+    Blocking, Config, Effect, Ending, Error, HealthStatus, KeyRange, MemberRole, MemberStatus,
+    Node, NodeStatus, Op, RequestKind, Role,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -358,7 +358,7 @@ fn status_and_health_tell_who_is_there_and_how_far() {
     cluster.all_at(put.revision).block().unwrap();
     let all_well = || {
         let active = |member: &MemberStatus| member.progress.is_some_and(|p| p.active);
-        cluster.running().all(|(_, node)| node.health().verdict == Verdict::Healthy)
+        cluster.running().all(|(_, node)| node.health().status == HealthStatus::Healthy)
             && cluster.node(leader).status().members.iter().all(active)
     };
     cluster.wait_until("not healthy", |_| all_well()).block().unwrap();
@@ -380,10 +380,11 @@ fn status_and_health_tell_who_is_there_and_how_far() {
         })
         .block()
         .unwrap();
-    let is_well = || cluster.node(leader).health().verdict == Verdict::Healthy;
+    let is_well = || cluster.node(leader).health().status == HealthStatus::Healthy;
     cluster.wait_until("two of three are no quorum", |_| is_well()).block().unwrap();
     cluster.partition(&[leader]);
-    let lost = |health: bowline::Health| health.verdict == Verdict::NoQuorum && health.is_alive();
+    let lost =
+        |health: bowline::Health| health.status == HealthStatus::NoQuorum && health.is_alive();
     // Time alone changes the verdict: no status announces it.
     let begun = Instant::now();
     while !lost(cluster.node(leader).health()) {

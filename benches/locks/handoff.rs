@@ -34,7 +34,7 @@ pub(crate) async fn line_up(site: &Arc<Site>, name: &str, waiters: u64) {
     for _ in 0..waiters {
         let (mutex, site) = (mutex.clone(), Arc::clone(site));
         line.spawn(async move {
-            let guard = mutex.lock().why("waits").await.expect("a lock");
+            let guard = mutex.lock().reason("waits").await.expect("a lock");
             let granted = site.now();
             let released = site.now();
             let _ = guard.release().await.expect("a release");

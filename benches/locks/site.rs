@@ -124,7 +124,7 @@ impl Site {
 
     /// Takes a lock, and keeps it in a task of its own until it is let go, or the program ends.
     async fn keep(&self, name: &str) {
-        let lock = self.session().await.mutex(name.to_owned()).lock().why("keeps it");
+        let lock = self.session().await.mutex(name.to_owned()).lock().reason("keeps it");
         let guard = lock.await.expect("a lock");
         let (let_go, told) = oneshot::channel();
         *self.keeper.lock().expect("nobody fell") = Some(let_go);

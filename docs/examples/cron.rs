@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{LeadError, LeaderEvent, Leadership, Leading, Op};
+use bowline::{LeadError, LeaderEvent, LeaderTask, Leadership, Op};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -68,7 +68,7 @@ impl Job {
 /// One instance: runs the job while it leads, for as long as its node runs, whatever becomes of sessions. Where the
 /// job fails it resigns, and stands again behind the others. Ends when it is told to stop.
 async fn instance(
-    leading: Leading,
+    leading: LeaderTask,
     name: usize,
     job: Job,
     mut stop: watch::Receiver<bool>,
@@ -105,7 +105,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let job = Job { running: Arc::default(), fails: Arc::clone(&fails), ran: sender };
     let mut instances = JoinSet::new();
     for name in 0..3 {
-        let leading = cluster.node(name).leading("cron/leader", name.to_string());
+        let leading = cluster.node(name).leader_task("cron/leader", name.to_string());
         let running = instance(leading, name, job.clone(), stopped.clone());
         instances.spawn(async move {
             match running.await {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Expected, Fence, GuardError, Op, Stale, Token};
+use bowline::{Expected, Fence, GuardError, Op, StaleToken, Token};
 
 /// A service that knows nothing of locks but their tokens: its fence refuses whoever comes with a lower
 /// one than the highest it has seen.
@@ -16,7 +16,7 @@ struct Printer {
 }
 
 impl Printer {
-    fn print(&self, token: Token, page: &str) -> Result<(), Stale> {
+    fn print(&self, token: Token, page: &str) -> Result<(), StaleToken> {
         self.fence.with(token, || println!("  printed: {page}"))
     }
 }

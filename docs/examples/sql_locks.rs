@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use bowline::testing::Cluster;
-use bowline::{Client, Error, Op, Session, Swap};
+use bowline::{CasOutcome, Client, Error, Op, Session};
 
 fn number(value: &[u8]) -> i64 {
     std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -13,8 +13,8 @@ fn number(value: &[u8]) -> i64 {
 /// `INSERT` under a unique key.
 async fn claim(kv: &Client, owner: &str) -> Result<(), Error> {
     match kv.put_if_absent("jobs/nightly", owner.to_owned()).await? {
-        Swap::Done { .. } => println!("  {owner} has the job"),
-        Swap::Lost { row } => {
+        CasOutcome::Done { .. } => println!("  {owner} has the job"),
+        CasOutcome::Lost { row } => {
             let by = row.map(|row| String::from_utf8_lossy(&row.value).into_owned());
             println!("  {owner} does not: {} has", by.unwrap_or_default());
         }

@@ -230,7 +230,7 @@ pub enum Reply {
     Lease(u64),
     /// It is held.
     Granted {
-        /// The token: the revision, and the hop.
+        /// The token: the revision, and the handoff.
         token: (u64, u64),
     },
     /// Whether it is held, or was until now.
@@ -243,7 +243,7 @@ pub enum Reply {
     },
     /// What the leader says.
     Leader(Option<String>),
-    /// An item, if there was one, and the token of its taking: the revision, and the hop.
+    /// An item, if there was one, and the token of its taking: the revision, and the handoff.
     Item(Option<(String, (u64, u64))>),
     /// What happened, oldest first.
     Events {

@@ -271,7 +271,7 @@ fn release(slots: &Slots, slot: &str) -> Result<Reply, Miss> {
         }
         Holding::Watch(_) | Holding::Over(_) => return Ok(Reply::Held { held: at.is_some(), at }),
     };
-    Ok(Reply::Held { held: !matches!(released, Released::WasLost(_)), at })
+    Ok(Reply::Held { held: !matches!(released, Released::AlreadyLost(_)), at })
 }
 
 fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
@@ -343,7 +343,7 @@ fn granted(token: Token) -> Reply {
 }
 
 fn numbers(token: Token) -> (u64, u64) {
-    (token.revision().get(), token.hop())
+    (token.revision().get(), token.handoff())
 }
 
 fn swapped(reply: &TxnReply) -> Reply {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::model::{Alarm, AlarmChange, Alarms, Command, Reply, Revision};
 
 use super::call::Consistency;
-use super::{ActingClient, Client, Error};
+use super::{Client, Error, UserClient};
 
 /// The result of a change of alarms; see [`Client::change_alarms`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,7 +72,7 @@ impl Client {
     }
 }
 
-impl ActingClient {
+impl UserClient {
     /// As [`Client::change_alarms`]; only for callers with the role `root`.
     ///
     /// # Errors

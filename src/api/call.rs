@@ -266,12 +266,12 @@ impl RangeCall {
     /// for key in ["a", "b", "c", "d"] {
     ///     kv.put(key, "").block()?;
     /// }
-    /// let page = kv.range(KeyRange::all()).limit(2).uncounted().block()?;
+    /// let page = kv.range(KeyRange::all()).limit(2).skip_count().block()?;
     /// assert_eq!((page.kvs.len(), page.more, page.count), (2, true, 3));
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn uncounted(mut self) -> Self {
+    pub fn skip_count(mut self) -> Self {
         self.counted = false;
         self
     }

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{
     Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, RevokeReply, SessionInfo,
 };
 use crate::node::{CallError, LeaseWish, Shared};
 
 use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
-use super::lease::{GrantCall, LeaseStatus, SessionStatus};
+use super::lease::{GrantCall, LeaseInfoCall, SessionStatus};
 use super::scope::Scope;
 use super::{Error, TxnCall, WatchCall};
 
@@ -120,12 +119,12 @@ impl Client {
     /// for key in ["a", "b", "c"] {
     ///     kv.put(key, "").block()?;
     /// }
-    /// assert_eq!(kv.width(KeyRange::all(), 1_000), 3);
-    /// assert_eq!(kv.width(KeyRange::all(), 2), 2);
+    /// assert_eq!(kv.estimated_len(KeyRange::all(), 1_000), 3);
+    /// assert_eq!(kv.estimated_len(KeyRange::all(), 2), 2);
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn width(&self, keys: impl Into<KeyRange>, max: usize) -> usize {
+    pub fn estimated_len(&self, keys: impl Into<KeyRange>, max: usize) -> usize {
         self.shared.reader.passed_over_by(&self.scope.range(keys.into()), max)
     }
 
@@ -233,7 +232,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Error`].
-    pub async fn lease_left(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
+    pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let deadline = self.shared.deadline(None);
         match self.shared.lease_call(lease, LeaseWish::Look, deadline).await {
             Ok(left) => Ok(Some(left)),
@@ -242,25 +241,25 @@ impl Client {
         }
     }
 
-    /// What is known of a lease; `None` if there is no such lease (any more). Linearizable.
+    /// Returns the TTL and the session of a lease, or `None` if the lease does not exist. Linearizable.
     ///
-    /// # Errors
-    /// See [`Error`].
-    pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
-        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
-        Ok(self.shared.reader.lease(lease).map(|info| LeaseStatus::new(lease, info)))
-    }
-
-    /// As [`Client::lease`], and says no keys, of which a lease may have many: costs the same however many those are.
+    /// Add [`with_keys`](LeaseInfoCall::with_keys) for the keys that are bound to the lease.
     ///
-    /// # Errors
-    /// See [`Error`].
-    pub async fn lease_without_keys(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
-        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
-        let status = |LeaseHead { ttl, session }| {
-            LeaseStatus::new(lease, LeaseInfo { ttl, keys: Vec::new(), session })
-        };
-        Ok(self.shared.reader.lease_head(lease).map(status))
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// let lease = kv.grant(Duration::from_secs(60)).block()?;
+    /// kv.put("workers/1", "ready").lease(lease.id).block()?;
+    /// let info = kv.lease_info(lease.id).with_keys().block()?.expect("it was just granted");
+    /// assert_eq!((info.ttl, info.keys.len()), (Duration::from_secs(60), 1));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lease_info(&self, lease: LeaseId) -> LeaseInfoCall {
+        LeaseInfoCall::new(self.clone(), lease)
     }
 
     /// All leases, as this replica knows them, by id. Local: perhaps not the newest.

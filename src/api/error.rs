@@ -9,7 +9,7 @@ use std::time::Duration;
 use thiserror::Error as ThisError;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
-use crate::node::{CallError, DataFault, ResumeRefusal, SessionEnd, Shared, StopReason};
+use crate::node::{CallError, DataErrorKind, ResumeRefusal, SessionEndReason, Shared, StopReason};
 use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
@@ -94,7 +94,7 @@ pub enum Error {
     #[error("{}: the session has ended: {end}; open another one", words(*effect))]
     SessionEnded {
         /// Why.
-        end: SessionEnd,
+        end: SessionEndReason,
         /// Whether this call has changed anything.
         effect: Effect,
     },
@@ -170,9 +170,9 @@ impl Error {
     }
 
     /// A session has ended before anything was changed. That its node has stopped is said as always.
-    pub(crate) fn ended(end: SessionEnd, shared: &Shared) -> Self {
+    pub(crate) fn ended(end: SessionEndReason, shared: &Shared) -> Self {
         match end {
-            SessionEnd::NodeStopped => {
+            SessionEndReason::NodeStopped => {
                 Error::Stopped { reason: stopped(shared), effect: Effect::NotApplied }
             }
             end => Error::SessionEnded { end, effect: Effect::NotApplied },
@@ -263,7 +263,7 @@ pub enum StartError {
     #[error("data directory: {why}")]
     Data {
         /// Of what kind it is, for programs.
-        kind: DataFault,
+        kind: DataErrorKind,
         /// In words that say what to do, for people.
         why: String,
     },
@@ -275,7 +275,7 @@ pub enum StartError {
     #[error("joining: {why}")]
     Join {
         /// Of what kind it is, for programs.
-        kind: JoinFault,
+        kind: JoinErrorKind,
         /// In words, for people.
         why: String,
     },
@@ -299,7 +299,7 @@ impl From<TransportError> for StartError {
 /// Why a node has not joined a cluster: the kind of [`StartError::Join`], and what a supervisor does about it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum JoinFault {
+pub enum JoinErrorKind {
     /// Who was asked says no: another token, a certificate of another name, no room, nobody to replace. Starting again
     /// ends the same until somebody has mended what the words name.
     Refused,
@@ -314,9 +314,9 @@ impl From<JoinError> for StartError {
     fn from(error: JoinError) -> Self {
         let kind = match error {
             JoinError::Transport(error) => return StartError::Network(error),
-            JoinError::Refused(_) => JoinFault::Refused,
+            JoinError::Refused(_) => JoinErrorKind::Refused,
             // Who gave it up does not hear of it.
-            JoinError::TooLate(_) | JoinError::GivenUp => JoinFault::TimedOut,
+            JoinError::TooLate(_) | JoinError::GivenUp => JoinErrorKind::TimedOut,
         };
         StartError::Join { kind, why: error.to_string() }
     }
@@ -324,6 +324,6 @@ impl From<JoinError> for StartError {
 
 impl From<crate::node::StartError> for StartError {
     fn from(error: crate::node::StartError) -> Self {
-        StartError::Data { kind: DataFault::of(&error), why: error.to_string() }
+        StartError::Data { kind: DataErrorKind::of(&error), why: error.to_string() }
     }
 }

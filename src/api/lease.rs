@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::machine::LeaseInfo;
+use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{Command, GrantReply, LeaseId, NodeId, Reply};
 
-use super::call::Answer;
+use super::call::{Answer, Consistency};
 use super::{Client, Error};
 
 /// A granted lease.
@@ -54,6 +54,48 @@ impl IntoFuture for GrantCall {
                 Reply::Grant(reply) => Ok(reply),
                 other => unreachable!("a grant is answered by {other:?}"),
             }
+        })
+    }
+}
+
+/// Reads what the store knows of a lease; see [`Client::lease_info`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct LeaseInfoCall {
+    client: Client,
+    lease: LeaseId,
+    with_keys: bool,
+}
+
+impl LeaseInfoCall {
+    pub(crate) fn new(client: Client, lease: LeaseId) -> Self {
+        Self { client, lease, with_keys: false }
+    }
+
+    /// Also returns the keys that are bound to the lease. The cost grows with their number.
+    pub fn with_keys(mut self) -> Self {
+        self.with_keys = true;
+        self
+    }
+}
+
+impl IntoFuture for LeaseInfoCall {
+    type Output = Result<Option<LeaseStatus>, Error>;
+    type IntoFuture = Answer<Option<LeaseStatus>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, lease, with_keys } = self;
+            let shared = &client.shared;
+            client.be_current(Consistency::Linearizable, shared.deadline(None)).await?;
+            let info = match with_keys {
+                true => shared.reader.lease(lease),
+                false => shared
+                    .reader
+                    .lease_head(lease)
+                    .map(|LeaseHead { ttl, session }| LeaseInfo { ttl, keys: Vec::new(), session }),
+            };
+            Ok(info.map(|info| LeaseStatus::new(lease, info)))
         })
     }
 }

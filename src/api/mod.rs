@@ -7,7 +7,6 @@
 //! put whose future was dropped may still be applied, once. Of two changes that are under way at the same time either
 //! may come first, also on one client: await the one before the other begins, or put both into a transaction.
 
-mod acting;
 mod alarms;
 mod blocking;
 mod call;
@@ -22,9 +21,9 @@ mod ready;
 mod scope;
 mod session;
 mod txn;
+mod user_client;
 mod watch;
 
-pub use acting::ActingClient;
 pub use alarms::AlarmReply;
 pub use blocking::Blocking;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
@@ -32,11 +31,12 @@ pub(crate) use checked::Beginning;
 pub use client::Client;
 pub use config::{Config, ConfigError};
 pub(crate) use error::stopped;
-pub use error::{Effect, Error, JoinFault, StartError};
-pub use lease::{GrantCall, Lease, LeaseStatus, SessionStatus};
+pub use error::{Effect, Error, JoinErrorKind, StartError};
+pub use lease::{GrantCall, Lease, LeaseInfoCall, LeaseStatus, SessionStatus};
 pub use node::{Node, Shutdown};
 pub(crate) use own_session::OwnSession;
 pub use ready::ReadyCall;
 pub use session::{OpenSession, ResumeSession, Session};
 pub use txn::TxnCall;
+pub use user_client::UserClient;
 pub use watch::{Watch, WatchCall};

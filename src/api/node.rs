@@ -14,7 +14,7 @@ use crate::model::{
     Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
 };
 use crate::node::{
-    Assembly, Bells, Contact, DataFault, Health, Joined, NodeStatus, Origin, Role, Running,
+    Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, Origin, Role, Running,
     Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining, told_of,
     was_told, whose,
 };
@@ -69,7 +69,7 @@ impl Node {
     ///
     /// A start whose future is dropped is given up: one that asks to [join](Config::join) ends within about a second,
     /// and any other as soon as it has come to its end; until then it holds the directory and the port. It may have
-    /// been let into the cluster by then: as after [`JoinFault::TimedOut`](crate::JoinFault::TimedOut), a start on the
+    /// been let into the cluster by then: as after [`JoinErrorKind::TimedOut`](crate::JoinErrorKind::TimedOut), a start on the
     /// same directory becomes that member.
     ///
     /// # Errors
@@ -203,7 +203,7 @@ impl Node {
     ///
     /// Several nodes may keep one lease alive, and all believe in it, rightly: it ends when the last
     /// of them stops renewing it, or when one of them closes it, for all. The others then believe in
-    /// it until they have applied that. Who hands a session over should [orphan](Session::orphan) it
+    /// it until they have applied that. Who hands a session over should [detach](Session::detach) it
     /// first. A second handle on one node is a handle on the same session.
     ///
     /// All that hangs on the lease stays: also what an earlier life has taken from a queue and not acknowledged, which
@@ -222,7 +222,7 @@ impl Node {
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().label("importer").block()?;
     /// node.client().put("importer/address", "10.0.0.7").lease(session.lease()).block()?;
-    /// let lease = session.orphan(); // or the program crashes, and knows the lease from a file
+    /// let lease = session.detach(); // or the program crashes, and knows the lease from a file
     /// let session = node.resume_session(lease).block()?;
     /// assert_eq!(session.label(), "importer");
     /// # node.shutdown().block();
@@ -255,14 +255,14 @@ impl Node {
     /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Role, Verdict, Blocking};
+    /// # use bowline::{Config, Node, Role, HealthStatus, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # node.client().put("k", "v").block().unwrap();
     /// let health = node.health();
     /// assert!(health.is_alive());
-    /// # if health.verdict == Verdict::Healthy && health.leads {
-    /// assert_eq!(health.verdict.word(), "healthy");
+    /// # if health.status == HealthStatus::Healthy && health.leads {
+    /// assert_eq!(health.status.as_str(), "healthy");
     /// assert_eq!(health.to_string(), "all is well: the node leads");
     /// # }
     /// # node.shutdown().block();
@@ -365,14 +365,14 @@ impl Node {
     /// use bowline::{Config, MemberRole, Node, Blocking};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
-    /// let second = node.keep_place("10.0.0.2:7700", MemberRole::Voter).block()?;
+    /// let second = node.reserve_member("10.0.0.2:7700", MemberRole::Voter).block()?;
     /// let kept = node.members().get(second).unwrap().clone();
     /// assert!(!kept.is_taken() && kept.role == MemberRole::Learner);
     /// node.client().put("still", "alone").block()?;
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn keep_place(
+    pub async fn reserve_member(
         &self,
         address: impl Into<String>,
         role: MemberRole,
@@ -385,7 +385,7 @@ impl Node {
     /// Says where a member is going to be (`host:port`), before it is there: the others look for it in both places, until
     /// it has been started with the new address. A member that is moved alone needs none of this, for it announces itself
     /// where it comes up; but when most of a cluster moves at once, nobody would be found who could hear of it. For a
-    /// [place that is kept](Self::keep_place), that is where it is from now on. With the address that it has, it is to stay
+    /// [place that is kept](Self::reserve_member), that is where it is from now on. With the address that it has, it is to stay
     /// after all. Answers when this node has applied it.
     ///
     /// # Errors
@@ -528,7 +528,7 @@ fn begin(
 ) -> Result<(Settings, Option<Joined>), StartError> {
     let origin = Origin::of(env, checked.dir());
     let origin = origin.map_err(|error| StartError::Data {
-        kind: DataFault::of_origin(&error),
+        kind: DataErrorKind::of_origin(&error),
         why: error.to_string(),
     })?;
     let checked = &checked.clone().restored_from(origin.as_ref());
@@ -536,7 +536,7 @@ fn begin(
         && !is_joining(env, checked.dir())
     {
         let why = |why| StartError::Data {
-            kind: DataFault::Foreign,
+            kind: DataErrorKind::Foreign,
             why: format!("{} {why}", checked.dir().display()),
         };
         let mut settings =
@@ -553,7 +553,7 @@ fn begin(
         Beginning::Join { addresses, replaces } => (addresses, replaces.clone()),
     };
     let of_disk = |error: io::Error| StartError::Data {
-        kind: DataFault::of_io(&error),
+        kind: DataErrorKind::of_io(&error),
         why: format!("{}: {error}", checked.dir().display()),
     };
     let disk = disk_to_join(env, checked.dir()).map_err(of_disk)?;
@@ -579,7 +579,7 @@ async fn off_thread<T: Send + 'static>(
         })
         .map_err(StartError::Thread)?;
     let fell = || StartError::Data {
-        kind: DataFault::Other,
+        kind: DataErrorKind::Other,
         why: "the thread that opened it fell".to_owned(),
     };
     receiver.await.unwrap_or_else(|_| Err(fell()))

@@ -64,7 +64,7 @@ mod tests {
     fn who_waits_behind_another_is_told_that_the_node_has_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
-        let (own, leading) = (Arc::clone(node.own_session()), node.leading("a", "b"));
+        let (own, leading) = (Arc::clone(node.own_session()), node.leader_task("a", "b"));
         let _held = own.session.try_lock().unwrap();
         node.shutdown().block();
         let told = pin!(leading.run(async |_| ())).poll(&mut Context::from_waker(Waker::noop()));

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::model::{Command, LeaseId, Limits, Moment, Refusal, SessionInfo};
-use crate::node::{Claim, Input, Parting, SessionEnd, SessionState, Shared, Standing};
+use crate::node::{Claim, Input, Parting, SessionEndReason, SessionState, Shared, SharedSession};
 
 use super::Client;
 use super::call::Answer;
@@ -21,14 +21,14 @@ use super::{Effect, Error, Node};
 ///
 /// When its last handle is dropped, it is closed in the background; a guard of a lock counts as
 /// one, and for [`Node::session`] the node holds one. [`Session::close`] waits for that, and
-/// [`Session::orphan`] leaves the lease to whoever resumes it.
+/// [`Session::detach`] leaves the lease to whoever resumes it.
 ///
 /// What others see of its end:
 ///
 /// | how it ends | its lease, with its keys |
 /// |---|---|
 /// | closed, last handle dropped, node shut down | revoked at once |
-/// | orphaned | runs out after its TTL, unless it is resumed |
+/// | detached | runs out after its TTL, unless it is resumed |
 /// | not renewed in time (a partition, a pause), or the node has crashed or was dropped | runs out after its TTL, plus the [lock delay](OpenSession::lock_delay) |
 ///
 /// The node's own session is revoked as soon as its node, or the next life of it, can say so.
@@ -44,23 +44,23 @@ impl Session {
 
     /// The lease, to bind keys to.
     pub fn lease(&self) -> LeaseId {
-        self.state().lease
+        self.shared_session().lease
     }
 
     /// How long it is believed in without renewal, before the drift bound is taken off. Its lease lives
     /// for [`Session::lock_delay`] longer.
     pub fn ttl(&self) -> Duration {
-        self.state().ttl
+        self.shared_session().ttl
     }
 
     /// How long its keys outlive an end that was not orderly, at least. Zero unless asked for.
     pub fn lock_delay(&self) -> Duration {
-        self.state().delay
+        self.shared_session().delay
     }
 
     /// What others see of it; empty for a lease that was made by [`Client::grant`] and resumed.
     pub fn label(&self) -> &str {
-        &self.state().label
+        &self.shared_session().label
     }
 
     /// A client that works through the session's node.
@@ -73,7 +73,7 @@ impl Session {
     pub fn valid_until(&self) -> Moment {
         match self.end() {
             Some(_) => Moment::default(),
-            None => self.state().valid_until(),
+            None => self.shared_session().valid_until(),
         }
     }
 
@@ -81,30 +81,30 @@ impl Session {
     /// suspended until this very moment.
     ///
     /// ```
-    /// # use bowline::{Config, Node, SessionEnd, Standing, Blocking};
+    /// # use bowline::{Config, Node, SessionEndReason, SessionState, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().block()?;
-    /// assert_eq!(session.standing(), Standing::Confirmed(session.valid_until()));
+    /// assert_eq!(session.state(), SessionState::Active(session.valid_until()));
     /// session.close().block()?;
-    /// assert_eq!(session.standing(), Standing::Ended(SessionEnd::Closed));
+    /// assert_eq!(session.state(), SessionState::Ended(SessionEndReason::Closed));
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn standing(&self) -> Standing {
-        self.state().standing(self.shared().now(), self.shared().settings.drift)
+    pub fn state(&self) -> SessionState {
+        self.shared_session().standing(self.shared().now(), self.shared().settings.drift)
     }
 
     /// Why the session has ended, if it has.
-    pub fn end(&self) -> Option<SessionEnd> {
-        self.state().end(self.shared().now())
+    pub fn end(&self) -> Option<SessionEndReason> {
+        self.shared_session().end(self.shared().now())
     }
 
     /// Waits until the session has ended.
-    pub async fn ended(&self) -> SessionEnd {
+    pub async fn ended(&self) -> SessionEndReason {
         self.until(|standing| match standing {
-            Standing::Ended(why) => Some(why),
-            Standing::Confirmed(_) | Standing::Overdue(_) => None,
+            SessionState::Ended(why) => Some(why),
+            SessionState::Active(_) | SessionState::RenewalOverdue(_) => None,
         })
         .await
     }
@@ -113,16 +113,16 @@ impl Session {
     /// what must not run on without the session, or to step down. Ready at once if that is so already.
     /// Judged by the clock at each poll; the node wakes it, within a quarter of a heartbeat. A session
     /// that is overdue may recover: then this can be waited for again.
-    pub async fn at_risk(&self) -> Standing {
+    pub async fn at_risk(&self) -> SessionState {
         self.until(|standing| match standing {
-            Standing::Overdue(_) | Standing::Ended(_) => Some(standing),
-            Standing::Confirmed(_) => None,
+            SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(standing),
+            SessionState::Active(_) => None,
         })
         .await
     }
 
-    async fn until<T>(&self, mut judge: impl FnMut(Standing) -> Option<T>) -> T {
-        let mut told = self.state().watch();
+    async fn until<T>(&self, mut judge: impl FnMut(SessionState) -> Option<T>) -> T {
+        let mut told = self.shared_session().watch();
         let mut change = pin!(async move {
             while told.changed().await.is_ok() {}
             // The channel lives as long as this session: it does not close.
@@ -130,7 +130,7 @@ impl Session {
         });
         poll_fn(|context| {
             let _: Poll<()> = change.as_mut().poll(context);
-            judge(self.standing()).map_or(Poll::Pending, Poll::Ready)
+            judge(self.state()).map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
@@ -142,18 +142,18 @@ impl Session {
     /// # Errors
     /// [`Error::Deadline`] if that could not be confirmed in time; the node goes on trying. If the session had not been
     /// renewed in time before this, it does not: the lease runs out by itself.
-    /// [`Error::SessionEnded`], and nothing is done, if it was orphaned, or if it has a lock delay and was
+    /// [`Error::SessionEnded`], and nothing is done, if it was detached, or if it has a lock delay and was
     /// not renewed in time: then its keys stay for the delay, for which it was asked.
     pub async fn close(&self) -> Result<(), Error> {
-        let (state, shared) = (self.state(), self.shared());
-        match state.finish(SessionEnd::Closed, shared.now()) {
+        let (state, shared) = (self.shared_session(), self.shared());
+        match state.finish(SessionEndReason::Closed, shared.now()) {
             None => shared.push(Input::PartSession(Arc::clone(state), Parting::Closed)),
-            Some(end @ SessionEnd::NotRenewed) if state.delay > Duration::ZERO => {
+            Some(end @ SessionEndReason::NotRenewed) if state.delay > Duration::ZERO => {
                 return Err(Error::ended(end, shared));
             }
-            Some(end @ SessionEnd::Orphaned) => return Err(Error::ended(end, shared)),
+            Some(end @ SessionEndReason::Detached) => return Err(Error::ended(end, shared)),
             // Whoever is granted a lease of that name now is somebody else.
-            Some(SessionEnd::LeaseEnded) => return Ok(()),
+            Some(SessionEndReason::LeaseEnded) => return Ok(()),
             Some(_) => {}
         }
         let effect = Effect::Unknown;
@@ -172,16 +172,16 @@ impl Session {
     /// for the TTL from the last renewal. A guard of a lock reports the loss; whether its key stays is
     /// its own affair.
     ///
-    /// A node's own session cannot be resumed: orphaned, it only runs out.
-    pub fn orphan(self) -> LeaseId {
-        let (state, shared) = (self.state(), self.shared());
-        if state.finish(SessionEnd::Orphaned, shared.now()).is_none() {
-            shared.push(Input::PartSession(Arc::clone(state), Parting::Orphaned));
+    /// A node's own session cannot be resumed: detached, it only runs out.
+    pub fn detach(self) -> LeaseId {
+        let (state, shared) = (self.shared_session(), self.shared());
+        if state.finish(SessionEndReason::Detached, shared.now()).is_none() {
+            shared.push(Input::PartSession(Arc::clone(state), Parting::Detached));
         }
         state.lease
     }
 
-    pub(crate) fn state(&self) -> &Arc<SessionState> {
+    pub(crate) fn shared_session(&self) -> &Arc<SharedSession> {
         &self.claim.state
     }
 
@@ -194,7 +194,7 @@ impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
             .field("lease", &self.lease())
-            .field("standing", &self.standing())
+            .field("standing", &self.state())
             .finish_non_exhaustive()
     }
 }

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LeaseId, LeaseLife, LogIndex,
-    MemberAnswer, MemberWish, NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId, Standing,
+    ClusterId, ClusterVersion, DiskId, FoundingState, Hello, Incarnation, LeaseId, LeaseLife,
+    LogIndex, MemberAnswer, MemberWish, NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId,
 };
 
 /// The format of messages that this build writes, and the newest that it reads.
@@ -274,8 +274,8 @@ impl Encode for Hello {
         to.fixed_u128(self.disk.0);
         to.number(self.incarnation.get());
         match &self.standing {
-            Standing::Blank => to.byte(0),
-            Standing::Founded(founding) => {
+            FoundingState::Blank => to.byte(0),
+            FoundingState::Founded(founding) => {
                 to.byte(1);
                 encode_founding(founding, to);
             }
@@ -297,8 +297,8 @@ impl Decode for Hello {
             disk: DiskId(from.fixed_u128()?),
             incarnation: Incarnation(from.number()?),
             standing: match from.byte()? {
-                0 => Standing::Blank,
-                1 => Standing::Founded(decode_founding(from)?),
+                0 => FoundingState::Blank,
+                1 => FoundingState::Founded(decode_founding(from)?),
                 found => return Err(CodecError::Newer { what: "standing", found: found.into() }),
             },
             since: LogIndex(from.number()?),

@@ -528,8 +528,8 @@ impl Sample {
             disk: DiskId(self.next().into()),
             incarnation: Incarnation(self.number()),
             standing: match self.flip() {
-                true => Standing::Blank,
-                false => Standing::Founded(
+                true => FoundingState::Blank,
+                false => FoundingState::Founded(
                     self.list(8, |sample| (sample.node(), DiskId(sample.next().into())))
                         .into_iter()
                         .collect(),

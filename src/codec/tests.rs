@@ -202,13 +202,13 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         to: node(2),
         disk: DiskId(0xaabb),
         incarnation,
-        standing: Standing::Blank,
+        standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
         speaks: ClusterVersion::NEWEST,
     };
     let founding = [(node(1), DiskId(0xaabb)), (node(2), DiskId(u128::MAX))].into();
-    let founded = Hello { standing: Standing::Founded(founding), ..hello.clone() };
+    let founded = Hello { standing: FoundingState::Founded(founding), ..hello.clone() };
     let Some(Item::Proposal(proposal)) = entry(Command::Put(Put::new("k", "v"))).pop() else {
         unreachable!("an entry of one proposal");
     };

@@ -100,7 +100,7 @@ macro_rules! label_of {
                 Self::ALL
             }
             fn text(self) -> &'static str {
-                self.word()
+                self.as_str()
             }
         })*
     };

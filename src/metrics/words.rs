@@ -15,7 +15,7 @@ macro_rules! label {
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
             /// Its word in the text for Prometheus.
-            pub fn word(self) -> &'static str {
+            pub fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $word,)* }
             }
         }

@@ -16,7 +16,7 @@ pub enum AlarmKind {
     /// There is no room: what makes the state grow is refused, which is a put, a grant of a lease, and a transaction with
     /// a put in either branch. Reads, deletions, compaction, and the end and the renewal of leases go on.
     NoSpace,
-    /// The copies of the state may differ: that, and whatever [acting clients](crate::Client::acting_as) would change, is
+    /// The copies of the state may differ: that, and whatever [acting clients](crate::Client::as_user) would change, is
     /// refused. Reads go on; and what a program of the cluster takes back itself, so that its locks are released.
     Corrupt,
 }

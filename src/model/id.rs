@@ -122,7 +122,7 @@ impl fmt::Debug for NodeId {
 /// assert_eq!((lease.to_string(), "7f3a".parse()), ("7f3a".to_owned(), Ok(lease)));
 /// assert_eq!(u64::from(lease), 0x7f3a);
 /// assert!("0".parse::<LeaseId>().is_err());
-/// # Ok::<(), bowline::NotALeaseId>(())
+/// # Ok::<(), bowline::ParseLeaseIdError>(())
 /// ```
 ///
 /// etcd allows any 64-bit number but 0 as an id, negative ones too; here the same 64 bits are read
@@ -156,27 +156,27 @@ impl fmt::Display for LeaseId {
 #[error(
     "not the id of a lease, which is a number of 64 bits, not 0, in hexadecimal digits when it is written"
 )]
-pub struct NotALeaseId;
+pub struct ParseLeaseIdError;
 
 /// As [`LeaseId`] is printed, in letters of either case.
 impl FromStr for LeaseId {
-    type Err = NotALeaseId;
+    type Err = ParseLeaseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NotALeaseId> {
+    fn from_str(text: &str) -> Result<Self, ParseLeaseIdError> {
         // An empty text is refused by the number; neither a sign is, nor zeros before it.
         let is_number =
             |text: &&str| text.len() <= 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
         let digits = Some(text).filter(is_number);
         let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        number.and_then(LeaseId::new).ok_or(NotALeaseId)
+        number.and_then(LeaseId::new).ok_or(ParseLeaseIdError)
     }
 }
 
 impl TryFrom<u64> for LeaseId {
-    type Error = NotALeaseId;
+    type Error = ParseLeaseIdError;
 
-    fn try_from(id: u64) -> Result<Self, NotALeaseId> {
-        LeaseId::new(id).ok_or(NotALeaseId)
+    fn try_from(id: u64) -> Result<Self, ParseLeaseIdError> {
+        LeaseId::new(id).ok_or(ParseLeaseIdError)
     }
 }
 
@@ -253,8 +253,8 @@ mod tests {
             "10000000000000000",
             "0000000000000000f",
         ] {
-            assert_eq!(text.parse::<LeaseId>(), Err(NotALeaseId), "{text:?}");
+            assert_eq!(text.parse::<LeaseId>(), Err(ParseLeaseIdError), "{text:?}");
         }
-        assert_eq!(LeaseId::try_from(0), Err(NotALeaseId));
+        assert_eq!(LeaseId::try_from(0), Err(ParseLeaseIdError));
     }
 }

@@ -35,7 +35,7 @@ pub struct Hello {
     /// Which life of it.
     pub incarnation: Incarnation,
     /// Whether the sender has founded its cluster, or joined it.
-    pub standing: Standing,
+    pub standing: FoundingState,
     /// The log entry that made the sender a member; 1 for the founders.
     pub since: LogIndex,
     /// Where the sender can be reached, `host:port`; empty if nowhere.
@@ -46,7 +46,7 @@ pub struct Hello {
 
 /// How far a member is with founding its cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum FoundingState {
     /// Its disk is new and it has not met all founding members yet.
     Blank,
     /// It has met them, or has joined later: which disk each founder had.

@@ -29,7 +29,7 @@ pub use access::{
 pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use id::{
-    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, NotALeaseId,
+    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, ParseLeaseIdError,
     Revision, Term,
 };
 pub use join::{JoinAnswer, JoinAsk, Joined};
@@ -39,7 +39,9 @@ pub use member::{
     Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };
 pub(crate) use member::{addresses, are_addresses, is_address, is_nowhere};
-pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
+pub use message::{
+    FoundingState, Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal,
+};
 pub use moment::Moment;
 pub(crate) use open::OpenKeys;
 pub use outcome::{

@@ -14,7 +14,7 @@ use super::origin::OriginError;
 /// supervisor does about it. The same start, tried again, ends as before, but where it says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum DataFault {
+pub enum DataErrorKind {
     /// Another node runs on it, in this process or another one. Start again when that one has ended; if that is not an
     /// earlier life of this very node, two configurations name one directory.
     InUse,
@@ -41,7 +41,7 @@ pub enum DataFault {
     Other,
 }
 
-impl DataFault {
+impl DataErrorKind {
     /// What the disk says while a node looks for what it joined with.
     pub(crate) fn of_io(error: &io::Error) -> Self {
         match error.kind() {

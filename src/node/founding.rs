@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use std::time::Duration;
 
-use crate::model::{DiskId, Hello, Moment, NodeId, Standing};
+use crate::model::{DiskId, FoundingState, Hello, Moment, NodeId};
 use crate::wal;
 
 /// A member that founds a cluster alone, or with members that start at the same time, logs no line about it.
@@ -56,17 +56,17 @@ impl Founding {
     /// The sentence to stop with, if the cluster exists and this disk is not part of it.
     pub(crate) fn hear(&mut self, hello: &Hello) -> Result<(), String> {
         match &hello.standing {
-            Standing::Blank if self.told => Ok(()),
-            Standing::Blank => {
+            FoundingState::Blank if self.told => Ok(()),
+            FoundingState::Blank => {
                 self.met.insert(hello.from, hello.disk);
                 Ok(())
             }
-            Standing::Founded(list) if list.get(&self.me) == Some(&self.disk) => {
+            FoundingState::Founded(list) if list.get(&self.me) == Some(&self.disk) => {
                 self.met.clone_from(list);
                 self.told = true;
                 Ok(())
             }
-            Standing::Founded(_) => Err(format!(
+            FoundingState::Founded(_) => Err(format!(
                 "member {} says that the cluster exists already and that this member's data was on \
                  another disk: a member that has lost its disk must be replaced under a new id, it \
                  cannot come back empty under its old one",
@@ -128,7 +128,7 @@ mod tests {
         NodeId::new(id).unwrap()
     }
 
-    fn hello(from: u64, disk: u128, standing: Standing) -> Hello {
+    fn hello(from: u64, disk: u128, standing: FoundingState) -> Hello {
         Hello {
             cluster: ClusterId(7),
             from: node(from),
@@ -159,22 +159,22 @@ mod tests {
     #[test]
     fn the_founder_waits_until_it_has_met_everybody() {
         let mut founding = three(1);
-        founding.hear(&hello(2, 2, Standing::Blank)).unwrap();
+        founding.hear(&hello(2, 2, FoundingState::Blank)).unwrap();
         assert_eq!(founding.done(), None);
         assert_eq!(founding.missing(), [node(3)]);
-        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        founding.hear(&hello(3, 3, FoundingState::Blank)).unwrap();
         assert_eq!(founding.done(), Some(list([1, 2, 3])));
     }
 
     #[test]
     fn the_others_wait_for_the_founders_list_even_if_they_have_met_everybody() {
         let mut founding = three(2);
-        founding.hear(&hello(1, 1, Standing::Blank)).unwrap();
-        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        founding.hear(&hello(1, 1, FoundingState::Blank)).unwrap();
+        founding.hear(&hello(3, 3, FoundingState::Blank)).unwrap();
         assert_eq!(founding.done(), None);
-        founding.hear(&hello(3, 3, Standing::Founded(list([1, 2, 3])))).unwrap();
+        founding.hear(&hello(3, 3, FoundingState::Founded(list([1, 2, 3])))).unwrap();
         assert_eq!(founding.done(), Some(list([1, 2, 3])));
-        founding.hear(&hello(1, 1, Standing::Founded(list([1, 2, 3])))).unwrap();
+        founding.hear(&hello(1, 1, FoundingState::Founded(list([1, 2, 3])))).unwrap();
         assert_eq!(founding.done(), Some(list([1, 2, 3])), "it may be told twice");
     }
 
@@ -185,21 +185,22 @@ mod tests {
         assert_eq!(founding.report(at(0)), None);
         assert_eq!(founding.report(at(499)), None, "the others may be starting");
         assert_eq!(founding.report(at(500)), Some(vec![node(1), node(3)]));
-        founding.hear(&hello(1, 1, Standing::Blank)).unwrap();
+        founding.hear(&hello(1, 1, FoundingState::Blank)).unwrap();
         assert_eq!(founding.report(at(1_400)), None);
         assert_eq!(founding.report(at(1_500)), Some(vec![node(3)]));
         assert_eq!(founding.report(at(61_400)), None);
         assert_eq!(founding.report(at(61_500)), Some(vec![node(3)]));
-        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        founding.hear(&hello(3, 3, FoundingState::Blank)).unwrap();
         assert_eq!(founding.waits_for(), [node(1)], "the founder has not met all of them");
-        founding.hear(&hello(3, 3, Standing::Founded(list([1, 2, 3])))).unwrap();
+        founding.hear(&hello(3, 3, FoundingState::Founded(list([1, 2, 3])))).unwrap();
         assert_eq!(founding.waits_for(), []);
     }
 
     #[test]
     fn a_member_whose_disk_is_not_in_the_list_stops() {
         for me in [1, 2] {
-            let why = three(me).hear(&hello(3, 3, Standing::Founded(list([8, 9, 3])))).unwrap_err();
+            let why =
+                three(me).hear(&hello(3, 3, FoundingState::Founded(list([8, 9, 3])))).unwrap_err();
             assert!(why.contains("must be replaced under a new id"), "{why}");
         }
     }

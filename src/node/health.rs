@@ -78,7 +78,7 @@ impl Pulse {
 /// The gravest thing that can be said of a node. See [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum HealthStatus {
     /// It has stopped, and does nothing any more.
     Stopped,
     /// It has not given a sign of life for two election timeouts: it is held still, or waits for
@@ -105,20 +105,20 @@ pub enum Verdict {
     Healthy,
 }
 
-impl Verdict {
+impl HealthStatus {
     /// A word for programs. It never changes.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Verdict::Stopped => "stopped",
-            Verdict::Stuck => "stuck",
-            Verdict::Founding => "founding",
-            Verdict::Restoring => "restoring",
-            Verdict::Diverged => "diverged",
-            Verdict::NoQuorum => "no_quorum",
-            Verdict::DiskFull => "disk_full",
-            Verdict::DiskSlow => "disk_slow",
-            Verdict::CatchingUp => "catching_up",
-            Verdict::Healthy => "healthy",
+            HealthStatus::Stopped => "stopped",
+            HealthStatus::Stuck => "stuck",
+            HealthStatus::Founding => "founding",
+            HealthStatus::Restoring => "restoring",
+            HealthStatus::Diverged => "diverged",
+            HealthStatus::NoQuorum => "no_quorum",
+            HealthStatus::DiskFull => "disk_full",
+            HealthStatus::DiskSlow => "disk_slow",
+            HealthStatus::CatchingUp => "catching_up",
+            HealthStatus::Healthy => "healthy",
         }
     }
 }
@@ -128,7 +128,7 @@ impl Verdict {
 #[non_exhaustive]
 pub struct Health {
     /// The gravest thing that can be said of it.
-    pub verdict: Verdict,
+    pub status: HealthStatus,
     /// Why it has stopped, if it has.
     pub stopped: Option<StopReason>,
     /// How long ago it gave its last sign of life.
@@ -144,7 +144,7 @@ pub struct Health {
     /// since the start.
     pub in_touch: Option<Duration>,
     /// Whether calls that need a leader can be expected to find one. Stays true while a leader that has
-    /// failed is replaced, and becomes false as [`Verdict::NoQuorum`] describes. Judged at the node's last
+    /// failed is replaced, and becomes false as [`HealthStatus::NoQuorum`] describes. Judged at the node's last
     /// sign of life.
     pub has_leader: bool,
     /// Whether the contact with the leader has been interrupted for an election timeout, or no leader is known:
@@ -185,7 +185,7 @@ impl Health {
     ) -> Self {
         let owed = pulse.log_owes_since.map_or(Duration::ZERO, |since| now.since(since));
         let mut health = Self {
-            verdict: Verdict::Healthy,
+            status: HealthStatus::Healthy,
             stopped,
             silent: now.since(pulse.at),
             unmet: pulse.founding.clone().unwrap_or_default(),
@@ -212,39 +212,39 @@ impl Health {
         health.electing |= !is_within(now, election_timeout);
         let lost = !is_within(now, limit);
         let verdicts = [
-            (Verdict::Stopped, health.stopped.is_some()),
-            (Verdict::Stuck, health.silent > patience),
-            (Verdict::Founding, pulse.founding.is_some()),
-            (Verdict::Restoring, pulse.restoring),
-            (Verdict::Diverged, health.diverged),
-            (Verdict::NoQuorum, lost),
-            (Verdict::DiskFull, health.disk_full),
-            (Verdict::DiskSlow, health.sync >= election_timeout / 2),
-            (Verdict::CatchingUp, health.fetching || health.behind >= BEHIND),
+            (HealthStatus::Stopped, health.stopped.is_some()),
+            (HealthStatus::Stuck, health.silent > patience),
+            (HealthStatus::Founding, pulse.founding.is_some()),
+            (HealthStatus::Restoring, pulse.restoring),
+            (HealthStatus::Diverged, health.diverged),
+            (HealthStatus::NoQuorum, lost),
+            (HealthStatus::DiskFull, health.disk_full),
+            (HealthStatus::DiskSlow, health.sync >= election_timeout / 2),
+            (HealthStatus::CatchingUp, health.fetching || health.behind >= BEHIND),
         ];
         let gravest = verdicts.into_iter().find(|(_, is)| *is).map(|(verdict, _)| verdict);
-        health.verdict = gravest.unwrap_or(Verdict::Healthy);
+        health.status = gravest.unwrap_or(HealthStatus::Healthy);
         health
     }
 
     /// Whether it lives: it has not stopped and gives signs of life. If not, restarting it is right.
     pub fn is_alive(&self) -> bool {
-        !matches!(self.verdict, Verdict::Stopped | Verdict::Stuck)
+        !matches!(self.status, HealthStatus::Stopped | HealthStatus::Stuck)
     }
 
     /// Whether reads and writes through it can be expected to succeed; while its disk is full, only those
     /// writes that do not grow the state. What an alarm forbids that somebody has raised is not looked at
     /// ([`Client::alarms`](crate::Client::alarms)).
     pub fn is_serving(&self) -> bool {
-        self.verdict >= Verdict::DiskFull
+        self.status >= HealthStatus::DiskFull
     }
 }
 
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.state(f)?;
-        match self.verdict {
-            Verdict::Founding | Verdict::NoQuorum => {
+        match self.status {
+            HealthStatus::Founding | HealthStatus::NoQuorum => {
                 self.rejected.iter().try_for_each(|why| write!(f, "; rejected: {why}"))
             }
             _ => Ok(()),
@@ -256,29 +256,29 @@ impl Health {
     /// The status as a sentence.
     fn state(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leader = self.leader.as_deref().unwrap_or("nobody");
-        match self.verdict {
-            Verdict::Stopped => match &self.stopped {
+        match self.status {
+            HealthStatus::Stopped => match &self.stopped {
                 Some(why) => write!(f, "the node has stopped: {why}"),
                 None => f.write_str("the node has stopped"),
             },
-            Verdict::Stuck => {
+            HealthStatus::Stuck => {
                 write!(f, "the node has given no sign of life for {:.1?}", self.silent)
             }
-            Verdict::Founding if self.unmet.is_empty() => {
+            HealthStatus::Founding if self.unmet.is_empty() => {
                 f.write_str("the node waits for its cluster to be founded")
             }
-            Verdict::Founding => write!(
+            HealthStatus::Founding => write!(
                 f,
                 "the cluster is not founded yet: waiting for {}",
                 self.unmet.join(", ")
             ),
-            Verdict::Restoring => f.write_str(
+            HealthStatus::Restoring => f.write_str(
                 "the node has lost the state that its log begins with, and fetches it from another member",
             ),
-            Verdict::Diverged => f.write_str(
+            HealthStatus::Diverged => f.write_str(
                 "the replicas differ and no majority says which is right: writes are refused",
             ),
-            Verdict::NoQuorum => match (&self.leader, self.in_touch) {
+            HealthStatus::NoQuorum => match (&self.leader, self.in_touch) {
                 (None, None) => f.write_str("the node knows of no leader"),
                 (None, Some(touched)) => {
                     write!(f, "the node has known of no leader for {touched:.1?}")
@@ -291,24 +291,24 @@ impl Health {
                     write!(f, "the node has not heard of its leader {leader} for {touched:.1?}")
                 }
             },
-            Verdict::DiskFull => f.write_str(
+            HealthStatus::DiskFull => f.write_str(
                 "the disk is full: what would make the state grow is refused until there is room",
             ),
-            Verdict::DiskSlow => {
+            HealthStatus::DiskSlow => {
                 write!(f, "the disk is slow: a sync of the log took {:.1?}", self.sync)
             }
-            Verdict::CatchingUp if self.fetching => {
+            HealthStatus::CatchingUp if self.fetching => {
                 write!(f, "the node fetches a snapshot: it is {} entries behind", self.behind)
             }
-            Verdict::CatchingUp => {
+            HealthStatus::CatchingUp => {
                 write!(f, "the node is catching up with {leader}: {} entries to go", self.behind)
             }
-            Verdict::Healthy if self.electing => {
+            HealthStatus::Healthy if self.electing => {
                 let touched = self.in_touch.unwrap_or_default();
                 write!(f, "the node waits for a leader: the last contact was {touched:.1?} ago")
             }
-            Verdict::Healthy if self.leads => f.write_str("all is well: the node leads"),
-            Verdict::Healthy => write!(f, "all is well: the node follows {leader}"),
+            HealthStatus::Healthy if self.leads => f.write_str("all is well: the node leads"),
+            HealthStatus::Healthy => write!(f, "all is well: the node follows {leader}"),
         }
     }
 }
@@ -364,7 +364,7 @@ mod tests {
 
     fn judge(pulse: Pulse) -> (&'static str, String) {
         let health = Health::judge(pulse, None, at(10_010), T);
-        (health.verdict.word(), health.to_string())
+        (health.status.as_str(), health.to_string())
     }
 
     #[test]
@@ -491,7 +491,7 @@ mod tests {
         }
         let never = Pulse { quorum_connected: true, ..Pulse::unborn(at(10_000)) };
         let never = Health::judge(never, None, at(10_000), T);
-        assert!(!never.has_leader && never.verdict == Verdict::NoQuorum);
+        assert!(!never.has_leader && never.status == HealthStatus::NoQuorum);
         let stopped = Health::judge(well(), Some(StopReason::Shutdown), at(10_000), T);
         assert!(!stopped.has_leader);
     }
@@ -499,15 +499,19 @@ mod tests {
     #[test]
     fn pause_of_the_process_is_no_loss_of_the_leader() {
         let health = Health::judge(well(), None, at(60_000), T);
-        assert!(health.has_leader && health.verdict == Verdict::Stuck);
+        assert!(health.has_leader && health.status == HealthStatus::Stuck);
     }
 
     #[test]
     fn silence_is_counted_until_the_question() {
         let health = |now| Health::judge(well(), None, at(now), T);
-        assert_eq!(health(10_900).verdict, Verdict::Healthy);
-        assert_eq!(health(10_901).verdict, Verdict::NoQuorum, "two election timeouts have passed");
-        assert_eq!(health(11_001).verdict, Verdict::Stuck);
+        assert_eq!(health(10_900).status, HealthStatus::Healthy);
+        assert_eq!(
+            health(10_901).status,
+            HealthStatus::NoQuorum,
+            "two election timeouts have passed"
+        );
+        assert_eq!(health(11_001).status, HealthStatus::Stuck);
         assert!(health(10_901).is_alive() && !health(10_901).is_serving());
     }
 

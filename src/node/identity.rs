@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{
-    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, Members, NodeId, Standing,
+    ClusterId, ClusterVersion, DiskId, FoundingState, Hello, Incarnation, LogIndex, Members, NodeId,
 };
 use crate::transport::{self, Introducer};
 use crate::wal;
@@ -27,7 +27,7 @@ pub(crate) struct Identity {
 
 #[derive(Debug)]
 struct Known {
-    standing: Standing,
+    standing: FoundingState,
     members: Arc<Members>,
     /// Whether the others may still need who was removed.
     unsettled: bool,
@@ -41,7 +41,7 @@ impl Identity {
         incarnation: Incarnation,
         founders: Option<wal::Founding>,
     ) -> Self {
-        let standing = founders.map_or(Standing::Blank, Standing::Founded);
+        let standing = founders.map_or(FoundingState::Blank, FoundingState::Founded);
         Self {
             cluster: settings.cluster,
             node: settings.node,
@@ -70,14 +70,14 @@ impl Identity {
 
     /// The list of founders is on its disk.
     pub(crate) fn founded(&self, founders: wal::Founding) {
-        self.known().standing = Standing::Founded(founders);
+        self.known().standing = FoundingState::Founded(founders);
     }
 
     /// Who founded the cluster; nobody, before it is founded.
     pub(crate) fn founders(&self) -> wal::Founding {
         match &self.known().standing {
-            Standing::Blank => wal::Founding::new(),
-            Standing::Founded(founders) => founders.clone(),
+            FoundingState::Blank => wal::Founding::new(),
+            FoundingState::Founded(founders) => founders.clone(),
         }
     }
 
@@ -94,9 +94,11 @@ impl Identity {
         // One that has not applied its own joining yet: later than anything that others have applied.
         let since = match (&standing, row) {
             (_, Some(member)) => member.since,
-            (Standing::Founded(founders), None) if founders.contains_key(&self.node) => LogIndex(1),
-            (Standing::Blank, None) => LogIndex(1),
-            (Standing::Founded(_), None) => LogIndex(u64::MAX),
+            (FoundingState::Founded(founders), None) if founders.contains_key(&self.node) => {
+                LogIndex(1)
+            }
+            (FoundingState::Blank, None) => LogIndex(1),
+            (FoundingState::Founded(_), None) => LogIndex(u64::MAX),
         };
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
         let (address, speaks) = (self.address.clone(), self.speaks);
@@ -112,15 +114,17 @@ impl Introducer for Identity {
     fn known(&self) -> transport::Known {
         let known = self.known();
         match &known.standing {
-            Standing::Blank => transport::Known::Founders(self.founders.keys().copied().collect()),
+            FoundingState::Blank => {
+                transport::Known::Founders(self.founders.keys().copied().collect())
+            }
             // Nothing has been applied yet.
-            Standing::Founded(founders) if known.members.rows().is_empty() => {
+            FoundingState::Founded(founders) if known.members.rows().is_empty() => {
                 transport::Known::Members(Arc::new(Members::founded(founders)))
             }
-            Standing::Founded(_) if known.unsettled => {
+            FoundingState::Founded(_) if known.unsettled => {
                 transport::Known::Unsettled(Arc::clone(&known.members))
             }
-            Standing::Founded(_) => transport::Known::Members(Arc::clone(&known.members)),
+            FoundingState::Founded(_) => transport::Known::Members(Arc::clone(&known.members)),
         }
     }
 
@@ -129,8 +133,8 @@ impl Introducer for Identity {
         let announced = known.members.get(of).map(|member| &member.name);
         // Until it has said so itself, a founder is called as the configuration says.
         let founds = match &known.standing {
-            Standing::Blank => true,
-            Standing::Founded(founders) => founders.contains_key(&of),
+            FoundingState::Blank => true,
+            FoundingState::Founded(founders) => founders.contains_key(&of),
         };
         let configured = || self.founders.get(&of).filter(|_| founds).map(|contact| &contact.name);
         announced.filter(|name| !name.is_empty()).or_else(configured).cloned()

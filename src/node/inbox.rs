@@ -19,7 +19,7 @@ use super::answer::{CallError, CallResult, ReplyTo};
 use super::bell::{Bell, Sleeper};
 use super::lease_calls::LeaseCall;
 use super::reads::Asking;
-use super::session::{Parting, SessionState};
+use super::session::{Parting, SharedSession};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
 use super::story::Story;
@@ -60,8 +60,8 @@ pub(crate) enum Input {
     ResumeSession(SessionResuming),
     /// A caller has a lease renewed, or wants to know how long it lives.
     Lease(LeaseCall),
-    /// A session was closed or orphaned, or a claim on it dropped.
-    PartSession(Arc<SessionState>, Parting),
+    /// A session was closed or detached, or a claim on it dropped.
+    PartSession(Arc<SharedSession>, Parting),
     /// Somebody who is no member wants to become one.
     Join(JoinAsk, JoinReply),
     /// The cluster has let somebody in, or not.

@@ -30,41 +30,41 @@ use super::shared::Shared;
 /// Why a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum SessionEnd {
+pub enum SessionEndReason {
     /// It was closed.
     Closed,
     /// No renewal was confirmed in time: by this node's own clock the lease may have ended.
     NotRenewed,
     /// The lease has ended: it was revoked, or the cluster counted it out.
     LeaseEnded,
-    /// It was left to whoever resumes its lease: [`Session::orphan`](crate::Session::orphan).
-    Orphaned,
+    /// It was left to whoever resumes its lease: [`Session::detach`](crate::Session::detach).
+    Detached,
     /// The node has stopped, or is being shut down.
     NodeStopped,
 }
 
-impl std::fmt::Display for SessionEnd {
+impl std::fmt::Display for SessionEndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            SessionEnd::Closed => "it was closed",
-            SessionEnd::NotRenewed => "no renewal was confirmed in time",
-            SessionEnd::LeaseEnded => "its lease was revoked or has expired",
-            SessionEnd::Orphaned => "it was left to whoever resumes its lease",
-            SessionEnd::NodeStopped => "its node has stopped",
+            SessionEndReason::Closed => "it was closed",
+            SessionEndReason::NotRenewed => "no renewal was confirmed in time",
+            SessionEndReason::LeaseEnded => "its lease was revoked or has expired",
+            SessionEndReason::Detached => "it was left to whoever resumes its lease",
+            SessionEndReason::NodeStopped => "its node has stopped",
         })
     }
 }
 
 /// How a session stands, by this node's clock at the moment of the look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum SessionState {
     /// Its lease lives, at least until this moment.
-    Confirmed(Moment),
+    Active(Moment),
     /// Its lease lives until this moment, but renewals are overdue: less than a third of the time for
     /// which a renewal is trusted is left. It is confirmed again if one comes through.
-    Overdue(Moment),
+    RenewalOverdue(Moment),
     /// It is over, for good.
-    Ended(SessionEnd),
+    Ended(SessionEndReason),
 }
 
 /// Why a lease is not kept alive as it was asked for. Nothing was changed.
@@ -105,11 +105,11 @@ pub enum ResumeRefusal {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Told {
     /// It is confirmed.
-    Confirmed,
+    Active,
     /// Renewals are overdue.
-    Overdue,
+    RenewalOverdue,
     /// It is over.
-    Ended(SessionEnd),
+    Ended(SessionEndReason),
 }
 
 /// What a session is opened with.
@@ -127,7 +127,7 @@ pub(crate) struct SessionTerms {
 
 /// A session as its holders see it.
 #[derive(Debug)]
-pub(crate) struct SessionState {
+pub(crate) struct SharedSession {
     /// The lease.
     pub(crate) lease: LeaseId,
     /// How long it is believed in without renewal.
@@ -145,24 +145,24 @@ pub(crate) struct SessionState {
 #[derive(Debug)]
 struct Belief {
     valid_until: Moment,
-    ended: Option<SessionEnd>,
+    ended: Option<SessionEndReason>,
 }
 
 impl Belief {
     /// Why it has ended, if it has. Looking after `valid_until` ends it.
-    fn end(&mut self, now: Moment) -> Option<SessionEnd> {
+    fn end(&mut self, now: Moment) -> Option<SessionEndReason> {
         if self.ended.is_none() && now >= self.valid_until {
-            self.ended = Some(SessionEnd::NotRenewed);
+            self.ended = Some(SessionEndReason::NotRenewed);
         }
         self.ended
     }
 }
 
-impl SessionState {
+impl SharedSession {
     pub(super) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
         let SessionTerms { ttl, delay, label, own: _ } = terms;
         let belief = Mutex::new(Belief { valid_until, ended: None });
-        let told = watch::Sender::new(Told::Confirmed);
+        let told = watch::Sender::new(Told::Active);
         Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
     }
 
@@ -185,7 +185,7 @@ impl SessionState {
     }
 
     /// Why the session has ended, if it has. Looking after `valid_until` ends it.
-    pub(crate) fn end(&self, now: Moment) -> Option<SessionEnd> {
+    pub(crate) fn end(&self, now: Moment) -> Option<SessionEndReason> {
         let ended = self.belief.lock().unwrap_or_else(PoisonError::into_inner).end(now);
         if let Some(why) = ended {
             self.tell(Told::Ended(why));
@@ -194,19 +194,19 @@ impl SessionState {
     }
 
     /// Why it has ended, if that was told already: without a look at the clock.
-    pub(crate) fn ended(&self) -> Option<SessionEnd> {
+    pub(crate) fn ended(&self) -> Option<SessionEndReason> {
         self.belief.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
     /// How it stands. Looking after `valid_until` ends it.
-    pub(crate) fn standing(&self, now: Moment, drift: Drift) -> Standing {
+    pub(crate) fn standing(&self, now: Moment, drift: Drift) -> SessionState {
         if let Some(why) = self.end(now) {
-            return Standing::Ended(why);
+            return SessionState::Ended(why);
         }
         let until = self.valid_until();
         match until.since(now) < drift.trust_for(self.ttl) / 3 {
-            true => Standing::Overdue(until),
-            false => Standing::Confirmed(until),
+            true => SessionState::RenewalOverdue(until),
+            false => SessionState::Active(until),
         }
     }
 
@@ -217,7 +217,7 @@ impl SessionState {
     }
 
     /// Ends it, and says why it had ended before, if it had.
-    pub(crate) fn finish(&self, why: SessionEnd, now: Moment) -> Option<SessionEnd> {
+    pub(crate) fn finish(&self, why: SessionEndReason, now: Moment) -> Option<SessionEndReason> {
         let before = {
             let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
             let before = belief.end(now);
@@ -229,12 +229,12 @@ impl SessionState {
     }
 
     /// Looks how it stands, and tells whoever waits for a change.
-    pub(super) fn notice(&self, now: Moment, drift: Drift) -> Standing {
+    pub(super) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
         let standing = self.standing(now, drift);
         self.tell(match standing {
-            Standing::Confirmed(_) => Told::Confirmed,
-            Standing::Overdue(_) => Told::Overdue,
-            Standing::Ended(why) => Told::Ended(why),
+            SessionState::Active(_) => Told::Active,
+            SessionState::RenewalOverdue(_) => Told::RenewalOverdue,
+            SessionState::Ended(why) => Told::Ended(why),
         });
         standing
     }
@@ -266,8 +266,8 @@ impl SessionState {
 pub(crate) enum Parting {
     /// It was closed: the belief in it has ended, its lease is to end.
     Closed,
-    /// It was orphaned: the belief in it has ended, its lease lives on.
-    Orphaned,
+    /// It was detached: the belief in it has ended, its lease lives on.
+    Detached,
     /// A claim on it was dropped: the last one closes it.
     Dropped,
     /// A claim on it was never taken up: if it was the only one, its lease is left as it was.
@@ -281,18 +281,18 @@ pub(crate) struct Claim {
     /// Where the session is.
     pub(crate) shared: Arc<Shared>,
     /// The session.
-    pub(crate) state: Arc<SessionState>,
+    pub(crate) state: Arc<SharedSession>,
     parting: Parting,
 }
 
 impl Claim {
     /// A claim that closes the session if nobody takes it up.
-    pub(super) fn opened(shared: Arc<Shared>, state: Arc<SessionState>) -> Self {
+    pub(super) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Dropped }
     }
 
     /// A claim that leaves the lease alone if nobody takes it up.
-    pub(super) fn resumed(shared: Arc<Shared>, state: Arc<SessionState>) -> Self {
+    pub(super) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Declined }
     }
 
@@ -323,11 +323,11 @@ mod tests {
     }
 
     /// One that was asked for at 0 and is believed in until 2,700.
-    fn state() -> SessionState {
+    fn state() -> SharedSession {
         let ttl = Duration::from_millis(3000);
         let terms = SessionTerms { ttl, delay: Duration::ZERO, label: String::new(), own: false };
         let valid_until = at(0) + Drift::percent(DRIFT).trust_for(ttl);
-        SessionState::new(LeaseId::new(5).unwrap(), terms, valid_until)
+        SharedSession::new(LeaseId::new(5).unwrap(), terms, valid_until)
     }
 
     #[test]
@@ -335,12 +335,12 @@ mod tests {
         let (state, drift) = (state(), Drift::percent(DRIFT));
         let until = at(2700);
         let cases = [
-            (0, Standing::Confirmed(until)),
-            (1800, Standing::Confirmed(until)),
-            (1801, Standing::Overdue(until)),
-            (2699, Standing::Overdue(until)),
-            (2700, Standing::Ended(SessionEnd::NotRenewed)),
-            (1000, Standing::Ended(SessionEnd::NotRenewed)),
+            (0, SessionState::Active(until)),
+            (1800, SessionState::Active(until)),
+            (1801, SessionState::RenewalOverdue(until)),
+            (2699, SessionState::RenewalOverdue(until)),
+            (2700, SessionState::Ended(SessionEndReason::NotRenewed)),
+            (1000, SessionState::Ended(SessionEndReason::NotRenewed)),
         ];
         for (now, standing) in cases {
             assert_eq!(state.standing(at(now), drift), standing, "at {now}");
@@ -351,26 +351,32 @@ mod tests {
     fn a_change_is_told_once_and_nothing_after_the_end() {
         let (state, drift) = (state(), Drift::percent(DRIFT));
         let mut watch = state.watch();
-        let mut told = |state: &SessionState, now| {
+        let mut told = |state: &SharedSession, now| {
             state.notice(at(now), drift);
             let news = watch.has_changed().unwrap();
             (news, *watch.borrow_and_update())
         };
-        assert_eq!(told(&state, 1000), (false, Told::Confirmed));
-        assert_eq!(told(&state, 2000), (true, Told::Overdue));
-        assert_eq!(told(&state, 2100), (false, Told::Overdue));
+        assert_eq!(told(&state, 1000), (false, Told::Active));
+        assert_eq!(told(&state, 2000), (true, Told::RenewalOverdue));
+        assert_eq!(told(&state, 2100), (false, Told::RenewalOverdue));
         state.renew(at(4000), at(2200));
-        assert_eq!(told(&state, 2200), (true, Told::Confirmed));
-        assert_eq!(state.finish(SessionEnd::Orphaned, at(2300)), None);
-        assert_eq!(told(&state, 2300), (true, Told::Ended(SessionEnd::Orphaned)));
-        assert_eq!(state.finish(SessionEnd::Closed, at(9000)), Some(SessionEnd::Orphaned));
-        assert_eq!(told(&state, 9000), (false, Told::Ended(SessionEnd::Orphaned)));
+        assert_eq!(told(&state, 2200), (true, Told::Active));
+        assert_eq!(state.finish(SessionEndReason::Detached, at(2300)), None);
+        assert_eq!(told(&state, 2300), (true, Told::Ended(SessionEndReason::Detached)));
+        assert_eq!(
+            state.finish(SessionEndReason::Closed, at(9000)),
+            Some(SessionEndReason::Detached)
+        );
+        assert_eq!(told(&state, 9000), (false, Told::Ended(SessionEndReason::Detached)));
     }
 
     #[test]
     fn who_closes_too_late_learns_that_it_had_ended() {
         let state = state();
-        assert_eq!(state.finish(SessionEnd::Closed, at(2700)), Some(SessionEnd::NotRenewed));
+        assert_eq!(
+            state.finish(SessionEndReason::Closed, at(2700)),
+            Some(SessionEndReason::NotRenewed)
+        );
     }
 
     #[test]
@@ -378,6 +384,6 @@ mod tests {
         let state = state();
         state.renew(at(5000), at(2700));
         assert_eq!(state.valid_until(), at(2700));
-        assert_eq!(state.end(at(2701)), Some(SessionEnd::NotRenewed));
+        assert_eq!(state.end(at(2701)), Some(SessionEndReason::NotRenewed));
     }
 }

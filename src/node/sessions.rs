@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   opened ──────────────────────────▶ kept ──▶ closed, dropped      its lease is revoked
-//!   resumed ──▶ resuming ── renewed ──▶  │ └──▶ orphaned             its lease runs on
+//!   resumed ──▶ resuming ── renewed ──▶  │ └──▶ detached             its lease runs on
 //!                   └── gone, late       └────▶ not renewed          its lease runs out; the node's
 //!                                                                    own is revoked
 //! ```
@@ -22,7 +22,7 @@ use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::{
-    Claim, Parting, ResumeRefusal, SessionEnd, SessionState, SessionTerms, Standing,
+    Claim, Parting, ResumeRefusal, SessionEndReason, SessionState, SessionTerms, SharedSession,
 };
 use super::settings::Drift;
 
@@ -77,7 +77,7 @@ pub(crate) struct SessionResuming {
 }
 
 /// What became of a wish to resume.
-pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SessionState>>);
+pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SharedSession>>);
 
 /// The sessions of this node.
 pub(crate) struct Sessions {
@@ -95,7 +95,7 @@ pub(crate) struct Sessions {
 }
 
 struct Kept {
-    state: Arc<SessionState>,
+    state: Arc<SharedSession>,
     /// How many claims there are.
     claims: usize,
     /// Whether it is the node's own.
@@ -125,7 +125,7 @@ impl Sessions {
         lease: LeaseId,
         terms: SessionTerms,
         asked: Moment,
-    ) -> Arc<SessionState> {
+    ) -> Arc<SharedSession> {
         self.keep(lease, terms, asked, 1)
     }
 
@@ -135,10 +135,10 @@ impl Sessions {
         terms: SessionTerms,
         sent: Moment,
         claims: usize,
-    ) -> Arc<SessionState> {
+    ) -> Arc<SharedSession> {
         let (ttl, own) = (terms.ttl, terms.own);
         let valid_until = sent + self.drift.trust_for(ttl);
-        let state = Arc::new(SessionState::new(lease, terms, valid_until));
+        let state = Arc::new(SharedSession::new(lease, terms, valid_until));
         let renew_at = sent + ttl / 3;
         self.quiet_until = self.quiet_until.min(renew_at);
         let kept = Kept { state: Arc::clone(&state), claims, own, renew_at };
@@ -189,7 +189,7 @@ impl Sessions {
     /// One is parted with. Says which lease is to be revoked.
     pub(crate) fn part(
         &mut self,
-        state: &Arc<SessionState>,
+        state: &Arc<SharedSession>,
         parting: Parting,
         now: Moment,
     ) -> Option<LeaseId> {
@@ -204,11 +204,13 @@ impl Sessions {
         let (goes, revoke) = match parting {
             // Whoever closed it has ended the belief, and waits for this.
             Parting::Closed => (is_kept, true),
-            Parting::Orphaned => (is_kept, false),
-            Parting::Dropped => (last, last && state.finish(SessionEnd::Closed, now).is_none()),
+            Parting::Detached => (is_kept, false),
+            Parting::Dropped => {
+                (last, last && state.finish(SessionEndReason::Closed, now).is_none())
+            }
             Parting::Declined => {
                 if last {
-                    state.finish(SessionEnd::Orphaned, now);
+                    state.finish(SessionEndReason::Detached, now);
                 }
                 (last, false)
             }
@@ -222,7 +224,7 @@ impl Sessions {
     /// A lease has ended, and all that hangs on it.
     pub(crate) fn lease_ended(&mut self, lease: LeaseId, now: Moment) -> Vec<Resumed> {
         if let Some(kept) = self.sessions.remove(&lease) {
-            kept.state.finish(SessionEnd::LeaseEnded, now);
+            kept.state.finish(SessionEndReason::LeaseEnded, now);
         }
         let wishes = self.resuming.remove(&lease).map(|wanted| wanted.wishes).unwrap_or_default();
         let gone = || Err(CallError::Refused(Refusal::LeaseNotFound(lease)));
@@ -233,9 +235,9 @@ impl Sessions {
     pub(crate) fn close_all(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         for (lease, kept) in std::mem::take(&mut self.sessions) {
-            match kept.state.finish(SessionEnd::NodeStopped, now) {
-                None | Some(SessionEnd::Closed) => revoke.push(lease),
-                Some(SessionEnd::NotRenewed) if kept.own => revoke.push(lease),
+            match kept.state.finish(SessionEndReason::NodeStopped, now) {
+                None | Some(SessionEndReason::Closed) => revoke.push(lease),
+                Some(SessionEndReason::NotRenewed) if kept.own => revoke.push(lease),
                 Some(_) => {}
             }
         }
@@ -245,7 +247,7 @@ impl Sessions {
     /// Ends all, because the node has stopped. Gives back who wants to resume.
     pub(crate) fn stop(&mut self, now: Moment) -> Vec<ReplyTo<Claim>> {
         for (_, kept) in std::mem::take(&mut self.sessions) {
-            kept.state.finish(SessionEnd::NodeStopped, now);
+            kept.state.finish(SessionEndReason::NodeStopped, now);
         }
         let wanted = std::mem::take(&mut self.resuming).into_values();
         wanted.flat_map(|wanted| wanted.wishes).map(|wish| wish.reply).collect()
@@ -337,12 +339,12 @@ impl Sessions {
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
-            Standing::Ended(why) => {
+            SessionState::Ended(why) => {
                 let is_ours = kept.own || mutant::is(Mutant::B23);
-                revoke.extend((is_ours && why == SessionEnd::NotRenewed).then_some(*lease));
+                revoke.extend((is_ours && why == SessionEndReason::NotRenewed).then_some(*lease));
                 false
             }
-            Standing::Confirmed(_) | Standing::Overdue(_) => true,
+            SessionState::Active(_) | SessionState::RenewalOverdue(_) => true,
         });
         revoke
     }
@@ -372,7 +374,7 @@ impl Sessions {
 
 impl Kept {
     /// One more claim, of somebody who expects this delay.
-    fn claim(&mut self, delay: Duration) -> CallResult<Arc<SessionState>> {
+    fn claim(&mut self, delay: Duration) -> CallResult<Arc<SharedSession>> {
         let kept = self.state.delay;
         if kept != delay {
             return Err(CallError::NotResumed(ResumeRefusal::KeptOtherwise { kept, delay }));
@@ -407,14 +409,14 @@ mod tests {
         Sessions::new(Drift::percent(10), ms(200), Arc::default())
     }
 
-    fn one_with(delay: u64, own: bool) -> (Sessions, Arc<SessionState>) {
+    fn one_with(delay: u64, own: bool) -> (Sessions, Arc<SharedSession>) {
         let mut sessions = none();
         let terms = SessionTerms { ttl: ms(3000), delay: ms(delay), label: String::new(), own };
         let state = sessions.opened(LEASE, terms, at(0));
         (sessions, state)
     }
 
-    fn one() -> (Sessions, Arc<SessionState>) {
+    fn one() -> (Sessions, Arc<SharedSession>) {
         one_with(0, false)
     }
 
@@ -425,7 +427,7 @@ mod tests {
         sessions: &mut Sessions,
         (lease_ttl, delay): (u64, u64),
         now: u64,
-    ) -> (Answer, Option<CallResult<Arc<SessionState>>>) {
+    ) -> (Answer, Option<CallResult<Arc<SharedSession>>>) {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(now + 5000), ReplyTo::Waiting(sender));
         let wish = SessionResuming { lease: LEASE, delay: ms(delay), deadline, reply };
@@ -433,7 +435,7 @@ mod tests {
         (answer, resumed.map(|(_, result)| result))
     }
 
-    fn only(resumed: Vec<Resumed>) -> CallResult<Arc<SessionState>> {
+    fn only(resumed: Vec<Resumed>) -> CallResult<Arc<SharedSession>> {
         let [(_, result)] = <[Resumed; 1]>::try_from(resumed).ok().expect("one is answered");
         result
     }
@@ -515,7 +517,7 @@ mod tests {
         let (mut sessions, state) = one();
         let (round, leases) = sessions.due(at(1000)).unwrap();
         assert_eq!(state.end(at(2699)), None);
-        assert_eq!(state.end(at(2700)), Some(SessionEnd::NotRenewed));
+        assert_eq!(state.end(at(2700)), Some(SessionEndReason::NotRenewed));
         sessions.renewed(round, &leases, &[], at(2700));
         assert_eq!(state.valid_until(), at(2700));
         sessions.tick(at(2700));
@@ -551,28 +553,28 @@ mod tests {
         assert_eq!(sessions.part(&state, Parting::Dropped, at(200)), None);
         assert_eq!(state.end(at(200)), None);
         assert_eq!(sessions.part(&state, Parting::Dropped, at(300)), Some(LEASE));
-        assert_eq!(state.end(at(300)), Some(SessionEnd::Closed));
+        assert_eq!(state.end(at(300)), Some(SessionEndReason::Closed));
         assert_eq!(sessions.len(), 0);
     }
 
     #[test]
     fn an_orphan_is_not_revoked_by_anybody_who_had_it() {
         let (mut sessions, state) = one();
-        assert_eq!(state.finish(SessionEnd::Orphaned, at(100)), None);
+        assert_eq!(state.finish(SessionEndReason::Detached, at(100)), None);
         assert_eq!(
             sessions.close_all(at(100)),
             [],
             "not even by a shutdown before the driver hears"
         );
         let (mut sessions, state) = one();
-        state.finish(SessionEnd::Orphaned, at(100));
-        assert_eq!(sessions.part(&state, Parting::Orphaned, at(100)), None);
+        state.finish(SessionEndReason::Detached, at(100));
+        assert_eq!(sessions.part(&state, Parting::Detached, at(100)), None);
         assert_eq!(sessions.len(), 0);
         let (_answer, now) = resume(&mut sessions, (3000, 0), 200);
         assert!(now.is_none(), "it is another session");
         let (round, leases) = sessions.due(at(200)).unwrap();
         let second = only(sessions.renewed(round, &leases, &[], at(210))).unwrap();
-        for parting in [Parting::Dropped, Parting::Declined, Parting::Orphaned] {
+        for parting in [Parting::Dropped, Parting::Declined, Parting::Detached] {
             assert_eq!(sessions.part(&state, parting, at(300)), None, "{parting:?}");
         }
         assert_eq!((second.end(at(300)), sessions.len()), (None, 1), "the first has no say in it");
@@ -632,12 +634,12 @@ mod tests {
         let (round, leases) = sessions.due(at(0)).unwrap();
         let state = only(sessions.renewed(round, &leases, &[], at(10))).unwrap();
         assert_eq!(sessions.part(&state, Parting::Declined, at(20)), None);
-        assert_eq!((state.end(at(20)), sessions.len()), (Some(SessionEnd::Orphaned), 0));
+        assert_eq!((state.end(at(20)), sessions.len()), (Some(SessionEndReason::Detached), 0));
     }
 
     #[test]
     fn a_lease_is_resumed_with_one_delay_and_a_shorter_one_than_it_lives() {
-        let refused = |answer: Option<CallResult<Arc<SessionState>>>| answer.unwrap().unwrap_err();
+        let refused = |answer: Option<CallResult<Arc<SharedSession>>>| answer.unwrap().unwrap_err();
         let mut sessions = none();
         let (lease_ttl, delay) = (ms(3000), ms(3000));
         let why = ResumeRefusal::DelayTooLong { lease_ttl, delay };

@@ -482,12 +482,12 @@ impl Shared {
         let (now, kind, end) = (self.now(), RequestKind::Read, ending(result));
         let took = now.since(asked);
         self.meters.ended(kind, end, took);
-        tracing::debug!(parent: span, outcome = end.word(), ?took, "answered");
+        tracing::debug!(parent: span, outcome = end.as_str(), ?took, "answered");
         let Some(passed_over) = self.is_slow(took, now) else { return };
         // Where nobody traces reads, the line belongs to what the caller is doing.
         let _inside = span.enter();
         let status = self.status.borrow().clone();
-        let (kind, outcome, leader) = (kind.word(), end.word(), status.leader);
+        let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader);
         let unapplied = status.commit.get().saturating_sub(status.applied.get());
         let node = status.name;
         match result {

@@ -38,7 +38,7 @@ impl Story {
     /// A request begins now.
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
-        let span = tracing::debug_span!("write", kind = kind.word(), request = field::Empty);
+        let span = tracing::debug_span!("write", kind = kind.as_str(), request = field::Empty);
         Self { kind, asked: now, number: 0, sent: None, attempts: 0, in_log: None, span }
     }
 

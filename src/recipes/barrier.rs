@@ -11,7 +11,7 @@ use crate::api::{Client, Effect, Error, Session};
 use crate::model::{KeyRange, LeaseId, Revision};
 
 use super::call::Call;
-use super::conditional::{Expected, Swap};
+use super::conditional::{CasOutcome, Expected};
 use super::deed::{Entry, delete_of};
 use super::look::look_until;
 
@@ -117,19 +117,19 @@ impl Barrier {
     ///
     /// # Errors
     /// [`BarrierError::Held`]; [`BarrierError::Store`], which says whether it is held now.
-    pub fn hold_unbound(&self) -> Call<'static, Revision, BarrierError> {
+    pub fn hold_without_session(&self) -> Call<'static, Revision, BarrierError> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
             loop {
                 let value = client.shared.settings.label.clone();
                 let put = client.compare_and_set(key.clone(), Expected::Missing, value);
                 match put.deadline(until.left()).await? {
-                    Swap::Done { revision } => return Ok(revision),
-                    Swap::Lost { row: Some(row) } => {
+                    CasOutcome::Done { revision } => return Ok(revision),
+                    CasOutcome::Lost { row: Some(row) } => {
                         let (since, lease) = (row.create_revision, row.lease);
                         return Err(BarrierError::Held { since, lease });
                     }
-                    Swap::Lost { row: None } => {}
+                    CasOutcome::Lost { row: None } => {}
                 }
             }
         })

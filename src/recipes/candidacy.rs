@@ -25,14 +25,14 @@ use tokio::sync::Notify;
 use crate::api::Error;
 use crate::model::Moment;
 
+use super::acquire::Acquire;
 use super::call::after_pause;
 use super::election::{Election, Leadership};
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::hold::Released;
-use super::leading::Shared;
-use super::wish::Wish;
+use super::leader_task::Shared;
 
-/// A standing candidacy; made by [`Election::stand`]. To share it among tasks, put it into an [`Arc`].
+/// A standing candidacy; made by [`Election::candidacy`]. To share it among tasks, put it into an [`Arc`].
 /// Dropping it resigns, or leaves the line, in the background; [`Candidacy::withdraw`] waits for that.
 ///
 /// What it guarantees:
@@ -63,7 +63,7 @@ pub struct Candidacy {
 /// See the module.
 enum State {
     /// It stands in line, or has come to its turn and nobody has looked.
-    Stands(Wish<Leadership>),
+    Stands(Acquire<Leadership>),
     /// It leads, or has led and nobody has looked.
     Leads(Arc<Leadership>),
     /// It could not stand, and stands again at a look after this.
@@ -104,18 +104,18 @@ impl Election {
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");
-    /// let candidacy = election.stand("10.0.0.7:9000");
+    /// let candidacy = election.candidacy("10.0.0.7:9000");
     /// let term = candidacy.elected().block()?;
     /// assert!(candidacy.is_leader());
     ///
-    /// let rival = election.stand("10.0.0.8:9000");
+    /// let rival = election.candidacy("10.0.0.8:9000");
     /// assert!(!rival.is_leader());
     /// candidacy.withdraw().block()?;
     /// assert!(rival.elected().block()?.token() > term.token());
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn stand(&self, value: impl Into<Bytes>) -> Candidacy {
+    pub fn candidacy(&self, value: impl Into<Bytes>) -> Candidacy {
         let (election, value) = (self.clone(), value.into());
         let state = enter(&election, &value);
         Candidacy { election, value, state: Mutex::new(state), news: Arc::default() }
@@ -144,9 +144,9 @@ impl Candidacy {
     /// A listener is a loop, and tells of terms in order, each lost before the next begins:
     ///
     /// ```
-    /// # use bowline::{Candidacy, LockError, Loss};
+    /// # use bowline::{Candidacy, LockError, LostReason};
     /// # fn start() {}
-    /// # fn stop(_: Loss) {}
+    /// # fn stop(_: LostReason) {}
     /// async fn listen(candidacy: &Candidacy) -> LockError {
     ///     loop {
     ///         let term = match candidacy.elected().await {
@@ -187,11 +187,11 @@ impl Candidacy {
 
     /// How many stand before it, as this node knows it: 0 if it leads. `None` while it is not known where it
     /// stands, and when it does not stand.
-    pub fn before(&self) -> Option<usize> {
+    pub fn position(&self) -> Option<usize> {
         match self.look(false) {
             Sight::Leads(_) => Some(0),
             Sight::Waits => match &*self.lock() {
-                State::Stands(wish) => wish.before(),
+                State::Stands(wish) => wish.position(),
                 _ => None,
             },
             Sight::Pauses(_) | Sight::Over(_) => None,
@@ -199,7 +199,7 @@ impl Candidacy {
     }
 
     /// Resigns, or leaves the line, and waits until that is durable: another may lead then, and nothing of
-    /// it is in the line or will be. [`Released::WasLost`] if that was so before, by a loss. Shares of its
+    /// it is in the line or will be. [`Released::AlreadyLost`] if that was so before, by a loss. Shares of its
     /// leadership that are still about are lost. Giving up the wait does not take it back.
     ///
     /// # Errors
@@ -210,10 +210,10 @@ impl Candidacy {
             State::Leads(leadership) => Shared(leadership).0.end().await,
             State::Stands(wish) => wish.leave().await.map(|()| Released::Now),
             State::Over(LockError::SessionEnded(end)) => {
-                Ok(Released::WasLost(Loss::SessionEnded(end)))
+                Ok(Released::AlreadyLost(LostReason::SessionEnded(end)))
             }
             State::Over(LockError::NodeStopped(reason)) => {
-                Ok(Released::WasLost(Loss::NodeStopped(reason)))
+                Ok(Released::AlreadyLost(LostReason::NodeStopped(reason)))
             }
             State::Pauses(_) | State::Over(_) | State::InHand { .. } => Ok(Released::Now),
         }
@@ -293,10 +293,10 @@ impl Candidacy {
                 },
                 State::Leads(leadership) => match leadership.is_lost() {
                     None => return State::Leads(leadership),
-                    Some(Loss::SessionEnded(end)) => {
+                    Some(LostReason::SessionEnded(end)) => {
                         return State::Over(LockError::SessionEnded(end));
                     }
-                    Some(Loss::NodeStopped(reason)) => {
+                    Some(LostReason::NodeStopped(reason)) => {
                         return State::Over(LockError::NodeStopped(reason));
                     }
                     Some(_) => enter(&self.election, &self.value),
@@ -310,7 +310,7 @@ impl Candidacy {
 
 /// Steps into line.
 fn enter(election: &Election, value: &Bytes) -> State {
-    match election.campaign(value.clone()).enter() {
+    match election.campaign(value.clone()).enqueue() {
         Ok(wish) => State::Stands(wish),
         Err(why) => failed(election, why),
     }

@@ -21,7 +21,7 @@ use super::deed::carry_out;
 /// What a conditional write came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "the condition may not have held"]
-pub enum Swap {
+pub enum CasOutcome {
     /// The condition held, and the change was made.
     Done {
         /// The revision that it took.
@@ -34,10 +34,10 @@ pub enum Swap {
     },
 }
 
-impl Swap {
+impl CasOutcome {
     /// Whether the change was made.
     pub fn is_done(&self) -> bool {
-        matches!(self, Swap::Done { .. })
+        matches!(self, CasOutcome::Done { .. })
     }
 }
 
@@ -101,7 +101,7 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Swap, Blocking};
+    /// # use bowline::{Config, Node, CasOutcome, Blocking};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -109,7 +109,7 @@ impl Client {
     /// let first = kv.put_if_absent("seen/4711", "node a").ttl(minute).block()?;
     /// assert!(first.is_done());
     /// let second = kv.put_if_absent("seen/4711", "node b").ttl(minute).block()?;
-    /// assert!(matches!(second, Swap::Lost { row: Some(row) } if row.value == "node a"));
+    /// assert!(matches!(second, CasOutcome::Lost { row: Some(row) } if row.value == "node a"));
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
@@ -150,7 +150,7 @@ impl Client {
         &self,
         key: impl Into<Bytes>,
         expected: impl Into<Expected>,
-    ) -> Call<'static, Swap> {
+    ) -> Call<'static, CasOutcome> {
         let (client, key, expected) = (self.clone(), key.into(), expected.into());
         Call::new(self, move |until| async move {
             let txn = client.txn().when(expected.compare(key.clone()));
@@ -160,17 +160,22 @@ impl Client {
 }
 
 /// Carries out a transaction with one condition on one key.
-async fn swap(client: &Client, txn: TxnCall, key: Bytes, until: &Until) -> Result<Swap, Error> {
+async fn swap(
+    client: &Client,
+    txn: TxnCall,
+    key: Bytes,
+    until: &Until,
+) -> Result<CasOutcome, Error> {
     let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown)?;
     swapped(client, &reply, key).await
 }
 
 /// What it came to.
-async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<Swap, Error> {
+async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<CasOutcome, Error> {
     if reply.succeeded {
-        return Ok(Swap::Done { revision: reply.revision });
+        return Ok(CasOutcome::Done { revision: reply.revision });
     }
-    Ok(Swap::Lost { row: client.get(key).local().await? })
+    Ok(CasOutcome::Lost { row: client.get(key).local().await? })
 }
 
 /// Writes a key if it is as expected; see [`Client::compare_and_set`].
@@ -218,7 +223,7 @@ impl CompareAndSet {
         self
     }
 
-    async fn carry_out(self, until: &Until) -> Result<Swap, Error> {
+    async fn carry_out(self, until: &Until) -> Result<CasOutcome, Error> {
         let Self { client, key, expected, value, ttl, .. } = self;
         let granted = match ttl {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
@@ -244,7 +249,7 @@ impl CompareAndSet {
 }
 
 impl IntoFuture for CompareAndSet {
-    type Output = Result<Swap, Error>;
+    type Output = Result<CasOutcome, Error>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -302,7 +307,7 @@ impl PutIfAbsent {
 }
 
 impl IntoFuture for PutIfAbsent {
-    type Output = Result<Swap, Error>;
+    type Output = Result<CasOutcome, Error>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -323,12 +328,12 @@ async fn put_if_absent(
     value: Bytes,
     life: Life,
     until: &Until,
-) -> Result<Swap, Error> {
+) -> Result<CasOutcome, Error> {
     loop {
         if client.get(key.clone()).local().await?.is_some()
             && let Some(row) = client.get(key.clone()).deadline(until.left()).await?
         {
-            return Ok(Swap::Lost { row: Some(row) });
+            return Ok(CasOutcome::Lost { row: Some(row) });
         }
         let granted = match life {
             Life::Ttl(ttl) => Some(Granted::of(client, ttl, until).await?),
@@ -344,12 +349,12 @@ async fn put_if_absent(
         let txn = client.txn().when(Compare::missing(key.clone())).then(put);
         match swap(client, txn, key.clone(), until).await? {
             // The row that stood in the way has gone meanwhile.
-            Swap::Lost { row: None } => {}
-            Swap::Done { revision } => {
+            CasOutcome::Lost { row: None } => {}
+            CasOutcome::Done { revision } => {
                 if let Some(granted) = granted {
                     granted.keep();
                 }
-                return Ok(Swap::Done { revision });
+                return Ok(CasOutcome::Done { revision });
             }
             lost => return Ok(lost),
         }

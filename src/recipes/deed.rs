@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::api::{Effect, Error, Session};
 use crate::model::{Command, Compare, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
-use crate::node::{CallResult, ReplyTo, SessionEnd, Shared};
+use crate::node::{CallResult, ReplyTo, SessionEndReason, Shared};
 use crate::watch::waking;
 
 use super::call::Until;
@@ -61,7 +61,7 @@ pub(crate) async fn carry_out_within(
     };
     match until.within(outcome).await.map_err(Error::halfway)? {
         Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
-            Err(Error::ended(SessionEnd::LeaseEnded, session.shared()))
+            Err(Error::ended(SessionEndReason::LeaseEnded, session.shared()))
         }
         outcome => outcome,
     }
@@ -208,7 +208,7 @@ impl Entry {
 
     /// Whether its session was lost: then the key is its lease's, and lives through the lock delay.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.end() == Some(SessionEnd::NotRenewed) && !mutant::is(Mutant::B36)
+        self.session.end() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B36)
     }
 
     /// Deletes the key, and waits until that is durable. False if it was gone already, or goes with the

@@ -25,7 +25,7 @@ use thiserror::Error as ThisError;
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
 use crate::mutant::{self, Mutant};
-use crate::node::{ReplyTo, SessionEnd};
+use crate::node::{ReplyTo, SessionEndReason};
 
 use super::call::{Call, Until};
 use super::chain::{Way, try_ways};
@@ -79,7 +79,7 @@ pub enum DoubleBarrierError {
 }
 
 impl DoubleBarrierError {
-    /// Whether this participant was counted, so that the others may have begun; of [leaving](Inside::leave), whether it has
+    /// Whether this participant was counted, so that the others may have begun; of [leaving](BarrierParticipant::leave), whether it has
     /// left by this call.
     pub fn effect(&self) -> Effect {
         match self {
@@ -134,7 +134,7 @@ impl DoubleBarrier {
     /// # Errors
     /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again. After one whose effect is
     /// [unknown](crate::Effect::Unknown) the others may have begun, and have counted it.
-    pub fn enter(&self) -> Call<'static, Inside, DoubleBarrierError> {
+    pub fn enter(&self) -> Call<'static, BarrierParticipant, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
         Call::endless(&client.clone(), move |until| async move {
@@ -149,7 +149,9 @@ impl DoubleBarrier {
                 }
             };
             match passed {
-                Ok(round) => Ok(Inside { client, entry, prefix: barrier.prefix, round }),
+                Ok(round) => {
+                    Ok(BarrierParticipant { client, entry, prefix: barrier.prefix, round })
+                }
                 Err(error) => {
                     if matches!(error, DoubleBarrierError::Full { .. }) {
                         // Who tries again must not meet its own place.
@@ -166,7 +168,7 @@ impl DoubleBarrier {
     ///
     /// # Errors
     /// See [`DoubleBarrierError`]. After one whose effect is [unknown](crate::Effect::Unknown) all may have come.
-    pub fn meet(&self) -> Call<'static, (), DoubleBarrierError> {
+    pub fn arrive_and_wait(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
         Call::endless(&client.clone(), move |until| async move {
@@ -235,11 +237,11 @@ impl DoubleBarrier {
     }
 }
 
-/// Being inside a [`DoubleBarrier`]. Dropping it leaves, in the background; [`Inside::leave`] waits for
+/// Being inside a [`DoubleBarrier`]. Dropping it leaves, in the background; [`BarrierParticipant::leave`] waits for
 /// the others too.
 #[derive(Debug)]
 #[must_use = "the barrier is left when this is dropped"]
-pub struct Inside {
+pub struct BarrierParticipant {
     client: Client,
     entry: Entry,
     prefix: Bytes,
@@ -247,7 +249,7 @@ pub struct Inside {
     round: Revision,
 }
 
-impl Inside {
+impl BarrierParticipant {
     /// The session that it lives with: when that ends, this has left, as the others see it.
     pub fn session(&self) -> &Session {
         self.entry.session()
@@ -315,7 +317,7 @@ fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
 fn has_left(session: &Session) -> DoubleBarrierError {
     // This node may have applied the end of the lease before it has heard of the session's.
     let lease = session.shared().reader.lease_head(session.lease());
-    match session.end().or_else(|| lease.is_none().then_some(SessionEnd::LeaseEnded)) {
+    match session.end().or_else(|| lease.is_none().then_some(SessionEndReason::LeaseEnded)) {
         Some(end) => Error::ended(end, session.shared()).into(),
         None => DoubleBarrierError::KeyDeleted,
     }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crate::api::{Client, Error, Session};
 use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
+use super::acquire::{Acquire, Enqueue, LockFuture};
 use super::error::LockError;
 use super::guard::OfHold;
 use super::guard_txn::GuardError;
@@ -18,10 +19,9 @@ use super::hold::{Hold, Released};
 use super::line::prefix_of;
 use super::lock_call::deadline_of;
 use super::observe::{self, Candidate, Leader, Observe};
-use super::operate::OrderError;
+use super::operate::LockAdminError;
 use super::stance::MARK;
-use super::view::{self, Contender};
-use super::wish::{Enters, Locking, Wish};
+use super::view::{self, LockEntry};
 
 /// An election: at most one leader in the whole cluster. Made by [`Session::election`].
 #[derive(Clone, Debug)]
@@ -73,11 +73,11 @@ impl Election {
     }
 
     /// Who stands, the leader first, as this node's replica has it: perhaps not the newest. What a
-    /// candidate wants to be known by is its [`Contender::why`].
+    /// candidate wants to be known by is its [`LockEntry::reason`].
     ///
     /// # Errors
     /// [`Error::Refused`] if the name cannot be an election's.
-    pub fn candidates(&self) -> Result<Vec<Contender>, Error> {
+    pub fn candidates(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
@@ -124,8 +124,8 @@ impl Campaign {
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");
-    /// let first = election.campaign("10.0.0.7:9000").enter()?;
-    /// let second = election.campaign("10.0.0.8:9000").enter()?;
+    /// let first = election.campaign("10.0.0.7:9000").enqueue()?;
+    /// let second = election.campaign("10.0.0.8:9000").enqueue()?;
     /// first.block()?.resign().block()?;
     /// assert!(second.block()?.is_leader());
     /// # node.shutdown().block();
@@ -134,32 +134,32 @@ impl Campaign {
     ///
     /// # Errors
     /// What can be said at once; see [`LockError`].
-    pub fn enter(self) -> Result<Wish<Leadership>, LockError> {
+    pub fn enqueue(self) -> Result<Acquire<Leadership>, LockError> {
         let Campaign { election: Election { session, name }, value, deadline } = self;
         if value.starts_with(MARK) {
             return Err(LockError::ReservedValue);
         }
         let deadline = deadline_of(&session, deadline, false);
-        Wish::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
+        Acquire::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
             ask.deadline = deadline
         })
     }
 }
 
-impl Enters for Campaign {
+impl Enqueue for Campaign {
     type Guard = Leadership;
 
-    fn enter(self) -> Result<Wish<Leadership>, LockError> {
-        Campaign::enter(self)
+    fn enqueue(self) -> Result<Acquire<Leadership>, LockError> {
+        Campaign::enqueue(self)
     }
 }
 
 impl IntoFuture for Campaign {
     type Output = Result<Leadership, LockError>;
-    type IntoFuture = Locking<Campaign>;
+    type IntoFuture = LockFuture<Campaign>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Locking::of(self)
+        LockFuture::of(self)
     }
 }
 
@@ -194,7 +194,7 @@ impl Leadership {
     }
 
     /// Gives the lead to one who stands for it ([`Election::candidates`]), past those before that one: as
-    /// [`Guard::hand_over`](crate::Guard::hand_over) does.
+    /// [`Guard::transfer`](crate::Guard::transfer) does.
     ///
     /// ```
     /// # use bowline::{Config, Node, Blocking};
@@ -205,18 +205,18 @@ impl Leadership {
     /// # let session = node.open_session().block()?;
     /// # let other = session.election("jobs/leader");
     /// // Elsewhere:
-    /// let next = other.campaign("the new one").enter()?;
+    /// let next = other.campaign("the new one").enqueue()?;
     /// # while election.candidates()?.len() < 2 { std::thread::yield_now(); }
-    /// leadership.hand_over(&election.candidates()?[1]).block()?;
+    /// leadership.transfer(&election.candidates()?[1]).block()?;
     /// assert!(next.block()?.is_leader());
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// See [`OrderError`]: this leads no more then, and the next in line does.
-    pub async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
-        self.0.hand_over(heir).await
+    /// See [`LockAdminError`]: this leads no more then, and the next in line does.
+    pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
+        self.0.transfer(successor).await
     }
 
     /// Leads no more, and waits until that is durable.

@@ -4,34 +4,34 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, stopped};
-use crate::node::{SessionEnd, Shared, StopReason};
+use crate::node::{SessionEndReason, Shared, StopReason};
 
 use super::rule::LockKind;
-use super::view::Contender;
+use super::view::LockEntry;
 
 /// Why something that was held is held no more.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
-pub enum Loss {
+pub enum LostReason {
     /// The session has ended, and its node has not stopped.
     #[error("the session has ended: {0}")]
-    SessionEnded(SessionEnd),
+    SessionEnded(SessionEndReason),
     /// Its key was deleted by somebody else.
     #[error("its key was deleted by somebody else")]
     KeyDeleted,
     /// It was given up here.
     #[error("it was released")]
     Released,
-    /// It was held for as long as it may be: [`LockCall::at_most`](crate::LockCall::at_most).
+    /// It was held for as long as it may be: [`LockCall::max_hold`](crate::LockCall::max_hold).
     #[error("it was held for as long as it may be")]
     HeldTooLong,
     /// An operator broke it.
-    #[error("it was broken by {by}: {why}")]
-    Broken {
+    #[error("it was broken by {by}: {reason}")]
+    ForceReleased {
         /// Who: the label of its node.
         by: String,
         /// Why.
-        why: String,
+        reason: String,
     },
     /// It was handed over to another.
     #[error("it was handed over")]
@@ -41,16 +41,18 @@ pub enum Loss {
     NodeStopped(StopReason),
 }
 
-impl Loss {
+impl LostReason {
     /// The end of a session.
-    pub(super) fn ended(end: SessionEnd, shared: &Shared) -> Self {
-        Loss::SessionEnded(end).told(shared)
+    pub(super) fn ended(end: SessionEndReason, shared: &Shared) -> Self {
+        LostReason::SessionEnded(end).told(shared)
     }
 
     /// As it is told. That the node has stopped is said as always.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
-            Loss::SessionEnded(SessionEnd::NodeStopped) => Loss::NodeStopped(stopped(shared)),
+            LostReason::SessionEnded(SessionEndReason::NodeStopped) => {
+                LostReason::NodeStopped(stopped(shared))
+            }
             loss => loss,
         }
     }
@@ -66,7 +68,7 @@ pub enum LockError {
     WouldBlock {
         /// Who is first in line, as this node's replica knows it; of several locks, in the first of those that are not
         /// to be had. Whoever wants to become the writer is told of the first of the others.
-        holder: Option<Box<Contender>>,
+        holder: Option<Box<LockEntry>>,
     },
     /// The deadline of the wait has passed; so many were still before this wish, holders and waiters.
     #[error("not taken: the deadline of the wait has passed, with {before} before it")]
@@ -80,7 +82,7 @@ pub enum LockError {
     /// The session ended before the wish came true, and its node has not stopped. With a new session it may
     /// be made again.
     #[error("not taken: the session has ended: {0}")]
-    SessionEnded(SessionEnd),
+    SessionEnded(SessionEndReason),
     /// Somebody else deleted the key of the wish, which stood in line.
     #[error("not taken: somebody else has deleted its key in the line")]
     Evicted,
@@ -126,11 +128,11 @@ pub enum LockError {
     },
     /// What was to grow is lost: the reader that wanted to become the writer.
     #[error("not taken: the read lock that it was to grow from is lost: {0}")]
-    Lost(Loss),
+    Lost(LostReason),
     /// It was granted, and lost before the waiting task has looked: it was held for as long as it may be
-    /// ([`LockCall::at_most`](crate::LockCall::at_most)), while the program's executor hung.
+    /// ([`LockCall::max_hold`](crate::LockCall::max_hold)), while the program's executor hung.
     #[error("not taken: it was granted, and lost before anybody looked: {0}")]
-    Missed(Loss),
+    LostBeforeDelivery(LostReason),
     /// Another reader waits to become the writer already: each would wait for the other.
     #[error(
         "not taken: another reader waits to become the writer: release the read lock and write"
@@ -188,7 +190,7 @@ impl LockError {
     /// As it is told. That the node has stopped is said as always.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
-            LockError::SessionEnded(SessionEnd::NodeStopped) => {
+            LockError::SessionEnded(SessionEndReason::NodeStopped) => {
                 LockError::NodeStopped(stopped(shared))
             }
             why => why,
@@ -221,7 +223,7 @@ impl LockError {
             LockError::WouldBlock { .. }
             | LockError::TimedOut { .. }
             | LockError::Unavailable
-            | LockError::Missed(Loss::HeldTooLong)
+            | LockError::LostBeforeDelivery(LostReason::HeldTooLong)
             | LockError::QueueFull { .. } => true,
             _ => false,
         }

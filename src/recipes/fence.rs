@@ -32,7 +32,7 @@ pub struct Fence(Mutex<Option<Token>>);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
 #[error("refused: token {token} is older than {highest}, which was seen already")]
 #[non_exhaustive]
-pub struct Stale {
+pub struct StaleToken {
     /// The token that was refused.
     pub token: Token,
     /// The highest that was seen.
@@ -43,19 +43,19 @@ impl Fence {
     /// Lets in whoever comes with a token that is not lower than the highest so far.
     ///
     /// # Errors
-    /// [`Stale`]; the fence is as it was.
-    pub fn admit(&self, token: Token) -> Result<(), Stale> {
+    /// [`StaleToken`]; the fence is as it was.
+    pub fn admit(&self, token: Token) -> Result<(), StaleToken> {
         self.with(token, || ())
     }
 
     /// As [`Fence::admit`], and lets nobody else in while `act` runs.
     ///
     /// # Errors
-    /// [`Stale`]: `act` was not run.
-    pub fn with<T>(&self, token: Token, act: impl FnOnce() -> T) -> Result<T, Stale> {
+    /// [`StaleToken`]: `act` was not run.
+    pub fn with<T>(&self, token: Token, act: impl FnOnce() -> T) -> Result<T, StaleToken> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *seen {
-            Some(highest) if token < highest => Err(Stale { token, highest }),
+            Some(highest) if token < highest => Err(StaleToken { token, highest }),
             _ => {
                 *seen = Some(token);
                 Ok(act())

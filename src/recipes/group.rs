@@ -173,7 +173,7 @@ fn client_of(session: &Session) -> Client {
 /// A key for one more place of a session below a prefix. Not as places in the lines of locks are named, with a dot: who
 /// looks for locks must not take this for one.
 pub(crate) fn place(prefix: &Bytes, session: &Session) -> Bytes {
-    let name = format!("{}-{}", session.lease(), session.state().next_number());
+    let name = format!("{}-{}", session.lease(), session.shared_session().next_number());
     [&prefix[..], name.as_bytes()].concat().into()
 }
 

@@ -13,7 +13,7 @@ use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, T
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo};
 
-use super::error::Loss;
+use super::error::LostReason;
 use super::hold::Hold;
 use super::line::Lines;
 use super::place::{Bound, Grant, Load, Place, Turn};
@@ -295,7 +295,7 @@ impl GuardTxn {
             // The transaction is on its way: the belief ends here, whoever shares it, and the lock is
             // given up behind it.
             if let Some(hold) = hold.take() {
-                hold.give_up(Loss::Released, ReplyTo::Nobody);
+                hold.give_up(LostReason::Released, ReplyTo::Nobody);
             }
             polled
         })

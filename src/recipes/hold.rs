@@ -11,20 +11,20 @@ use tokio::sync::oneshot;
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
-use crate::node::{CallResult, ReplyTo, Shared, Standing};
+use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
-use super::error::Loss;
+use super::error::LostReason;
 use super::guard_txn::GuardTxn;
 use super::line::{Lines, parent, still_mine};
-use super::operate::OrderError;
-use super::order::Request;
+use super::operate::LockAdminError;
+use super::order::ReleaseRequest;
 use super::owner::Owner;
 use super::place::{Grant, Place, Turn};
 use super::rule::Rule;
+use super::saved_hold::SavedHold;
 use super::stance::Stance;
-use super::ticket::Ticket;
 use super::token::Token;
-use super::view::{self, Contender};
+use super::view::{self, LockEntry};
 
 /// Whether a lock is still held. Judged anew at each look, by this machine's clock and what this
 /// node's replica has applied.
@@ -35,7 +35,7 @@ pub enum LockState {
     /// It is held until this moment, but renewals are overdue: it may be lost then.
     Unconfirmed(Moment),
     /// It is lost, for good.
-    Lost(Loss),
+    Lost(LostReason),
 }
 
 /// What a guard of any kind has: a lock that is held, until it is released or lost.
@@ -125,10 +125,12 @@ impl Hold {
         if let Some(loss) = self.loss(self.session.shared().now()) {
             return LockState::Lost(loss);
         }
-        match self.session.standing() {
-            Standing::Confirmed(_) => LockState::Held(self.valid_until()),
-            Standing::Overdue(_) => LockState::Unconfirmed(self.valid_until()),
-            Standing::Ended(end) => LockState::Lost(Loss::ended(end, self.session.shared())),
+        match self.session.state() {
+            SessionState::Active(_) => LockState::Held(self.valid_until()),
+            SessionState::RenewalOverdue(_) => LockState::Unconfirmed(self.valid_until()),
+            SessionState::Ended(end) => {
+                LockState::Lost(LostReason::ended(end, self.session.shared()))
+            }
         }
     }
 
@@ -137,14 +139,14 @@ impl Hold {
         self.loss(self.session.shared().now()).is_none()
     }
 
-    fn loss(&self, now: Moment) -> Option<Loss> {
-        let ended = || self.session.state().end(now).map(Loss::SessionEnded);
+    fn loss(&self, now: Moment) -> Option<LostReason> {
+        let ended = || self.session.shared_session().end(now).map(LostReason::SessionEnded);
         let loss = match self.turn.loss() {
             // The end of the session has deleted the key.
-            Some(Loss::KeyDeleted) => Some(ended().unwrap_or(Loss::KeyDeleted)),
+            Some(LostReason::KeyDeleted) => Some(ended().unwrap_or(LostReason::KeyDeleted)),
             Some(loss) => Some(loss),
             None => ended().or_else(|| {
-                self.turn.until().filter(|until| *until <= now).map(|_| Loss::HeldTooLong)
+                self.turn.until().filter(|until| *until <= now).map(|_| LostReason::HeldTooLong)
             }),
         };
         loss.map(|loss| loss.told(self.session.shared()))
@@ -152,7 +154,7 @@ impl Hold {
 
     /// Waits until it is lost, and says why: ready at the first poll after [`Hold::valid_until`], or as
     /// soon as this node has applied the loss. Cancel-safe.
-    pub async fn lost(&self) -> Loss {
+    pub async fn lost(&self) -> LostReason {
         self.when(|now| self.loss(now)).await
     }
 
@@ -166,25 +168,25 @@ impl Hold {
         .await
     }
 
-    /// Waits until somebody asks the holder to give the lock up ([`Locks::ask`](crate::Locks::ask)).
+    /// Waits until somebody asks the holder to give the lock up ([`Locks::request_release`](crate::Locks::request_release)).
     /// Never ends if nobody does. Cancel-safe.
-    pub async fn asked_to_release(&self) -> Request {
+    pub async fn asked_to_release(&self) -> ReleaseRequest {
         self.when(|_| self.turn.request()).await
     }
 
     /// What somebody asks of the holder, if somebody does.
-    pub fn request(&self) -> Option<Request> {
+    pub fn request(&self) -> Option<ReleaseRequest> {
         self.turn.request()
     }
 
     /// Lets go of it without releasing it.
-    pub(super) fn leak(mut self) -> Ticket {
+    pub(super) fn detach(mut self) -> SavedHold {
         self.is_counted = false;
         self.to_ticket()
     }
 
     /// Asks this holder to give the lock up.
-    pub(super) fn ask(&self, request: Request) {
+    pub(super) fn ask(&self, request: ReleaseRequest) {
         self.lines.ask(&self.turn, request);
     }
 
@@ -193,7 +195,7 @@ impl Hold {
     async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
         let shared = self.session.shared();
         let mut change = pin!(async {
-            let mut end = self.session.state().watch();
+            let mut end = self.session.shared_session().watch();
             loop {
                 let mut changed = pin!(self.turn.changed.notified());
                 changed.as_mut().enable();
@@ -264,7 +266,7 @@ impl Hold {
     }
 
     /// Why it is over, if it is.
-    pub(crate) fn is_lost(&self) -> Option<Loss> {
+    pub(crate) fn is_lost(&self) -> Option<LostReason> {
         self.loss(self.session.shared().now())
     }
 
@@ -298,7 +300,7 @@ impl Hold {
     pub(crate) fn writes_since(&mut self, revision: Revision) {
         self.grant.value = self.restated(Rule::Write);
         if !mutant::is(Mutant::B03) {
-            self.grant.token = Token { revision, hop: 0 };
+            self.grant.token = Token { revision, handoff: 0 };
         }
     }
 
@@ -328,13 +330,13 @@ impl Hold {
     }
 
     /// Ends the hold, without waiting for anything; false if it is over already.
-    pub(super) fn give_up(&self, why: Loss, reply: ReplyTo<Reply>) -> bool {
+    pub(super) fn give_up(&self, why: LostReason, reply: ReplyTo<Reply>) -> bool {
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
     /// Releases it, for all who have it, in the background.
     pub(super) fn end_now(&self) {
-        self.give_up(Loss::Released, ReplyTo::Nobody);
+        self.give_up(LostReason::Released, ReplyTo::Nobody);
     }
 
     /// Releases it, and waits until others may have it: as its guard's release does. Releasing what is lost does no
@@ -360,7 +362,7 @@ impl Hold {
     #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<Released, Error> {
         if let Some(loss) = self.is_lost() {
-            return Ok(Released::WasLost(loss));
+            return Ok(Released::AlreadyLost(loss));
         }
         self.is_counted = false;
         match self.turn.unshare() {
@@ -373,15 +375,15 @@ impl Hold {
     pub(super) async fn end(&self) -> Result<Released, Error> {
         let shared = Arc::clone(self.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
-            return Ok(Released::WasLost(loss));
+            return Ok(Released::AlreadyLost(loss));
         }
         // Most often the next task of this process has it at once, and nothing is to be waited for.
         if self.lines.pass_on(&self.place, &self.turn) {
             return Ok(Released::Now);
         }
         let (sender, mut receiver) = oneshot::channel();
-        if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
-            return Ok(Released::WasLost(self.is_lost().unwrap_or(Loss::KeyDeleted)));
+        if !self.give_up(LostReason::Released, ReplyTo::Waiting(sender)) {
+            return Ok(Released::AlreadyLost(self.is_lost().unwrap_or(LostReason::KeyDeleted)));
         }
         // Within the node it is known at once.
         let answer = match receiver.try_recv() {
@@ -396,27 +398,28 @@ impl Released {
     /// What the answer to a parting says.
     pub(super) fn of(answer: &Reply) -> Self {
         match answer {
-            Reply::Txn(reply) if !reply.succeeded => Released::WasLost(Loss::KeyDeleted),
+            Reply::Txn(reply) if !reply.succeeded => Released::AlreadyLost(LostReason::KeyDeleted),
             _ => Released::Now,
         }
     }
 }
 
 impl Hold {
-    /// Gives it to one who waits in the same line, past those before that one. If the heir has gone, the
+    /// Gives it to one who waits in the same line, past those before that one. If the successor has gone, the
     /// next in line gets it.
-    pub(crate) async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
+    pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         let shared = Arc::clone(self.session.shared());
         let line = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
-        if self.grant.keys.len() > 1 || parent(&heir.key) != Some(&line) {
-            return Err(OrderError::NoHeir { heir: heir.key.clone() });
+        if self.grant.keys.len() > 1 || parent(&successor.key) != Some(&line) {
+            return Err(LockAdminError::NoSuccessor { successor: successor.key.clone() });
         }
-        view::may_be_handed(heir, self.place.session.lease)?;
+        view::may_be_handed(successor, self.place.session.lease)?;
         view::is_for_ours_alone(&shared, &line)?;
         let (sender, receiver) = oneshot::channel();
-        let (heir, reply) = ((heir.since, heir.key.clone()), ReplyTo::Waiting(sender));
-        if !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
-            return Err(OrderError::Gone);
+        let (successor, reply) =
+            ((successor.since, successor.key.clone()), ReplyTo::Waiting(sender));
+        if !self.lines.transfer(&self.place, &self.turn, successor, reply) {
+            return Err(LockAdminError::Gone);
         }
         drop(self);
         Ok(confirmed(&shared, receiver).await.map(drop)?)
@@ -442,7 +445,7 @@ pub(crate) async fn confirmed(
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.is_counted && self.turn.unshare() == 0 {
-            self.give_up(Loss::Released, ReplyTo::Nobody);
+            self.give_up(LostReason::Released, ReplyTo::Nobody);
         }
     }
 }
@@ -486,5 +489,5 @@ pub enum Released {
         times: u32,
     },
     /// It had been lost before.
-    WasLost(Loss),
+    AlreadyLost(LostReason),
 }

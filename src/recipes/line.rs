@@ -23,14 +23,14 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 use crate::node::{
-    CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
+    CallError, CallResult, Follower, ReplyTo, SessionEndReason, Shared, SharedSession, StopReason,
 };
 use crate::watch::waking;
 
 use super::book::{Book, end_place, no_more};
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::head_count::Part;
-use super::order::Request;
+use super::order::ReleaseRequest;
 use super::place::{Act, Acts, Bound, Load, Parting, Phase, Place, Turn, unbinding};
 use super::rule::{Queue, Rank, Rule};
 use super::stance::Stance;
@@ -45,7 +45,7 @@ const PASSED_MAX: usize = 64;
 pub(crate) struct Ask<'a> {
     /// The names of the locks, without a slash at their ends; not empty, each once.
     pub(crate) names: &'a [Bytes],
-    pub(crate) session: &'a Arc<SessionState>,
+    pub(crate) session: &'a Arc<SharedSession>,
     /// What the row says: made only if there must be one.
     pub(crate) value: &'a dyn Fn() -> Bytes,
     /// Whether the task may share a place with others of its session: a mutex, with nothing to say.
@@ -151,7 +151,7 @@ impl Lines {
         self: &Arc<Self>,
         place: &Arc<Place>,
         turn: &Arc<Turn>,
-        why: Loss,
+        why: LostReason,
         reply: ReplyTo<Reply>,
     ) -> bool {
         self.look_at_the_clock(place);
@@ -163,7 +163,7 @@ impl Lines {
     }
 
     /// Asks the task that holds here to give up.
-    pub(crate) fn ask(self: &Arc<Self>, turn: &Arc<Turn>, request: Request) {
+    pub(crate) fn ask(self: &Arc<Self>, turn: &Arc<Turn>, request: ReleaseRequest) {
         let mut acts = Acts::default();
         turn.ask(request, &mut acts);
         self.perform(acts);
@@ -173,26 +173,26 @@ impl Lines {
     pub(crate) fn release_by_token(
         self: &Arc<Self>,
         name: &Bytes,
-        session: &Arc<SessionState>,
+        session: &Arc<SharedSession>,
         token: Token,
         reply: ReplyTo<Reply>,
     ) -> bool {
         let found = self.lock().holder_of(&prefix_of(name), session, token);
-        found.is_some_and(|(place, turn)| self.release(&place, &turn, Loss::Released, reply))
+        found.is_some_and(|(place, turn)| self.release(&place, &turn, LostReason::Released, reply))
     }
 
     /// A task hands its hold to the place of this rank; false if the hold is over already. If that place
     /// does not wait any more, the lock is released.
-    pub(crate) fn hand_over(
+    pub(crate) fn transfer(
         self: &Arc<Self>,
         place: &Arc<Place>,
         turn: &Arc<Turn>,
-        heir: Rank,
+        successor: Rank,
         reply: ReplyTo<Reply>,
     ) -> bool {
         self.look_at_the_clock(place);
         let mut acts = Acts::default();
-        let was_held = place.hand_over(turn, heir, reply, &mut acts);
+        let was_held = place.transfer(turn, successor, reply, &mut acts);
         self.perform(acts);
         self.forget_cap(turn);
         was_held
@@ -327,7 +327,7 @@ impl Lines {
         let lease = place.session.lease;
         self.keep_spent(parting, lease);
         let command = Command::Txn(parting.to_txn(&shared, lease));
-        if parting.heir.is_none() {
+        if parting.successor.is_none() {
             return shared.insist(command, reply);
         }
         // What puts something may be refused, for want of room or an alarm; what only deletes is not.
@@ -349,7 +349,7 @@ impl Lines {
 
     /// What is handed away, and may be handed back: before that is said to anybody.
     fn keep_spent(&self, parting: &Parting, lease: LeaseId) {
-        if parting.is_spent && parting.heir.is_some() {
+        if parting.is_spent && parting.successor.is_some() {
             self.lock().keep_spent(lease, &parting.keys, parting.since);
         }
     }
@@ -423,7 +423,7 @@ impl Lines {
                 return self.perform(acts);
             }
             Err(CallError::Refused(Refusal::LeaseNotFound(_))) => {
-                LockError::SessionEnded(SessionEnd::LeaseEnded)
+                LockError::SessionEnded(SessionEndReason::LeaseEnded)
             }
             Err(CallError::Stopped { reason, .. }) => LockError::NodeStopped(reason),
             Err(error) => {
@@ -480,7 +480,7 @@ impl Follower for Lines {
         };
         self.perform(acts);
         for (place, turn) in held_too_long {
-            self.release(&place, &turn, Loss::HeldTooLong, ReplyTo::Nobody);
+            self.release(&place, &turn, LostReason::HeldTooLong, ReplyTo::Nobody);
         }
         if let Some(shared) = self.shared.upgrade() {
             let count = Arc::clone(self.lock().head_count());
@@ -494,7 +494,7 @@ impl Follower for Lines {
         let places = self.lock().close();
         for place in places {
             let (loss, why) =
-                (Loss::NodeStopped(reason.clone()), LockError::NodeStopped(reason.clone()));
+                (LostReason::NodeStopped(reason.clone()), LockError::NodeStopped(reason.clone()));
             end_place(&place, loss, &why, &mut acts);
         }
         self.perform(acts);
@@ -544,14 +544,18 @@ impl Parting {
     /// What is to be carried out.
     fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
         let leaving = self.leaving(lease);
-        let ([key], Some((since, heir))) = (&*self.keys, &self.heir) else { return leaving };
-        let row = shared.reader.get(heir).0.filter(|row| row.create_revision == *since);
+        let ([key], Some((since, successor))) = (&*self.keys, &self.successor) else {
+            return leaving;
+        };
+        let row = shared.reader.get(successor).0.filter(|row| row.create_revision == *since);
         let Some(row) = row else { return leaving };
-        let Some(heir_lease) = row.lease.filter(|heir| *heir != lease) else { return leaving };
+        let Some(heir_lease) = row.lease.filter(|successor| *successor != lease) else {
+            return leaving;
+        };
         // A reader's place is no writer's: other readers hold with it.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };
         let rule = Stance::rule_of(&held.key, &held.value);
-        if !rule.covers(&Stance::rule_of(heir, &row.value)) && !mutant::is(Mutant::B65) {
+        if !rule.covers(&Stance::rule_of(successor, &row.value)) && !mutant::is(Mutant::B65) {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
@@ -562,8 +566,8 @@ impl Parting {
             compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         }
         if !mutant::is(Mutant::B19) {
-            compares.extend(still_mine(heir, row.create_revision, heir_lease));
-            compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
+            compares.extend(still_mine(successor, row.create_revision, heir_lease));
+            compares.push(Compare::mod_revision(successor.clone()).eq(row.mod_revision));
         }
         if !mutant::is(Mutant::B66) {
             compares.extend(barred);
@@ -574,7 +578,7 @@ impl Parting {
             lease: PutLease::Attach(heir_lease),
             prev_kv: false,
         };
-        let mut success = vec![Op::Put(taken), Op::delete(heir.clone())];
+        let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];
         success.extend(unbinding(lease, &self.bound));
         Txn { compares, success, failure: vec![Op::Txn(leaving)] }
     }
@@ -603,21 +607,21 @@ impl Parting {
     }
 }
 
-/// The conditions under which an heir still waits, for whatever the holder's own row does not keep waiting:
+/// The conditions under which an successor still waits, for whatever the holder's own row does not keep waiting:
 /// what it came to hold by itself it must not lose with its key. `None` if it holds by now, or if
 /// that would be too many conditions.
-fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
-    let line = Bytes::copy_from_slice(parent(&heir.key)?);
+fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
+    let line = Bytes::copy_from_slice(parent(&successor.key)?);
     let (rows, mut queue) = (view::rows(shared, &line), Queue::default());
     for row in &rows {
         let rank = (row.create_revision, row.key.clone());
         queue.insert(rank, Stance::rule_in_line(&row.key, &row.value));
     }
-    let rank = (heir.create_revision, heir.key.clone());
+    let rank = (successor.create_revision, successor.key.clone());
     if queue.may_hold(&rank) {
         return None;
     }
-    let before = rows.iter().take_while(|row| row.key != heir.key);
+    let before = rows.iter().take_while(|row| row.key != successor.key);
     let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
     match queue.rule(&rank)? {
         // Nobody holds beside whoever it is handed by.
@@ -634,7 +638,7 @@ fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
                 Rule::Permits { limit: other, .. } => other < *limit,
                 _ => false,
             };
-            if heir.version > 1 || before.clone().any(has_less) {
+            if successor.version > 1 || before.clone().any(has_less) {
                 return None;
             }
             let all: Vec<Compare> = before.map(as_it_is).collect();

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use crate::api::Session;
 use crate::model::Moment;
 
+use super::acquire::{Acquire, Asked, Enqueue, LockFuture};
 use super::error::LockError;
 use super::guard::OfHold;
 use super::mutex::Guard;
 use super::owner::{Mode, Owner};
 use super::rule::Rule;
-use super::wish::{Asked, Enters, Locking, Wish};
 
 /// Takes a lock: made by [`Mutex::lock`](crate::Mutex::lock), [`RwLock::read`](crate::RwLock::read),
 /// [`Semaphore::acquire`](crate::Semaphore::acquire), [`Session::lock_all`](crate::Session::lock_all) and
@@ -71,16 +71,16 @@ impl<G> LockCall<G> {
 
     /// Says why, to whoever looks at the line. A wish for a mutex stands in the cluster's line then, not
     /// in this process's own queue.
-    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
-        self.why = Some(why.into());
+    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
+        self.why = Some(reason.into());
         self
     }
 
     /// Holds it for so long at the most: then it is lost and free, whatever the session does, and also if
     /// the guard was leaked. Counted from the grant, not from the wish; it ends with the node's next tick, at
     /// most 25 ms later.
-    pub fn at_most(mut self, cap: Duration) -> Self {
-        self.cap = Some(cap);
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.cap = Some(max);
         self
     }
 
@@ -98,7 +98,7 @@ impl<G: OfHold> LockCall<G> {
     ///
     /// # Errors
     /// What can be said at once; see [`LockError`].
-    pub fn enter(self) -> Result<Wish<G>, LockError> {
+    pub fn enqueue(self) -> Result<Acquire<G>, LockError> {
         let Self {
             session, names, rule, caller, only_try, deadline: timeout, cap, why, owner, ..
         } = self;
@@ -113,14 +113,14 @@ impl<G: OfHold> LockCall<G> {
         if let Some(owner) = &owner
             && let Some(again) = owner.again(&names, Mode::of(&rule))?
         {
-            return Ok(Wish::come_true(again));
+            return Ok(Acquire::come_true(again));
         }
         let has_nothing_to_say = why.is_none() && cap.is_none() && owner.is_none();
         let is_shared = rule == Rule::Alone && names.len() == 1 && has_nothing_to_say;
         let why = why.unwrap_or_default();
         let deadline = deadline_of(&session, timeout, only_try);
         let asked = Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap };
-        Wish::enter(&session, asked)
+        Acquire::enqueue(&session, asked)
     }
 }
 
@@ -136,20 +136,20 @@ pub(super) fn deadline_of(
     timeout.map(|timeout| shared.now() + timeout)
 }
 
-impl<G: OfHold> Enters for LockCall<G> {
+impl<G: OfHold> Enqueue for LockCall<G> {
     type Guard = G;
 
-    fn enter(self) -> Result<Wish<G>, LockError> {
-        LockCall::enter(self)
+    fn enqueue(self) -> Result<Acquire<G>, LockError> {
+        LockCall::enqueue(self)
     }
 }
 
 impl<G: OfHold> IntoFuture for LockCall<G> {
     type Output = Result<G, LockError>;
-    type IntoFuture = Locking<LockCall<G>>;
+    type IntoFuture = LockFuture<LockCall<G>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Locking::of(self)
+        LockFuture::of(self)
     }
 }
 

@@ -9,22 +9,22 @@ use tokio::sync::oneshot;
 use crate::api::{Error, Session};
 use crate::node::ReplyTo;
 
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::guard::guard;
 use super::hold::{self, Released};
 use super::line::Lines;
 use super::lock_call::LockCall;
-use super::operate::OrderError;
+use super::operate::LockAdminError;
 use super::rule::Rule;
 use super::token::Token;
-use super::view::{self, Contender};
+use super::view::{self, LockEntry};
 
 /// A lock: at most one holder in the whole cluster. Made by [`Session::mutex`].
 ///
 /// Fair: granted in the order in which the wishes came to the log. Tasks of this process that share
 /// the session wait in the process, and the lock passes from one to the next without a word to the
 /// cluster, up to 16 times while others in the cluster wait, and as often as it likes while nobody
-/// does. A wish with something to say ([`LockCall::why`], [`LockCall::owner`], [`LockCall::at_most`])
+/// does. A wish with something to say ([`LockCall::reason`], [`LockCall::owner`], [`LockCall::max_hold`])
 /// stands in the cluster's own line, for all to see.
 ///
 /// Under a pause or a partition the holder's [`Hold::state`](crate::Hold::state) says "lost" before anybody else is granted
@@ -126,25 +126,25 @@ impl Mutex {
     ///
     /// # Errors
     /// [`Error::Refused`] if the name cannot be a lock's.
-    pub fn line(&self) -> Result<Vec<Contender>, Error> {
+    pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
     /// Releases the hold of this token, whose guard is not at hand: its holder loses it. Only a hold of this
     /// very session, on this node; never by the name alone: what another holds is left alone. For the holds
-    /// of others there is [`Locks::break_lock`](crate::Locks::break_lock).
+    /// of others there is [`Locks::force_release`](crate::Locks::force_release).
     ///
     /// # Errors
-    /// See [`Error`]. If there is no such hold, that is [`Released::WasLost`].
+    /// See [`Error`]. If there is no such hold, that is [`Released::AlreadyLost`].
     pub async fn release(&self, token: Token) -> Result<Released, Error> {
         let shared = self.session.shared();
         let lines = Lines::of(shared);
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        if !lines.release_by_token(&self.name, self.session.state(), token, reply) {
-            let end = self.session.state().end(shared.now());
-            let loss = end.map_or(Loss::Released, |end| Loss::ended(end, shared));
-            return Ok(Released::WasLost(loss));
+        if !lines.release_by_token(&self.name, self.session.shared_session(), token, reply) {
+            let end = self.session.shared_session().end(shared.now());
+            let loss = end.map_or(LostReason::Released, |end| LostReason::ended(end, shared));
+            return Ok(Released::AlreadyLost(loss));
         }
         Ok(Released::of(&hold::confirmed(shared, receiver).await?))
     }
@@ -172,13 +172,13 @@ guard! {
 }
 
 impl Guard {
-    /// Gives it to one who waits for it ([`Mutex::line`]), past those before that one, which gets a token
-    /// of its own. This belief ends first. If the heir has gone by then, the next in line gets it. Refused
+    /// Gives it to one who waits for it ([`Mutex::queue`]), past those before that one, which gets a token
+    /// of its own. This belief ends first. If the successor has gone by then, the next in line gets it. Refused
     /// while a client that is not Bowline's stands in the line: it would not know.
     ///
     /// # Errors
-    /// See [`OrderError`]: the lock is released then, and the next in line gets it.
-    pub async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
-        self.0.hand_over(heir).await
+    /// See [`LockAdminError`]: the lock is released then, and the next in line gets it.
+    pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
+        self.0.transfer(successor).await
     }
 }

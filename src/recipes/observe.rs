@@ -22,7 +22,7 @@ pub struct Leader {
     pub key: Bytes,
     /// What it wants to be known by.
     pub value: Bytes,
-    /// The revision that made its key: tells two terms of one candidate apart. Who was [handed](crate::Guard::hand_over)
+    /// The revision that made its key: tells two terms of one candidate apart. Who was [handed](crate::Guard::transfer)
     /// the lead, or has taken it up [again](crate::Election::resume), has the key and the revision of whoever led before,
     /// with another lease.
     pub since: Revision,

@@ -12,8 +12,8 @@ use crate::model::{
 
 use super::call::{Call, Until};
 use super::line::{parent, prefix_of, still_mine};
-use super::order::{self, Order, Request, What};
-use super::view::{self, Contender};
+use super::order::{self, Order, ReleaseRequest, What};
+use super::view::{self, LockEntry};
 
 /// The locks of the store, for operators. Made by [`Node::locks`].
 ///
@@ -33,16 +33,16 @@ pub struct LockInfo {
     /// Its name.
     pub name: Bytes,
     /// Those who hold it and wait for it, in order.
-    pub line: Vec<Contender>,
+    pub queue: Vec<LockEntry>,
     /// Keys below its name that are no places: they have no lease, or lie deeper. Nothing waits for
     /// them here, but clients of etcd would: they should not be there.
-    pub strays: Vec<Bytes>,
+    pub foreign_keys: Vec<Bytes>,
 }
 
-/// Why an order was not given, or what became of it is not known: [`OrderError::effect`] says which.
+/// Why an order was not given, or what became of it is not known: [`LockAdminError::effect`] says which.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
-pub enum OrderError {
+pub enum LockAdminError {
     /// The place is not there any more, or is another one by now. Nothing was changed.
     #[error("not ordered: that place is not in the line any more")]
     Gone,
@@ -55,36 +55,36 @@ pub enum OrderError {
         /// Its key.
         key: Bytes,
     },
-    /// The heir does not wait in that line with another session than the holder's: within one session a
+    /// The successor does not wait in that line with another session than the holder's: within one session a
     /// hand-over could not be told from no hand-over. Nothing was changed.
     #[error(
         "not ordered: {} does not wait in that line with another session than the holder's",
-        heir.escape_ascii()
+        successor.escape_ascii()
     )]
-    NoHeir {
+    NoSuccessor {
         /// The key that was named.
-        heir: Bytes,
+        successor: Bytes,
     },
     /// The store could not, or would not. Its [effect](Error::effect) says whether the order stands.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-impl OrderError {
+impl LockAdminError {
     /// Whether the order stands, or was carried out.
     pub fn effect(&self) -> Effect {
         match self {
-            OrderError::Gone | OrderError::Foreign { .. } | OrderError::NoHeir { .. } => {
-                Effect::NotApplied
-            }
-            OrderError::Store(error) => error.effect(),
+            LockAdminError::Gone
+            | LockAdminError::Foreign { .. }
+            | LockAdminError::NoSuccessor { .. } => Effect::NotApplied,
+            LockAdminError::Store(error) => error.effect(),
         }
     }
 
     /// Whether the same call may succeed later without anybody changing the program. An order that stands is
     /// the same when it is given again.
     pub fn is_transient(&self) -> bool {
-        matches!(self, OrderError::Store(error) if error.is_transient())
+        matches!(self, LockAdminError::Store(error) if error.is_transient())
     }
 }
 
@@ -92,15 +92,15 @@ impl Node {
     /// The locks of the store, as an operator sees them.
     ///
     /// ```
-    /// # use bowline::{Config, Loss, Node, Blocking};
+    /// # use bowline::{Config, LostReason, Node, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
-    /// let guard = node.session().block()?.mutex("jobs/nightly").lock().why("cleaning").block()?;
+    /// let guard = node.session().block()?.mutex("jobs/nightly").lock().reason("cleaning").block()?;
     /// let locks = node.locks();
     /// let nightly = &locks.list_prefix("jobs/")?[0];
-    /// assert_eq!(nightly.line[0].why, "cleaning");
-    /// locks.break_lock(&nightly.line[0], "it hangs").block()?;
-    /// assert!(matches!(guard.lost().block(), Loss::Broken { .. }));
+    /// assert_eq!(nightly.queue[0].reason, "cleaning");
+    /// locks.force_release(&nightly.queue[0], "it hangs").block()?;
+    /// assert!(matches!(guard.lost().block(), LostReason::ForceReleased { .. }));
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -155,16 +155,21 @@ impl Locks {
             line.iter()
                 .any(|place| *key == place.key || parent(key) == Some(&prefix_of(&place.key)))
         };
-        let strays = rows.into_iter().map(|row| row.key).filter(|key| !of_a_place(key)).collect();
-        Ok(LockInfo { name, line, strays })
+        let foreign_keys =
+            rows.into_iter().map(|row| row.key).filter(|key| !of_a_place(key)).collect();
+        Ok(LockInfo { name, queue: line, foreign_keys })
     }
 
     /// Asks the holder to give the lock up: its [`Hold::asked_to_release`](crate::Hold::asked_to_release)
     /// says so. What it does is its own affair.
     ///
     /// # Errors
-    /// See [`OrderError`].
-    pub fn ask(&self, place: &Contender, why: impl Into<String>) -> Call<'static, (), OrderError> {
+    /// See [`LockAdminError`].
+    pub fn request_release(
+        &self,
+        place: &LockEntry,
+        why: impl Into<String>,
+    ) -> Call<'static, (), LockAdminError> {
         let (locks, place, why) = (self.clone(), place.clone(), why.into());
         Call::new(&self.client, move |until| async move {
             locks.order(&place, What::Ask, why, &until).await.map(drop)
@@ -178,15 +183,15 @@ impl Locks {
     ///
     /// Nobody carries it out where nobody knows of the hold, whose key somebody's lease keeps all the same: what a
     /// program held before a crash, after which it has [resumed](crate::Node::resume_session) its session, and what
-    /// was lost with a session that had a lock delay. [`Locks::break_lock_now`] frees both.
+    /// was lost with a session that had a lock delay. [`Locks::force_release_now`] frees both.
     ///
     /// # Errors
-    /// See [`OrderError`]. Where the effect is unknown the order stands, and may have been carried out.
-    pub fn break_lock(
+    /// See [`LockAdminError`]. Where the effect is unknown the order stands, and may have been carried out.
+    pub fn force_release(
         &self,
-        place: &Contender,
+        place: &LockEntry,
         why: impl Into<String>,
-    ) -> Call<'static, (), OrderError> {
+    ) -> Call<'static, (), LockAdminError> {
         let (locks, place, why) = (self.clone(), place.clone(), why.into());
         Call::endless(&self.client, move |until| async move {
             let ordered = locks.order(&place, What::Break, why, &until).await?;
@@ -199,23 +204,23 @@ impl Locks {
     /// those whose machine is known to be gone.
     ///
     /// # Errors
-    /// See [`OrderError`]. Where the effect is unknown the place may be there still, and its node be ordered to leave
-    /// it, as by [`Locks::break_lock`].
-    pub fn break_lock_now(
+    /// See [`LockAdminError`]. Where the effect is unknown the place may be there still, and its node be ordered to leave
+    /// it, as by [`Locks::force_release`].
+    pub fn force_release_now(
         &self,
-        place: &Contender,
+        place: &LockEntry,
         why: impl Into<String>,
-    ) -> Call<'static, (), OrderError> {
+    ) -> Call<'static, (), LockAdminError> {
         let (locks, place, why) = (self.clone(), place.clone(), why.into());
         Call::new(&self.client, move |until| async move {
             let is_ordered = match locks.order(&place, What::Break, why.clone(), &until).await {
                 Ok(_) => true,
-                Err(OrderError::Foreign { .. }) => false,
+                Err(LockAdminError::Foreign { .. }) => false,
                 // What is deleted needs no room: its holder is not told first.
-                Err(OrderError::Store(error)) if error.needs_room() => false,
+                Err(LockAdminError::Store(error)) if error.needs_room() => false,
                 Err(error) => return Err(error),
             };
-            let (Contender { key, since, lease, .. }, by) = (&place, &locks.label);
+            let (LockEntry { key, since, lease, .. }, by) = (&place, &locks.label);
             tracing::warn!(by, why, lock = %key.escape_ascii(), "a lock is broken at once");
             let order = order::key_for(key);
             let txn = Txn {
@@ -237,32 +242,33 @@ impl Locks {
     }
 
     /// Hands a hold to one who waits for it, past those before that one. The present holder's node ends
-    /// its belief first; the heir gets a token of its own. Refused while a client that is not Bowline's
+    /// its belief first; the successor gets a token of its own. Refused while a client that is not Bowline's
     /// stands in the line: it would not know.
     ///
     /// A permit is handed over only to a request that has not held: if the limit was changed since that request began to
     /// wait, the permit is released instead, and the next in line gets it.
     ///
     /// Answers when the holder has lost the lock: waits without end unless it is given a deadline, as
-    /// [`Locks::break_lock`]. If the heir has gone by then, the next in line gets it.
+    /// [`Locks::force_release`]. If the successor has gone by then, the next in line gets it.
     ///
     /// # Errors
-    /// See [`OrderError`]. Where the effect is unknown the order stands, and may have been carried out.
-    pub fn hand_over(
+    /// See [`LockAdminError`]. Where the effect is unknown the order stands, and may have been carried out.
+    pub fn transfer(
         &self,
-        holder: &Contender,
-        heir: &Contender,
+        holder: &LockEntry,
+        successor: &LockEntry,
         why: impl Into<String>,
-    ) -> Call<'static, (), OrderError> {
-        let (locks, holder, heir, why) = (self.clone(), holder.clone(), heir.clone(), why.into());
+    ) -> Call<'static, (), LockAdminError> {
+        let (locks, holder, successor, why) =
+            (self.clone(), holder.clone(), successor.clone(), why.into());
         Call::endless(&self.client, move |until| async move {
-            if parent(&holder.key) != parent(&heir.key) {
-                return Err(OrderError::NoHeir { heir: heir.key });
+            if parent(&holder.key) != parent(&successor.key) {
+                return Err(LockAdminError::NoSuccessor { successor: successor.key });
             }
-            view::may_be_handed(&heir, holder.lease)?;
+            view::may_be_handed(&successor, holder.lease)?;
             let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
             view::is_for_ours_alone(&locks.client.shared, &prefix)?;
-            let what = What::HandOver((heir.since, heir.key));
+            let what = What::HandOver((successor.since, successor.key));
             let ordered = locks.order(&holder, what, why, &until).await?;
             locks.until_gone(&holder, ordered, &until).await
         })
@@ -271,17 +277,17 @@ impl Locks {
     /// Puts an order before the node that keeps a place. Answers with the revision at which it stands.
     async fn order(
         &self,
-        place: &Contender,
+        place: &LockEntry,
         what: What,
         why: String,
         until: &Until,
-    ) -> Result<Revision, OrderError> {
-        let Contender { key, since, lease, node, .. } = place;
+    ) -> Result<Revision, LockAdminError> {
+        let LockEntry { key, since, lease, node, .. } = place;
         if node.is_none() {
-            return Err(OrderError::Foreign { key: key.clone() });
+            return Err(LockAdminError::Foreign { key: key.clone() });
         }
         tracing::warn!(by = self.label, why, ?what, place = %key.escape_ascii(), "an order to a holder");
-        let request = Request { by: self.label.clone(), why };
+        let request = ReleaseRequest { by: self.label.clone(), reason: why };
         let put = Put {
             key: order::key_for(key),
             value: PutValue::Set(Order { what, since: *since, request }.to_value()),
@@ -295,18 +301,18 @@ impl Locks {
         };
         match self.client.propose(Command::Txn(txn), Some(until.left())).await? {
             Reply::Txn(reply) if reply.succeeded => Ok(reply.revision),
-            _ => Err(OrderError::Gone),
+            _ => Err(LockAdminError::Gone),
         }
     }
 
     /// Waits until a place that was ordered away is not that one's any more.
     async fn until_gone(
         &self,
-        place: &Contender,
+        place: &LockEntry,
         ordered: Revision,
         until: &Until,
-    ) -> Result<(), OrderError> {
-        let Contender { key, since, lease, .. } = place;
+    ) -> Result<(), LockAdminError> {
+        let LockEntry { key, since, lease, .. } = place;
         let is_there = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
         loop {
             match self.is_gone(key, &is_there, ordered, until).await {

@@ -19,11 +19,11 @@ const SUFFIX: &[u8] = b"/order";
 /// Somebody asks the holder to give the lock up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Request {
+pub struct ReleaseRequest {
     /// Who asks: the label of its node.
     pub by: String,
     /// Why.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What is ordered.
@@ -43,7 +43,7 @@ pub(crate) struct Order {
     pub(crate) what: What,
     /// The revision of the place's key: another place of that name is not meant.
     pub(crate) since: Revision,
-    pub(crate) request: Request,
+    pub(crate) request: ReleaseRequest,
 }
 
 /// The key of an order to a place.
@@ -64,14 +64,15 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 impl Order {
-    /// As a row's value: what, with the key and the revision of the heir, to whom, who, and why, in lines.
+    /// As a row's value: what, with the key and the revision of the successor, to whom, who, and why, in lines.
     pub(crate) fn to_value(&self) -> Bytes {
         let what = match &self.what {
             What::Ask => "ask".to_owned(),
             What::Break => "break".to_owned(),
-            What::HandOver((since, heir)) => {
-                let heir: String = heir.iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("hand over {heir} {since}")
+            What::HandOver((since, successor)) => {
+                let successor: String =
+                    successor.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("hand over {successor} {since}")
             }
         };
         let by = self.request.by.replace('\n', " ");
@@ -84,7 +85,7 @@ impl Order {
             b"\n",
             by.as_bytes(),
             b"\n",
-            self.request.why.as_bytes(),
+            self.request.reason.as_bytes(),
         ]
         .concat()
         .into()
@@ -98,13 +99,13 @@ impl Order {
             "ask" => What::Ask,
             "break" => What::Break,
             other => {
-                let (heir, since) = other.strip_prefix("hand over ")?.split_once(' ')?;
-                What::HandOver((Revision(since.parse().ok()?), from_hex(heir)?))
+                let (successor, since) = other.strip_prefix("hand over ")?.split_once(' ')?;
+                What::HandOver((Revision(since.parse().ok()?), from_hex(successor)?))
             }
         };
         let since = Revision(lines.next()?.parse().ok()?);
-        let (by, why) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-        Some(Order { what, since, request: Request { by, why } })
+        let (by, reason) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+        Some(Order { what, since, request: ReleaseRequest { by, reason } })
     }
 }
 
@@ -122,9 +123,9 @@ mod tests {
 
     #[test]
     fn an_order_is_read_back_and_anything_else_is_none() {
-        let heir = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
-        for what in [What::Ask, What::Break, What::HandOver(heir)] {
-            let request = Request { by: "ops".to_owned(), why: "two\nlines".to_owned() };
+        let successor = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
+        for what in [What::Ask, What::Break, What::HandOver(successor)] {
+            let request = ReleaseRequest { by: "ops".to_owned(), reason: "two\nlines".to_owned() };
             let order = Order { what, since: Revision(7), request };
             assert_eq!(Order::parse(&order.to_value()), Some(order));
         }

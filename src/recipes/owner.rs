@@ -156,7 +156,7 @@ impl Owner {
 
     /// Whether it is one of this session's.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
-        Arc::ptr_eq(self.session.state(), session.state())
+        Arc::ptr_eq(self.session.shared_session(), session.shared_session())
     }
 
     /// Writes its name into what a place says.

@@ -21,12 +21,13 @@ use crate::model::{
     Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
 };
 use crate::mutant::{self, Mutant};
-use crate::node::{CallError, CallResult, ReplyTo, SessionState, Shared, StopReason};
+use crate::node::{CallError, CallResult, ReplyTo, Shared, SharedSession, StopReason};
 use crate::watch::waking;
 
-use super::book::{Book, Standing};
+use super::acquire::Acquire;
+use super::book::{Book, QueuedWaiter};
 use super::election::{Election, Leadership};
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::guard::OfHold;
 use super::hold::Hold;
 use super::line::{Lines, parent, prefix_of, still_mine};
@@ -34,9 +35,8 @@ use super::mutex::{Guard, Mutex};
 use super::order::{self, Order};
 use super::place::{Acts, Phase, Place};
 use super::rule::Rule;
+use super::saved_hold::SavedHold;
 use super::stance::{MARK, Stance};
-use super::ticket::Ticket;
-use super::wish::Wish;
 
 /// Why a hold was not taken up again: [`ResumeError::effect`] says whether anything was changed.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
@@ -98,16 +98,16 @@ impl ResumeError {
 
 impl Hold {
     /// What to save, to take this up again.
-    pub(super) fn to_ticket(&self) -> Ticket {
+    pub(super) fn to_ticket(&self) -> SavedHold {
         let node = self.session().shared().status.borrow().id;
         let (_, place, turn, _) = self.parts();
         place.spend(turn);
         let since = match turn.loss() {
             // Another task of this process may hold by the same key.
-            Some(Loss::Released | Loss::HeldTooLong) => Revision(0),
+            Some(LostReason::Released | LostReason::HeldTooLong) => Revision(0),
             _ => self.since(),
         };
-        Ticket { node, lease: self.session().lease(), since, key: self.key().clone() }
+        SavedHold { node, lease: self.session().lease(), since, key: self.key().clone() }
     }
 }
 
@@ -115,49 +115,49 @@ impl Guard {
     /// What to save, to take this up again in the program's next life on this node ([`Mutex::resume`]). From now on the
     /// lock is not passed on inside the node, but given back to the cluster: the ticket is of this hold alone. That of a
     /// hold which is over takes up nothing.
-    pub fn ticket(&self) -> Ticket {
+    pub fn saved_hold(&self) -> SavedHold {
         self.to_ticket()
     }
 
     /// Lets go of the guard without releasing the lock, for whoever resumes it: its key stays as long as
-    /// the lease does. Let the session go by [`Session::orphan`], since it is closed when its last
+    /// the lease does. Let the session go by [`Session::detach`], since it is closed when its last
     /// handle is dropped, and the lock is free then.
-    pub fn leak(self) -> Ticket {
-        Hold::from(self).leak()
+    pub fn detach(self) -> SavedHold {
+        Hold::from(self).detach()
     }
 }
 
 impl Leadership {
-    /// What to save, to take this up again with [`Election::resume`]; see [`Guard::ticket`].
-    pub fn ticket(&self) -> Ticket {
+    /// What to save, to take this up again with [`Election::resume`]; see [`Guard::saved_hold`].
+    pub fn saved_hold(&self) -> SavedHold {
         self.to_ticket()
     }
 
-    /// Lets go of the handle without resigning; see [`Guard::leak`].
-    pub fn leak(self) -> Ticket {
-        Hold::from(self).leak()
+    /// Lets go of the handle without resigning; see [`Guard::detach`].
+    pub fn detach(self) -> SavedHold {
+        Hold::from(self).detach()
     }
 }
 
 impl Mutex {
     /// Takes up a hold that an earlier life of this program has left on this node, by a crash or with an
-    /// [orphaned](Session::orphan) session; within the TTL of that session. If the key was not yet the
+    /// [detached](Session::detach) session; within the TTL of that session. If the key was not yet the
     /// first in line, waits for its turn. Dropping the future leaves the line. The hold keeps its place
     /// and gets a token that is higher than those before; keys that were bound to it go with the earlier
     /// session's lease.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Ticket, Blocking};
+    /// # use bowline::{Config, Node, SavedHold, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().block()?;
     /// let guard = session.mutex("import").lock().block()?;
     /// let token = guard.token();
-    /// let saved = guard.ticket().to_string();
-    /// session.orphan();
+    /// let saved = guard.saved_hold().to_string();
+    /// session.detach();
     /// drop(guard);
     /// // In the next life of the program:
-    /// let ticket: Ticket = saved.parse()?;
+    /// let ticket: SavedHold = saved.parse()?;
     /// let guard = node.session().block()?.mutex("import").resume(&ticket).block()?;
     /// assert!(guard.is_held() && guard.token() > token);
     /// # node.shutdown().block();
@@ -166,7 +166,7 @@ impl Mutex {
     ///
     /// # Errors
     /// See [`ResumeError`].
-    pub async fn resume(&self, ticket: &Ticket) -> Result<Guard, ResumeError> {
+    pub async fn resume(&self, ticket: &SavedHold) -> Result<Guard, ResumeError> {
         let is_mutex = |row: &KeyValue| Stance::rule_of(&row.key, &row.value) == Rule::Alone;
         resume(self.session(), self.name(), ticket, is_mutex).await
     }
@@ -178,7 +178,7 @@ impl Election {
     ///
     /// # Errors
     /// See [`ResumeError`].
-    pub async fn resume(&self, ticket: &Ticket) -> Result<Leadership, ResumeError> {
+    pub async fn resume(&self, ticket: &SavedHold) -> Result<Leadership, ResumeError> {
         let is_candidate = |row: &KeyValue| !row.value.starts_with(MARK);
         resume(self.session(), self.name(), ticket, is_candidate).await
     }
@@ -187,10 +187,10 @@ impl Election {
 async fn resume<G: OfHold + 'static>(
     session: &Session,
     name: &Bytes,
-    ticket: &Ticket,
+    ticket: &SavedHold,
     fits: impl Fn(&KeyValue) -> bool,
 ) -> Result<G, ResumeError> {
-    let Ticket { node, lease, since, key } = ticket;
+    let SavedHold { node, lease, since, key } = ticket;
     let shared = session.shared();
     let own = shared.status.borrow().id;
     if *node != own {
@@ -228,12 +228,12 @@ async fn resume<G: OfHold + 'static>(
         failure: Vec::new(),
     });
     let (sender, receiver) = oneshot::channel();
-    let (by, ticket) = (Arc::clone(session.state()), ticket.clone());
+    let (by, ticket) = (Arc::clone(session.shared_session()), ticket.clone());
     let (taken, taker) = (Arc::clone(&lines), session.clone());
     let reply = ReplyTo::Call(Box::new(move |outcome| {
         // A wish that nobody waits for, or has waited for, gives itself up as it is dropped.
         let adopted = taken.taken(&by, &ticket, outcome);
-        let wish = adopted.map(|(place, turn)| Wish::<G>::of(&taker, taken, place, turn));
+        let wish = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
         waking(|| drop(sender.send(wish)));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
@@ -250,10 +250,10 @@ impl Lines {
     /// On the driver's thread: what came of taking a key is applied here.
     fn taken(
         self: &Arc<Self>,
-        session: &Arc<SessionState>,
-        ticket: &Ticket,
+        session: &Arc<SharedSession>,
+        ticket: &SavedHold,
         outcome: CallResult<Reply>,
-    ) -> Result<Standing, ResumeError> {
+    ) -> Result<QueuedWaiter, ResumeError> {
         let Some(shared) = self.upgrade() else { return Err(ResumeError::Over) };
         match outcome {
             Ok(Reply::Txn(reply)) if reply.succeeded => {}
@@ -285,11 +285,11 @@ impl Book {
     fn adopt(
         &mut self,
         shared: &Shared,
-        session: &Arc<SessionState>,
-        ticket: &Ticket,
+        session: &Arc<SharedSession>,
+        ticket: &SavedHold,
         acts: &mut Acts,
-    ) -> Result<Standing, ResumeError> {
-        let Ticket { since, key, .. } = ticket;
+    ) -> Result<QueuedWaiter, ResumeError> {
+        let SavedHold { since, key, .. } = ticket;
         let is_mine =
             |row: &KeyValue| row.create_revision == *since && row.lease == Some(session.lease);
         let (row, _) = shared.reader.get(key);
@@ -333,10 +333,10 @@ mod tests {
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let session = node.session().block().unwrap();
         let guard = session.mutex("import").lock().block().unwrap();
-        let (lines, ticket) = (Lines::of(session.shared()), guard.ticket());
+        let (lines, ticket) = (Lines::of(session.shared()), guard.saved_hold());
         let adopt = || {
             let mut acts = Acts::default();
-            lines.lock().adopt(session.shared(), session.state(), &ticket, &mut acts)
+            lines.lock().adopt(session.shared(), session.shared_session(), &ticket, &mut acts)
         };
         assert_eq!(adopt().err(), Some(ResumeError::InUse));
         assert!(guard.is_held());

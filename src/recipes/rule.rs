@@ -78,8 +78,8 @@ impl Rule {
 
     /// Whether who stands so may take over a hold of this rule, in its place, without excluding anybody
     /// more than it did.
-    pub(crate) fn covers(&self, heir: &Rule) -> bool {
-        match (self, heir) {
+    pub(crate) fn covers(&self, successor: &Rule) -> bool {
+        match (self, successor) {
             (Rule::Alone, Rule::Alone)
             | (Rule::Write, Rule::Write | Rule::Read)
             | (Rule::Read, Rule::Read) => true,
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn a_hold_is_handed_only_to_who_excludes_no_more_than_it_did() {
         let permits = |limit, wants| Rule::Permits { limit, wants };
-        for (held, heir, fits) in [
+        for (held, successor, fits) in [
             (Rule::Alone, Rule::Alone, true),
             (Rule::Read, Rule::Read, true),
             (Rule::Read, Rule::Write, false),
@@ -392,7 +392,7 @@ mod tests {
             (permits(3, 1), permits(3, 2), false),
             (permits(3, 1), permits(4, 1), false),
         ] {
-            assert_eq!(held.covers(&heir), fits, "{held:?} to {heir:?}");
+            assert_eq!(held.covers(&successor), fits, "{held:?} to {successor:?}");
         }
     }
 

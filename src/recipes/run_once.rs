@@ -15,7 +15,7 @@ use crate::model::{Compare, KeyRange, KeyValue, Op};
 use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::guard_txn::GuardError;
 use super::look::look_until;
 use super::mutex::Guard;
@@ -37,7 +37,7 @@ pub struct RunOnce {
 /// What was run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Ran {
+pub struct RunOutcome {
     /// What came of it.
     pub result: Bytes,
     /// Whether it was run by this call, and not by another one before.
@@ -53,7 +53,7 @@ pub enum RunOnceError<E> {
     Failed(E),
     /// It was begun, and taken from this one: others may run it now. Nothing of this run is kept.
     #[error("it was interrupted: {0}")]
-    Lost(Loss),
+    Lost(LostReason),
     /// It was not begun.
     #[error("it was not begun: {0}")]
     NotBegun(LockError),
@@ -78,7 +78,7 @@ impl<E> RunOnceError<E> {
     pub fn is_transient(&self) -> bool {
         match self {
             RunOnceError::Failed(_) => false,
-            RunOnceError::Lost(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => false,
+            RunOnceError::Lost(LostReason::SessionEnded(_) | LostReason::NodeStopped(_)) => false,
             RunOnceError::Lost(_) => true,
             RunOnceError::NotBegun(why) => why.is_transient(),
             RunOnceError::Store(error) => error.is_transient(),
@@ -120,7 +120,7 @@ impl RunOnce {
     ///
     /// # Errors
     /// See [`RunOnceError`].
-    pub fn run<'a, F, W, V, E>(&self, work: F) -> Call<'a, Ran, RunOnceError<E>>
+    pub fn run<'a, F, W, V, E>(&self, work: F) -> Call<'a, RunOutcome, RunOnceError<E>>
     where
         F: FnOnce() -> W + Send + 'a,
         W: Future<Output = Result<V, E>> + Send + 'a,
@@ -130,7 +130,7 @@ impl RunOnce {
         let client = once.client();
         Call::endless(&client.clone(), move |until| async move {
             let begun = match once.result_or_turn(&client, &until).await? {
-                Turn::Done(result) => return Ok(Ran { result, is_here: false }),
+                Turn::Done(result) => return Ok(RunOutcome { result, is_here: false }),
                 Turn::Mine(guard) => guard,
             };
             let working = async {
@@ -207,19 +207,19 @@ impl RunOnce {
         begun: Guard,
         result: Bytes,
         until: &Until,
-    ) -> Result<Ran, RunOnceError<E>> {
+    ) -> Result<RunOutcome, RunOnceError<E>> {
         let missing = Compare::missing(self.key.clone());
         let put = Op::put(self.key.clone(), result.clone());
         let missing = Some(missing).filter(|_| !mutant::is(Mutant::B16));
         let txn = begun.txn().when_all(missing).then(put).deadline(until.left());
         match txn.commit().await {
-            Ok(reply) if reply.succeeded => Ok(Ran { result, is_here: true }),
+            Ok(reply) if reply.succeeded => Ok(RunOutcome { result, is_here: true }),
             // Somebody has put something there without running.
             Ok(_) => {
                 let range = KeyRange::key(self.key.clone());
                 let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
                 let result = look_until::<_, Error>(client, range, until, found).await?;
-                Ok(Ran { result, is_here: false })
+                Ok(RunOutcome { result, is_here: false })
             }
             Err(
                 GuardError::NotHeld

@@ -10,14 +10,14 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{Command, Reply};
 use crate::node::ReplyTo;
 
-use super::error::Loss;
+use super::error::LostReason;
 use super::guard::guard;
 use super::hold::confirmed;
 use super::line::lock_of;
 use super::lock_call::LockCall;
 use super::rule::Rule;
 use super::upgrade::Upgrade;
-use super::view::{self, Contender};
+use super::view::{self, LockEntry};
 
 /// A lock that many may hold for reading, or one for writing. Made by [`Session::rw_lock`].
 ///
@@ -106,7 +106,7 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::Refused`] if the name cannot be a lock's.
-    pub fn line(&self) -> Result<Vec<Contender>, Error> {
+    pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
@@ -133,7 +133,7 @@ guard! {
 pub enum DowngradeError {
     /// It is lost.
     #[error("not held any more: {0}")]
-    Lost(Loss),
+    Lost(LostReason),
     /// Its owner holds it with other guards too. Nothing was changed.
     #[error("its owner holds it with other guards too")]
     HeldAgain(WriteGuard),
@@ -195,7 +195,7 @@ impl WriteGuard {
         hold.session().shared().insist(command, ReplyTo::Waiting(sender));
         match confirmed(hold.session().shared(), receiver).await {
             Ok(Reply::Txn(reply)) if !reply.succeeded => {
-                Err(DowngradeError::Lost(hold.is_lost().unwrap_or(Loss::KeyDeleted)))
+                Err(DowngradeError::Lost(hold.is_lost().unwrap_or(LostReason::KeyDeleted)))
             }
             Ok(_) => Ok(ReadGuard(hold)),
             Err(error) => Err(DowngradeError::Unconfirmed { guard: ReadGuard(hold), error }),

@@ -21,7 +21,7 @@ use super::lock_call::LockCall;
 use super::rule::{LockKind, Rule};
 use super::stance::Stance;
 use super::token::Token;
-use super::view::{self, Contender};
+use super::view::{self, LockEntry};
 
 /// The most rows that one entry of a resize rewrites.
 const ROWS_MAX: usize = 100;
@@ -37,8 +37,8 @@ const SLOTS_MAX: usize = 50;
 /// [`LimitMismatch`](LockError::LimitMismatch). When nobody holds or waits, nothing is left, and the next
 /// one may bring another limit.
 ///
-/// A permit that its holder may forget has an end of its own: `.acquire().at_most(d)`
-/// ([`LockCall::at_most`]).
+/// A permit that its holder may forget has an end of its own: `.acquire().max_hold(d)`
+/// ([`LockCall::max_hold`]).
 ///
 /// Under a pause or a partition a permit's [`Hold::state`](crate::Hold::state) says "lost" before anybody
 /// else has it; after a crash it is free when the session has expired, or as soon as the program is
@@ -137,7 +137,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::Refused`] if the name cannot be a lock's.
-    pub fn line(&self) -> Result<Vec<Contender>, Error> {
+    pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
@@ -316,5 +316,5 @@ impl Permit {
 
 fn slot(row: &KeyValue, below: &Bytes) -> Option<Slot> {
     let number = std::str::from_utf8(row.key.strip_prefix(&below[..])?).ok()?.parse().ok()?;
-    Some(Slot { number, token: Token { revision: row.mod_revision, hop: 0 } })
+    Some(Slot { number, token: Token { revision: row.mod_revision, handoff: 0 } })
 }

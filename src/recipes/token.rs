@@ -13,7 +13,7 @@ use super::digits::number_in;
 /// highest it has seen ([`Fence`](crate::Fence)): then a holder that was paused for too long does no
 /// harm.
 ///
-/// It is written `revision.hop` and can be parsed again, from that and nothing else: the revision that the holder's
+/// It is written `revision.handoff` and can be parsed again, from that and nothing else: the revision that the holder's
 /// replica had reached when the lock came to this node, and how often the lock has passed from task to task inside
 /// the node since. Ordered by the one, then the other.
 ///
@@ -26,7 +26,7 @@ use super::digits::number_in;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token {
     pub(super) revision: Revision,
-    pub(super) hop: u64,
+    pub(super) handoff: u64,
 }
 
 /// A text is not that of a [`Token`].
@@ -34,12 +34,12 @@ pub struct Token {
 #[error(
     "not a token: it should read REVISION.HOP, two numbers in decimal digits, without zeros before them"
 )]
-pub struct NotAToken;
+pub struct ParseTokenError;
 
 impl Token {
     /// The token of these numbers: as a database has kept them, for one.
-    pub const fn new(revision: Revision, hop: u64) -> Self {
-        Self { revision, hop }
+    pub const fn new(revision: Revision, handoff: u64) -> Self {
+        Self { revision, handoff }
     }
 
     /// The revision that the holder's replica had reached when the lock came to this node.
@@ -48,24 +48,24 @@ impl Token {
     }
 
     /// How often the lock had passed from task to task inside the node by then.
-    pub fn hop(self) -> u64 {
-        self.hop
+    pub fn handoff(self) -> u64 {
+        self.handoff
     }
 }
 
 impl std::fmt::Display for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.revision, self.hop)
+        write!(f, "{}.{}", self.revision, self.handoff)
     }
 }
 
 impl FromStr for Token {
-    type Err = NotAToken;
+    type Err = ParseTokenError;
 
-    fn from_str(text: &str) -> Result<Self, NotAToken> {
-        let (revision, hop) = text.split_once('.').ok_or(NotAToken)?;
-        let number = |text: &str| number_in(text.as_bytes()).ok_or(NotAToken);
-        Ok(Token { revision: Revision(number(revision)?), hop: number(hop)? })
+    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
+        let (revision, handoff) = text.split_once('.').ok_or(ParseTokenError)?;
+        let number = |text: &str| number_in(text.as_bytes()).ok_or(ParseTokenError);
+        Ok(Token { revision: Revision(number(revision)?), handoff: number(handoff)? })
     }
 }
 
@@ -81,7 +81,7 @@ mod tests {
         }
         let others = ["", "17", "17.", ".2", "+17.2", "17.+2", "017.2", "17.02", "00.0", "17.2.1"];
         for text in others.into_iter().chain(["-1.0", " 17.2", "18446744073709551616.0"]) {
-            assert_eq!(text.parse::<Token>(), Err(NotAToken), "{text:?}");
+            assert_eq!(text.parse::<Token>(), Err(ParseTokenError), "{text:?}");
         }
     }
 }

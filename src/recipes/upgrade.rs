@@ -29,6 +29,7 @@ use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
+use super::acquire::{Acquire, Asked};
 use super::error::LockError;
 use super::guard::OfHold;
 use super::hold::Hold;
@@ -39,7 +40,6 @@ use super::rule::{Queue, Rule};
 use super::rw_lock::{ReadGuard, WriteGuard};
 use super::stance::Stance;
 use super::view;
-use super::wish::{Asked, Wish};
 
 /// Becomes the writer; see [`ReadGuard::upgrade`]. Dropping it releases the reader too;
 /// [`Upgrade::give_up`] gives the reader back.
@@ -63,7 +63,7 @@ enum Step {
     /// way.
     Reads(Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>),
     /// In line.
-    Waits(Wish<Hold>),
+    Waits(Acquire<Hold>),
     /// The only reader: the entry that makes it the writer is on its way. The second row is held until
     /// its outcome is known.
     Turns {
@@ -113,8 +113,8 @@ impl Upgrade {
     }
 
     /// Says why, to whoever looks at the line.
-    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
-        self.why = Some(why.into());
+    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
+        self.why = Some(reason.into());
         self
     }
 
@@ -134,7 +134,7 @@ impl Upgrade {
         }
     }
 
-    fn wish(&mut self, read: &Hold) -> Result<Wish<Hold>, LockError> {
+    fn wish(&mut self, read: &Hold) -> Result<Acquire<Hold>, LockError> {
         let asked = Asked {
             names: vec![lock_of(read.key())],
             rule: Rule::Upgrade(read.key().clone()),
@@ -146,7 +146,7 @@ impl Upgrade {
             deadline: self.until,
             cap: None,
         };
-        Wish::enter(read.session(), asked)
+        Acquire::enqueue(read.session(), asked)
     }
 
     /// It is the only reader that holds: makes it the writer. `None` if it is that no more.

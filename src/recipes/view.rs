@@ -9,14 +9,14 @@ use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrd
 use crate::node::Shared;
 
 use super::line::{is_place, prefix_of};
-use super::operate::OrderError;
+use super::operate::LockAdminError;
 use super::rule::{LockKind, Queue, Rank};
 use super::stance::Stance;
 
 /// One place in a line, as the replica has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Contender {
+pub struct LockEntry {
     /// Its key.
     pub key: Bytes,
     /// Since which revision it stands in line.
@@ -37,10 +37,10 @@ pub struct Contender {
     /// The name of its owner, if it has one.
     pub owner: String,
     /// Why it was asked for; for an election, and whatever Bowline has not put there, the whole value.
-    pub why: Bytes,
+    pub reason: Bytes,
 }
 
-impl std::fmt::Display for Contender {
+impl std::fmt::Display for LockEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.label {
             Some(label) => f.write_str(label)?,
@@ -52,8 +52,8 @@ impl std::fmt::Display for Contender {
         if !self.site.is_empty() {
             write!(f, ", {}", self.site)?;
         }
-        if !self.why.is_empty() {
-            write!(f, ": {}", self.why.escape_ascii())?;
+        if !self.reason.is_empty() {
+            write!(f, ": {}", self.reason.escape_ascii())?;
         }
         Ok(())
     }
@@ -70,20 +70,20 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 /// Who stands at this rank of a line, if it still does.
-pub(crate) fn at(shared: &Shared, queue: &Queue, rank: &Rank) -> Option<Contender> {
+pub(crate) fn at(shared: &Shared, queue: &Queue, rank: &Rank) -> Option<LockEntry> {
     let (row, _) = shared.reader.get(&rank.1);
     contender(shared, queue, row.filter(|row| row.create_revision == rank.0)?)
 }
 
 /// The line of `name`, in order.
-pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<Contender>, Error> {
+pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>, Error> {
     let prefix = prefix_of(name);
     let range = Range::new(KeyRange::prefix(prefix.clone()));
     shared.settings.limits.check_range(&range)?;
     Ok(contenders(shared, rows(shared, &prefix)))
 }
 
-fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
+fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
     let mut queue = Queue::default();
     for row in &rows {
         let rule = Stance::rule_in_line(&row.key, &row.value);
@@ -93,29 +93,29 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
 }
 
 /// Whose a row of this line is.
-fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<Contender> {
+fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<LockEntry> {
     let lease = row.lease?;
     let session = shared.reader.lease_head(lease).and_then(|info| info.session);
     let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
     let rank = (row.create_revision, row.key.clone());
     let kind = queue.rule(&rank)?.kind();
     let holds = queue.may_hold(&rank);
-    let (site, owner, why) = match Stance::parse(&row.key, &row.value) {
+    let (site, owner, reason) = match Stance::parse(&row.key, &row.value) {
         Some(stance) => (stance.site, stance.owner_name, stance.why),
         None => (String::new(), String::new(), row.value),
     };
     let (since, key) = rank;
-    Some(Contender { key, since, holds, kind, lease, label, node, site, owner, why })
+    Some(LockEntry { key, since, holds, kind, lease, label, node, site, owner, reason })
 }
 
 /// Whether nobody but Bowline's sessions stands in a line.
 ///
 /// # Errors
-/// [`OrderError::Foreign`] names who does.
-pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), OrderError> {
+/// [`LockAdminError::Foreign`] names who does.
+pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
     let line = contenders(shared, rows(shared, prefix));
     match line.into_iter().find(|place| place.node.is_none()) {
-        Some(foreign) => Err(OrderError::Foreign { key: foreign.key }),
+        Some(foreign) => Err(LockAdminError::Foreign { key: foreign.key }),
         None => Ok(()),
     }
 }
@@ -124,8 +124,12 @@ pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), O
 /// one lease nobody could tell the holds apart.
 ///
 /// # Errors
-/// [`OrderError::NoHeir`].
-pub(crate) fn may_be_handed(heir: &Contender, lease: LeaseId) -> Result<(), OrderError> {
-    let waits = !heir.holds && heir.lease != lease;
-    if waits { Ok(()) } else { Err(OrderError::NoHeir { heir: heir.key.clone() }) }
+/// [`LockAdminError::NoSuccessor`].
+pub(crate) fn may_be_handed(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
+    let waits = !successor.holds && successor.lease != lease;
+    if waits {
+        Ok(())
+    } else {
+        Err(LockAdminError::NoSuccessor { successor: successor.key.clone() })
+    }
 }

@@ -18,7 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::locking::{Player, Release};
-use super::net::{Loss, NetConditions, SimNet};
+use super::net::{LostReason, NetConditions, SimNet};
 use super::plan::{SESSION_TTL, index};
 use super::rng::Rng;
 use super::run::Failure;
@@ -248,8 +248,8 @@ impl Stage {
         };
         let session = self.victim.session_surely().await;
         let loss = match case.breaks {
-            Break::One => Loss { pass: self.trial.pass, lose: 1 },
-            Break::Short | Break::Long => Loss { pass: self.trial.pass, lose: u64::MAX },
+            Break::One => LostReason { pass: self.trial.pass, lose: 1 },
+            Break::Short | Break::Long => LostReason { pass: self.trial.pass, lose: u64::MAX },
         };
         self.net.lose(self.victim.node, Some(loss));
         let whole_again = self.now() + case.breaks.lasts();

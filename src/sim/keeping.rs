@@ -155,7 +155,7 @@ impl Keeper {
     async fn come_back(&self, session: Session) {
         let (lease, delay) = (session.lease(), session.lock_delay());
         let lives = session.ttl() + delay;
-        session.orphan();
+        session.detach();
         let wait = between(&self.rng, lives * 3 / 4, lives * 5 / 4);
         self.scene.timers.sleep(wait).await;
         let Some(session) = self.take_up(lease, delay).await else { return };
@@ -176,7 +176,7 @@ impl Keeper {
         let believes = self.look(&session);
         match self.rng.below(4) {
             0 if one_in(&self.rng, 2) => self.come_back(session).await,
-            0 => drop(session.orphan()),
+            0 => drop(session.detach()),
             1 => {
                 if believes {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());

@@ -63,7 +63,7 @@ impl Default for NetConditions {
 
 /// Some of the messages that a node sends or gets from now on are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Loss {
+pub(crate) struct LostReason {
     /// So many pass first.
     pub(crate) pass: u64,
     /// Then so many are lost.
@@ -130,7 +130,7 @@ struct State {
     wanted: BTreeMap<NodeId, BTreeSet<NodeId>>,
     outgoing: Vec<Flight>,
     sent: u64,
-    losses: BTreeMap<NodeId, Loss>,
+    losses: BTreeMap<NodeId, LostReason>,
 }
 
 /// The network of a world. A handle: clones are the same network.
@@ -174,7 +174,7 @@ impl SimNet {
     }
 
     /// From now on these messages of a node are lost; `None`: none are.
-    pub(crate) fn lose(&self, node: NodeId, loss: Option<Loss>) {
+    pub(crate) fn lose(&self, node: NodeId, loss: Option<LostReason>) {
         let mut state = self.state();
         match loss {
             Some(loss) => state.losses.insert(node, loss),

@@ -341,8 +341,8 @@ impl Run {
         }
         // Since everything healed each lease has had its time, and that of a new leader's counting.
         let end = self.world.timeline().now() + LEASES_END_WITHIN;
-        if !self.world.run_while(end, |world| world.lease_left().is_some())? {
-            let left = self.world.lease_left();
+        if !self.world.run_while(end, |world| world.lease_time_to_live().is_some())? {
+            let left = self.world.lease_time_to_live();
             return Violation::found("L-LATE", format!("nobody keeps it in the end: {left:?}"));
         }
         self.world.check_disks(core)?;

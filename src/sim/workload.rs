@@ -32,7 +32,7 @@ use crate::model::{
     Command, Compare, Delete, KeyRange, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue,
     Range, Reply, Revision, Txn, TxnResult,
 };
-use crate::recipes::Ticket;
+use crate::recipes::SavedHold;
 
 /// How many keys the clients fight over.
 const KEYS: usize = 8;
@@ -62,7 +62,7 @@ pub(crate) struct Scene {
     /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
     /// What programs have saved of their holds, by node and lock, as if on its disk.
-    pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), Ticket>>>,
+    pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), SavedHold>>>,
     /// Keys of clients' own that have been put again and have stayed, the oldest first.
     kept: Rc<RefCell<VecDeque<Bytes>>>,
     unique: Rc<Cell<u64>>,
@@ -117,7 +117,7 @@ impl Scene {
                 judge.returned(call);
                 judge.session_closed(session.lease());
             }
-            // Orphaned, or not renewed in time: it runs out.
+            // Detached, or not renewed in time: it runs out.
             Err(Error::SessionEnded { .. }) => judge.returned(call),
             Err(_) => judge.returned_in_vain(call),
         }

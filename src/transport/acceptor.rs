@@ -434,7 +434,7 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClusterId, DiskId, Incarnation, Standing};
+    use crate::model::{ClusterId, DiskId, FoundingState, Incarnation};
     use crate::model::{ClusterVersion, LogIndex};
 
     fn node(id: u64) -> NodeId {
@@ -448,7 +448,7 @@ mod tests {
             to: node(1),
             disk: DiskId(2),
             incarnation: Incarnation(incarnation),
-            standing: Standing::Blank,
+            standing: FoundingState::Blank,
             since: LogIndex(1),
             address: String::new(),
             speaks: ClusterVersion::NEWEST,

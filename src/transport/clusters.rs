@@ -136,7 +136,7 @@ fn listed(list: &str) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClusterVersion, DiskId, Incarnation, LogIndex, Standing};
+    use crate::model::{ClusterVersion, DiskId, FoundingState, Incarnation, LogIndex};
 
     fn hello(cluster: u128, from: u64, to: u64, address: &str) -> Hello {
         Hello {
@@ -145,7 +145,7 @@ mod tests {
             to: NodeId::new(to).unwrap(),
             disk: DiskId(1),
             incarnation: Incarnation(1),
-            standing: Standing::Blank,
+            standing: FoundingState::Blank,
             since: LogIndex(1),
             address: address.to_owned(),
             speaks: ClusterVersion::NEWEST,

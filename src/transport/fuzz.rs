@@ -20,7 +20,7 @@ use crate::codec::sample::Sample;
 use crate::env::{BootClock, Entropy as _, Env, NoPoints, RealDisk};
 use crate::fuzz::{Came, Feed};
 use crate::model::{
-    ClusterId, ClusterVersion, DiskId, Incarnation, Lane, LogIndex, MemberChange, Standing,
+    ClusterId, ClusterVersion, DiskId, FoundingState, Incarnation, Lane, LogIndex, MemberChange,
 };
 use crate::sim::Rng;
 
@@ -179,7 +179,7 @@ fn hello(from: u64, to: u64) -> Hello {
         to: node(to),
         disk: disk(from),
         incarnation: Incarnation(2),
-        standing: Standing::Blank,
+        standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
         speaks: ClusterVersion::NEWEST,
@@ -192,7 +192,7 @@ fn founding() -> BTreeMap<NodeId, DiskId> {
 
 /// Member 1, and whom it knows.
 struct Myself {
-    standing: Standing,
+    standing: FoundingState,
     known: Known,
 }
 
@@ -210,14 +210,17 @@ impl Myself {
         let replace = MemberChange::Replace { old: node(2), new: node(4) };
         let changes = [add(4, Some(2)), replace, MemberChange::LeaveJoint];
         match feed.byte() % 5 {
-            0 => return Self { standing: Standing::Blank, known: founders() },
+            0 => return Self { standing: FoundingState::Blank, known: founders() },
             steps => {
                 for (at, change) in changes.iter().take(usize::from(steps) - 1).enumerate() {
                     members.apply(LogIndex(50 + at as u64), change);
                 }
             }
         }
-        Self { standing: Standing::Founded(founding()), known: Known::Members(Arc::new(members)) }
+        Self {
+            standing: FoundingState::Founded(founding()),
+            known: Known::Members(Arc::new(members)),
+        }
     }
 }
 
@@ -412,7 +415,7 @@ fn a_hello(feed: &mut Feed<'_>) -> Vec<u8> {
         if feed.once_in(8) {
             founding.insert(node(feed.near(3).max(1)), disk(feed.near(3)));
         }
-        theirs.standing = Standing::Founded(founding);
+        theirs.standing = FoundingState::Founded(founding);
     }
     if feed.once_in(16) {
         theirs.disk = disk(feed.near(from));
@@ -429,7 +432,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut sample = Sample::new(4);
     let mut seeds = Vec::new();
     // What members really say, word for word: to a founder, and to one of a founded cluster.
-    for (known, standing) in [(0, Standing::Blank), (1, Standing::Founded(founding()))] {
+    for (known, standing) in [(0, FoundingState::Blank), (1, FoundingState::Founded(founding()))] {
         for lane in 0..3 {
             let mut words = Preface::new(lane).bytes().to_vec();
             let theirs = Hello { standing: standing.clone(), ..hello(2, 1) };

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::clusters::{OtherCluster, OtherClusters};
 use super::{Introducer, Known, Refused};
-use crate::model::{DiskId, Hello, Incarnation, Members, NodeId, Standing};
+use crate::model::{DiskId, FoundingState, Hello, Incarnation, Members, NodeId};
 
 /// In how many members' lives a member remembers having met them; more than a cluster has members, so
 /// that only made-up ids can make it forget.
@@ -161,7 +161,8 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     }
     // This member's own log says who founded with what: another's word does not make its disk a lost one, nor a
     // member a removed one. It makes two foundings.
-    if let (Standing::Founded(mine), Standing::Founded(theirs)) = (&mine.standing, &theirs.standing)
+    if let (FoundingState::Founded(mine), FoundingState::Founded(theirs)) =
+        (&mine.standing, &theirs.standing)
         && mine != theirs
     {
         return Err(HelloRefusal::OtherFounding { me, them });
@@ -177,7 +178,7 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
         Known::Unsettled(members) => judge_member(theirs, me, members)?,
     }
     match (&mine.standing, &theirs.standing) {
-        (Standing::Blank, Standing::Founded(founding)) => match founding.get(&me) {
+        (FoundingState::Blank, FoundingState::Founded(founding)) => match founding.get(&me) {
             Some(disk) => judge_disk(me, *disk, mine.disk),
             None => Err(HelloRefusal::OtherFounding { me, them }),
         },
@@ -191,7 +192,7 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     if let Some(member) = members.get(them) {
         // Its place was taken further on in the log than this member has come.
         let comes_later =
-            matches!(theirs.standing, Standing::Founded(_)) && theirs.since > member.since;
+            matches!(theirs.standing, FoundingState::Founded(_)) && theirs.since > member.since;
         return match member.is_taken() || !comes_later {
             true => judge_disk(them, member.disk, theirs.disk),
             false => Ok(()),
@@ -206,7 +207,7 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     }
     // Added further on in the log than this member has come: its id is not minted here yet.
     let newest = members.rows().values().map(|member| member.since).max();
-    if matches!(theirs.standing, Standing::Founded(_)) && Some(theirs.since) > newest {
+    if matches!(theirs.standing, FoundingState::Founded(_)) && Some(theirs.since) > newest {
         return Ok(());
     }
     Err(HelloRefusal::UnknownMember { me, them })
@@ -352,7 +353,7 @@ mod tests {
             to: node(to),
             disk: disk(from),
             incarnation: Incarnation(1),
-            standing: Standing::Blank,
+            standing: FoundingState::Blank,
             since: LogIndex(1),
             address: String::new(),
             speaks: ClusterVersion::NEWEST,
@@ -368,7 +369,7 @@ mod tests {
     }
 
     fn founded(from: u64, to: u64) -> Hello {
-        Hello { standing: Standing::Founded(founding()), ..blank(from, to) }
+        Hello { standing: FoundingState::Founded(founding()), ..blank(from, to) }
     }
 
     fn founders() -> Known {
@@ -382,8 +383,8 @@ mod tests {
     /// What the sender of a hello knows, if nobody was added or removed.
     fn known_to(hello: &Hello) -> Known {
         match &hello.standing {
-            Standing::Blank => founders(),
-            Standing::Founded(founding) => members(Members::founded(founding)),
+            FoundingState::Blank => founders(),
+            FoundingState::Founded(founding) => members(Members::founded(founding)),
         }
     }
 
@@ -447,7 +448,7 @@ mod tests {
         kept.apply(LogIndex(60), &keep);
         assert_eq!(told(&kept, &added(5, 61)), Ok(()));
         let nobody = Hello { disk: DiskId::NONE, ..added(5, 62) };
-        let early = Hello { standing: Standing::Blank, ..added(5, 61) };
+        let early = Hello { standing: FoundingState::Blank, ..added(5, 61) };
         for hello in [added(5, 60), early] {
             let refused = told(&kept, &hello);
             assert!(matches!(refused, Err(HelloRefusal::ReplacedDisk { .. })), "{refused:?}");
@@ -469,7 +470,7 @@ mod tests {
         assert_eq!(judge(&founded(1, 2), &founded(2, 1), &unsettled), Ok(()), "may be needed");
         // Of another cluster with the same names, whose second member is none of those that went.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
-        let stranger = Hello { standing: Standing::Founded(other), ..founded(2, 1) };
+        let stranger = Hello { standing: FoundingState::Founded(other), ..founded(2, 1) };
         let refused = told(&all, &stranger);
         assert!(matches!(refused, Err(HelloRefusal::OtherFounding { .. })), "{refused:?}");
         let refused = Refused::from(HelloRefusal::Removed { member: node(2) });
@@ -480,7 +481,7 @@ mod tests {
     fn strangers_are_refused_and_the_words_say_why() {
         let lost = |hello: Hello| Hello { disk: DiskId(0xdead << 112), ..hello };
         let with = |founding: &[(u64, u64)], hello: Hello| Hello {
-            standing: Standing::Founded(
+            standing: FoundingState::Founded(
                 founding.iter().map(|(id, of)| (node(*id), disk(*of))).collect(),
             ),
             ..hello

@@ -120,8 +120,8 @@ impl Writer {
         recovery: Recovery,
     ) -> Result<Opened, LogError> {
         let torn = recovery.secure(&folder)?;
-        let Recovery { disk, state, older, strays, tail, next, .. } = recovery;
-        for number in strays {
+        let Recovery { disk, state, older, foreign_keys, tail, next, .. } = recovery;
+        for number in foreign_keys {
             folder.remove(&folder.path_of(number))?;
         }
         let (entered, next) = match next {

@@ -25,7 +25,7 @@ pub(super) struct Recovery {
     /// The segments before the last one in use, rising: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
     /// Segments that a cut has not come to remove.
-    pub(super) strays: Vec<u32>,
+    pub(super) foreign_keys: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
     /// The file behind it, if there is one: nothing that must be kept stands in it.
@@ -74,7 +74,7 @@ pub(super) fn recover(
 ) -> Result<Recovery, LogError> {
     // A cut that was interrupted may have left some of what it removes; the log begins behind that.
     let gap = numbers.windows(2).rposition(|pair| pair[0] + 1 != pair[1]);
-    let (strays, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
+    let (foreign_keys, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
     let Some(&first) = numbers.first() else {
         return Err(corrupt(folder, 1, 0, "the segment is missing"));
     };
@@ -91,7 +91,7 @@ pub(super) fn recover(
         let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
         let Some((header, chain)) = head else {
             // Only behind the last segment in use may there be a file without a header.
-            if number == first && !strays.is_empty() {
+            if number == first && !foreign_keys.is_empty() {
                 return Err(missing());
             }
             if number == first || Some(&number) != numbers.last() {
@@ -116,10 +116,10 @@ pub(super) fn recover(
         tail = Some(read_segment(folder, number, is_first, length, cursor, &mut state)?);
     }
     let (Some(disk), Some(tail)) = (disk, tail) else { return Err(missing()) };
-    let strays = strays.to_vec();
+    let foreign_keys = foreign_keys.to_vec();
     let recovery = finish(
         folder,
-        Recovery { disk, state, older, strays, tail, next: None, torn: None },
+        Recovery { disk, state, older, foreign_keys, tail, next: None, torn: None },
         blank,
     )?;
     let state = &recovery.state;

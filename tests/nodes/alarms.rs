@@ -187,7 +187,7 @@ fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_lin
         // Longer than the sessions live without being renewed.
         let renewed = || near.client().renew(session.lease()).block().unwrap();
         assert_eq!(renewed(), ttl);
-        while near.client().lease(lease).block().unwrap().is_some() {}
+        while near.client().lease_info(lease).block().unwrap().is_some() {}
         assert_eq!(near.client().get("leased").block().unwrap(), None, "its time was up");
         assert!(guard.is_held() && session.end().is_none());
         session.close().block().unwrap();

@@ -12,9 +12,9 @@ use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
     AccessRefusal, Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError,
-    JoinFault, KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError,
-    Refusal, ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEnd, StartError,
-    StopReason, TransportError, WatchError, backup,
+    JoinErrorKind, KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError,
+    Refusal, ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEndReason,
+    StartError, StopReason, TransportError, WatchError, backup,
 };
 
 use crate::{loopback, stage};
@@ -145,9 +145,9 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
         StartError::Join { kind, .. } => kind,
         other => panic!("{other:?}"),
     };
-    assert_eq!(kind(joins("blue"), "the token is not this cluster's"), JoinFault::Refused);
+    assert_eq!(kind(joins("blue"), "the token is not this cluster's"), JoinErrorKind::Refused);
     let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
-    assert_eq!(kind(nobody, "no member has taken this one in in time"), JoinFault::TimedOut);
+    assert_eq!(kind(nobody, "no member has taken this one in in time"), JoinErrorKind::TimedOut);
     // Neither is in the way of another start.
     let joined = Node::start(joins("red")).block().unwrap();
     works(&joined.client());
@@ -410,7 +410,7 @@ fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
             assert_eq!(gone.to_string(), format!("requested lease not found: {lease}"));
             assert_eq!(kv.put("leased", "v").lease(lease).block(), Err(gone.clone()));
             assert_eq!(kv.revoke(lease).block(), Err(gone));
-            assert!(kv.lease(lease).block().unwrap().is_none());
+            assert!(kv.lease_info(lease).block().unwrap().is_none());
         }
         assert_eq!(kv.get("leased").block().unwrap(), None);
         for ttl in [Duration::ZERO, Duration::MAX] {
@@ -527,7 +527,7 @@ fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
     };
     let busy = || Error::Busy;
     let denied = || Error::Refused(Refusal::Access(AccessRefusal::Denied));
-    let ended = || LockError::SessionEnded(SessionEnd::NotRenewed);
+    let ended = || LockError::SessionEnded(SessionEndReason::NotRenewed);
     let errors: Vec<Box<dyn StdError>> = vec![
         Box::new(StartError::from(no_name())),
         Box::new(StartError::from(bind())),

@@ -125,7 +125,7 @@ fn resize_lets_hundreds_of_waiters_in() {
     let mine = session(&cluster, 0);
     let small = mine.semaphore("s", 1);
     let first = small.acquire().block().unwrap();
-    let waiting: Vec<_> = (0..250).map(|_| small.acquire().enter().unwrap()).collect();
+    let waiting: Vec<_> = (0..250).map(|_| small.acquire().enqueue().unwrap()).collect();
     until_places(cluster.node(0), "s", 251);
     let large = small.resize(300).block().unwrap();
     let permits: Vec<_> = waiting.into_iter().map(|wish| wish.block().unwrap()).collect();
@@ -220,7 +220,7 @@ fn deadlocks_of_many_owners_are_found_up_to_a_limit() {
         let waiting: Vec<_> = locks[1..]
             .iter()
             .zip(&owners)
-            .map(|(lock, owner)| lock.lock().owner(owner).enter().unwrap())
+            .map(|(lock, owner)| lock.lock().owner(owner).enqueue().unwrap())
             .collect();
         for at in 1..count {
             until_places(cluster.node(0), &format!("lock-{at}"), 2);

@@ -10,8 +10,8 @@ use std::thread;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Candidacy, LeaderEvent, Leadership, LockError, Loss,
-    Moment, Released, SessionEnd, StopReason, Token,
+    Alarm, AlarmChange, AlarmKind, Blocking, Candidacy, LeaderEvent, Leadership, LockError,
+    LostReason, Moment, Released, SessionEndReason, StopReason, Token,
 };
 
 use crate::stage::{
@@ -40,7 +40,7 @@ fn elected(candidacy: &Arc<Candidacy>) -> Elected {
 }
 
 fn stand(cluster: &Cluster, member: usize, value: &'static str) -> Arc<Candidacy> {
-    Arc::new(session(cluster, member).election("jobs").stand(value))
+    Arc::new(session(cluster, member).election("jobs").candidacy(value))
 }
 
 fn into_inner(candidacy: Arc<Candidacy>) -> Candidacy {
@@ -54,13 +54,13 @@ fn it_leads_when_all_before_it_have_gone_also_where_nobody_waits_for_it() {
     let term = elected(&first).unwrap();
     let second = stand(&cluster, 1, "b");
     until_places(cluster.node(1), "jobs", 2);
-    until_true(cluster.node(1), "it stands", || second.before() == Some(1));
-    assert!(first.is_leader() && first.before() == Some(0));
+    until_true(cluster.node(1), "it stands", || second.position() == Some(1));
+    assert!(first.is_leader() && first.position() == Some(0));
     assert!(!second.is_leader() && second.leadership().is_none());
 
     assert_eq!(into_inner(first).withdraw().block(), Ok(Released::Now));
     assert!(!term.is_leader());
-    assert_eq!(term.lost().block(), Loss::Released);
+    assert_eq!(term.lost().block(), LostReason::Released);
     until_true(cluster.node(1), "it leads", || second.is_leader());
     let next = second.leadership().unwrap();
     assert!(next.token() > term.token());
@@ -93,7 +93,7 @@ fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
     let election = session(&cluster, 0).election("jobs");
     for round in 0..150 {
         let held = election.campaign("before").block().unwrap();
-        let candidacy = Arc::new(election.stand("b"));
+        let candidacy = Arc::new(election.candidacy("b"));
         let is_over = Arc::new(AtomicBool::new(false));
         let lookers: Vec<_> = (0..2)
             .map(|_| {
@@ -137,14 +137,14 @@ fn a_term_that_is_lost_to_somebody_else_is_over_and_it_stands_again() {
         let expected = match round % 2 {
             0 => {
                 kv.delete(term.key().clone()).block().unwrap();
-                Loss::KeyDeleted
+                LostReason::KeyDeleted
             }
             _ => {
                 until_places(cluster.node(two), "jobs", 1);
-                let line = locks.of("jobs").unwrap().line;
-                locks.break_lock(&line[0], "tired of it").block().unwrap();
+                let line = locks.of("jobs").unwrap().queue;
+                locks.force_release(&line[0], "tired of it").block().unwrap();
                 let node = cluster.node(two).status().name;
-                Loss::Broken { by: node, why: "tired of it".to_owned() }
+                LostReason::ForceReleased { by: node, reason: "tired of it".to_owned() }
             }
         };
         let loss = term.lost().block();
@@ -181,7 +181,7 @@ fn who_is_put_out_of_the_line_stands_again_at_its_end() {
         // Polled, since it waits: nobody else looks.
         assert!(waiting.poll().is_none());
         let line = session(&cluster, 2).election("jobs").candidates().unwrap();
-        line.iter().map(|place| place.why.to_vec()).collect::<Vec<_>>() == [b"a", b"c", b"b"]
+        line.iter().map(|place| place.reason.to_vec()).collect::<Vec<_>>() == [b"a", b"c", b"b"]
     };
     let order = Mutex::new(order);
     until_true(cluster.node(2), "it stands behind", || order.lock().unwrap()());
@@ -201,9 +201,9 @@ fn handed_over_it_stands_again_behind_its_heir() {
     let second = stand(&cluster, 1, "b");
     until_places(cluster.node(0), "jobs", 2);
     let locks = cluster.node(0).locks();
-    let line = locks.of("jobs").unwrap().line;
-    locks.hand_over(&line[0], &line[1], "its turn").block().unwrap();
-    assert_eq!(term.lost().block(), Loss::HandedOver);
+    let line = locks.of("jobs").unwrap().queue;
+    locks.transfer(&line[0], &line[1], "its turn").block().unwrap();
+    assert_eq!(term.lost().block(), LostReason::HandedOver);
     elected(&second).unwrap();
     assert!(!first.is_leader());
     until_places(cluster.node(0), "jobs", 2);
@@ -224,14 +224,14 @@ fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
     let behind = Begun::new(session(&cluster, 1).election("jobs").campaign("ready"));
     until_places(cluster.node(0), "jobs", 2);
     let before = next().unwrap();
-    let line = cluster.node(0).locks().of("jobs").unwrap().line;
-    cluster.node(0).locks().hand_over(&line[0], &line[1], "its turn").block().unwrap();
+    let line = cluster.node(0).locks().of("jobs").unwrap().queue;
+    cluster.node(0).locks().transfer(&line[0], &line[1], "its turn").block().unwrap();
     let second = behind.finish().unwrap();
-    let heir = second.session().lease();
+    let successor = second.session().lease();
     second.resign().block().unwrap();
     let after = next().expect("it is told before it resigns");
     assert_eq!((&before.key, before.since), (&after.key, after.since), "by the same key");
-    assert_eq!((before.lease, after.lease), (first.session().lease(), heir));
+    assert_eq!((before.lease, after.lease), (first.session().lease(), successor));
     assert_eq!(next(), None);
 }
 
@@ -244,7 +244,7 @@ fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
     let waiting = waits(&second);
     drop(first);
     assert!(!kept.is_leader());
-    assert_eq!(kept.lost().block(), Loss::Released);
+    assert_eq!(kept.lost().block(), LostReason::Released);
     waiting.finish().unwrap();
     // One that waits leaves nothing behind either, nor one whose entering is on its way.
     let third = stand(&cluster, 2, "c");
@@ -258,12 +258,12 @@ fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
 fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| another_session(&cluster, member, "candidate"));
-    let first = Arc::new(sessions[0].election("jobs").stand("a"));
+    let first = Arc::new(sessions[0].election("jobs").candidacy("a"));
     elected(&first).unwrap();
-    let second = Arc::new(sessions[1].election("jobs").stand("b"));
+    let second = Arc::new(sessions[1].election("jobs").candidacy("b"));
     let (waiting, other) = (waits(&second), waits(&second));
     until_places(cluster.node(0), "jobs", 2);
-    let closed = LockError::SessionEnded(SessionEnd::Closed);
+    let closed = LockError::SessionEnded(SessionEndReason::Closed);
     sessions[1].close().block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), closed);
     assert_eq!(other.finish().unwrap_err(), closed);
@@ -272,10 +272,10 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
     let [closing, _] = sessions;
     let closing = Begun::asked(async move { closing.close().await });
     // From the call on.
-    assert!(!first.is_leader() && first.leadership().is_none() && first.before().is_none());
+    assert!(!first.is_leader() && first.leadership().is_none() && first.position().is_none());
     assert_eq!(elected(&first).unwrap_err(), closed);
     closing.finish().unwrap();
-    let lost = Released::WasLost(Loss::SessionEnded(SessionEnd::Closed));
+    let lost = Released::AlreadyLost(LostReason::SessionEnded(SessionEndReason::Closed));
     assert_eq!(into_inner(first).withdraw().block(), Ok(lost));
     until_places(cluster.node(2), "jobs", 0);
 }
@@ -311,7 +311,7 @@ fn after_a_pause_the_first_look_says_that_it_leads_no_more() {
     clocks[0].jump(STEADY);
     assert!(cluster.node(0).now() >= term.valid_until());
     assert!(!candidacy.is_leader() && candidacy.leadership().is_none());
-    let ended = LockError::SessionEnded(SessionEnd::NotRenewed);
+    let ended = LockError::SessionEnded(SessionEndReason::NotRenewed);
     assert_eq!(elected(&candidacy).unwrap_err(), ended);
 }
 
@@ -383,11 +383,11 @@ fn cut_off_it_does_not_claim_to_have_withdrawn() {
 fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
-    let refused = Arc::new(election.stand("bowline:1 read\n"));
+    let refused = Arc::new(election.candidacy("bowline:1 read\n"));
     assert!(!refused.is_leader());
     assert_eq!(elected(&refused).unwrap_err(), LockError::ReservedValue);
     assert_eq!(into_inner(refused).withdraw().block(), Ok(Released::Now));
-    let nameless = Arc::new(session(&cluster, 0).election("").stand("a"));
+    let nameless = Arc::new(session(&cluster, 0).election("").candidacy("a"));
     assert_eq!(elected(&nameless).unwrap_err(), LockError::EmptyName);
 
     // Under an alarm nobody comes into a line: who stands then leads when it has been ended.
@@ -395,7 +395,7 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     let mine = session(&cluster, 0);
     let kv = cluster.node(0).client();
     kv.change_alarms(AlarmChange::Raise(alarm)).block().unwrap();
-    let candidacy = Arc::new(mine.election("later").stand("a"));
+    let candidacy = Arc::new(mine.election("later").candidacy("a"));
     let refused = mine.election("later").campaign("b").block().unwrap_err();
     assert!(!candidacy.is_leader() && !refused.is_transient(), "{refused:?}");
     kv.change_alarms(AlarmChange::End(alarm)).block().unwrap();
@@ -434,7 +434,7 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
     for ends in [false, true, true, true, true] {
         let session = another_session(&cluster, 0, "candidate");
         let held = session.election("jobs").campaign("before").block().unwrap();
-        let candidacy = Arc::new(session.election("jobs").stand("a"));
+        let candidacy = Arc::new(session.election("jobs").candidacy("a"));
         let (woken, led) = Default::default();
         let looks = LooksWhenWoken { candidacy: OnceLock::new(), woken, led };
         looks.candidacy.set(Arc::clone(&candidacy)).unwrap();
@@ -460,7 +460,7 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
         looked.recv_timeout(SOON).expect("nobody waits for himself").unwrap();
         assert!(looks.woken.load(Ordering::SeqCst) > 0);
         let poll = elected.as_mut().poll(&mut Context::from_waker(&waker));
-        let closed = LockError::SessionEnded(SessionEnd::Closed);
+        let closed = LockError::SessionEnded(SessionEndReason::Closed);
         assert!(matches!(poll, Poll::Ready(Err(why)) if why == closed));
     }
 }
@@ -508,7 +508,7 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
     let (spells, stop) = (Spells::default(), Arc::new(AtomicBool::new(false)));
     let (sender, begun) = mpsc::channel();
     let candidate = |cluster: &Cluster, member: usize| {
-        let candidacy = session(cluster, member).election("jobs").stand(member.to_string());
+        let candidacy = session(cluster, member).election("jobs").candidacy(member.to_string());
         let (spells, stop, sender) = (Arc::clone(&spells), Arc::clone(&stop), sender.clone());
         thread::spawn(move || {
             let tell = |token| sender.send((member, token)).unwrap();
@@ -528,9 +528,9 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
                 let other = cluster.node((leads + 1) % 3);
                 loop {
                     until_true(other, "somebody stands", || places(other, "jobs") > 0);
-                    let line = other.locks().of("jobs").unwrap().line;
+                    let line = other.locks().of("jobs").unwrap().queue;
                     let Some(first) = line.first() else { continue };
-                    if other.locks().break_lock(first, "another's turn").block().is_ok() {
+                    if other.locks().force_release(first, "another's turn").block().is_ok() {
                         break;
                     }
                 }

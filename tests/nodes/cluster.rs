@@ -7,7 +7,7 @@ use std::time::Duration;
 use bowline::testing::{self, ClusterOptions};
 use bowline::{
     Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError,
-    LockState, Loss, Node, Op, Refusal, Released, Revision, Role, SessionEnd,
+    LockState, LostReason, Node, Op, Refusal, Released, Revision, Role, SessionEndReason,
 };
 
 use crate::stage::{
@@ -243,13 +243,16 @@ fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
     next.txn().then(Op::put("data", "new")).commit().block().unwrap();
     cluster.resume(holder);
     assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
-    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(
+        guard.state(),
+        LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed))
+    );
     let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     assert!(!commit_if(&cluster.node(other).client(), guard.still_held(), "data", "late"));
     assert_eq!(cluster.node(holder).client().get("data").block().unwrap().unwrap().value, "new");
     assert!(next.token() > guard.token());
-    assert!(matches!(guard.release().block().unwrap(), Released::WasLost(_)));
+    assert!(matches!(guard.release().block().unwrap(), Released::AlreadyLost(_)));
 }
 
 #[test]
@@ -266,7 +269,7 @@ fn a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds() {
             assert!(!guard.is_held(), "two hold");
             assert!(next.token() > guard.token());
         });
-        assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+        assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     });
 }
 
@@ -299,8 +302,8 @@ fn a_lock_whose_key_is_deleted_by_somebody_else_is_lost_at_once() {
     let cluster = lasting(1);
     let guard = cluster.node(0).session().block().unwrap().mutex("lock").lock().block().unwrap();
     cluster.node(0).client().delete(guard.key().clone()).block().unwrap();
-    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
-    assert_eq!(guard.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert_eq!(guard.lost().block(), LostReason::KeyDeleted);
+    assert_eq!(guard.release().block().unwrap(), Released::AlreadyLost(LostReason::KeyDeleted));
 }
 
 #[test]
@@ -331,7 +334,7 @@ fn keys_of_a_session_vanish_with_it() {
     let kv = cluster.node(0).client();
     kv.put("here", "v").lease(session.lease()).block().unwrap();
     session.close().block().unwrap();
-    assert_eq!(session.end(), Some(SessionEnd::Closed));
+    assert_eq!(session.end(), Some(SessionEndReason::Closed));
     assert_eq!(cluster.node(1).client().get("here").block().unwrap(), None);
     let late = kv.put("here", "v").lease(session.lease()).block().unwrap_err();
     assert_eq!(late, Error::Refused(Refusal::LeaseNotFound(session.lease())));

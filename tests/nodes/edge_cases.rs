@@ -11,7 +11,7 @@ use bowline::backup::{self, RestoreOptions};
 use bowline::testing;
 use bowline::{
     Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState,
-    Loss, Node, Op, Released, SessionEnd, Token,
+    LostReason, Node, Op, Released, SessionEndReason, Token,
 };
 
 use crate::loopback;
@@ -31,13 +31,16 @@ fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
     let believed = guard.valid_until();
     // The end of a lease, however it comes about, is an entry of the log.
     cluster.node(2).client().revoke(held.lease()).block().unwrap();
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::LeaseEnded));
     assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
     assert!(waiting.finish().unwrap().is_held());
     let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     let released = guard.release().block().unwrap();
-    assert_eq!(released, Released::WasLost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+    assert_eq!(
+        released,
+        Released::AlreadyLost(LostReason::SessionEnded(SessionEndReason::LeaseEnded))
+    );
 }
 
 #[test]
@@ -46,7 +49,7 @@ fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
     let (_, one, _) = roles(&cluster);
     let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     assert!(cluster.node(one).now() >= guard.valid_until());
 }
 
@@ -69,7 +72,7 @@ fn a_release_by_who_does_not_hold_has_no_effect() {
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     // By name and token, never by the name alone.
     let token = guard.token();
-    let gone = Released::WasLost(Loss::Released);
+    let gone = Released::AlreadyLost(LostReason::Released);
     let another = session(&cluster, 1).mutex("lock");
     assert_eq!(another.release(token).block().unwrap(), gone);
     let mine = session(&cluster, 0).mutex("lock");
@@ -133,9 +136,9 @@ fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
-    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+    assert_eq!(guard.lost().block(), LostReason::KeyDeleted);
     let next = session(&cluster, 1).mutex("lock").lock().block().unwrap();
-    assert_eq!(guard.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert_eq!(guard.release().block().unwrap(), Released::AlreadyLost(LostReason::KeyDeleted));
     assert!(next.is_held());
 }
 
@@ -211,7 +214,10 @@ fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resour
     outside.write(next.token(), "new").unwrap();
     cluster.resume(one);
     assert_eq!(sent.finish().unwrap_err(), GuardError::NotHeld);
-    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(
+        guard.state(),
+        LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed))
+    );
     let late = guard.txn().then(Op::put("data", "late")).commit().block();
     assert_eq!(late.unwrap_err(), GuardError::NotHeld);
     assert!(!commit_if(&cluster.node(two).client(), guard.still_held(), "data", "late"));
@@ -224,13 +230,13 @@ fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
     let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
     // Paused, it has no answer for the first look.
     cluster.pause(0);
-    let first = Begun::new(one.mutex("lock").lock().at_most(Duration::from_millis(50)));
+    let first = Begun::new(one.mutex("lock").lock().max_hold(Duration::from_millis(50)));
     cluster.resume(0);
     until_places(cluster.node(0), "lock", 1);
     // Its executor hangs: nobody looks at the first until another has the lock.
     let second = two.mutex("lock").lock().deadline(SOON).block().unwrap();
     let missed = first.finish().unwrap_err();
-    assert_eq!(missed, LockError::Missed(Loss::HeldTooLong));
+    assert_eq!(missed, LockError::LostBeforeDelivery(LostReason::HeldTooLong));
     assert!(second.is_held());
     until_places(cluster.node(0), "lock", 1);
 }
@@ -249,7 +255,7 @@ fn a_change_of_leader_loses_no_lock_and_no_place() {
     another_leader(&cluster, leader);
     assert!(guard.is_held());
     until_places(cluster.node(one), "lock", 4);
-    let line = session(&cluster, one).mutex("lock").line().unwrap();
+    let line = session(&cluster, one).mutex("lock").queue().unwrap();
     let labels: Vec<_> = line.into_iter().map(|row| row.label.unwrap()).collect();
     assert_eq!(labels[1..], ["a", "b", "c"]);
     let mut last = guard.token();
@@ -292,7 +298,10 @@ fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirme
     assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
     assert!(guard.is_held());
     clocks[0].jump(Duration::from_secs(20));
-    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(
+        guard.state(),
+        LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed))
+    );
     assert!(cluster.node(0).now() >= guard.valid_until());
     let moment = Duration::from_secs(1);
     let write = cluster.node(0).client().put("k", "v").deadline(moment).block().unwrap_err();
@@ -323,7 +332,10 @@ fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_
     let (_, one, _) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     clocks[one].jump(Duration::from_secs(60));
-    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(
+        guard.state(),
+        LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed))
+    );
     assert!(!guard.is_held());
 }
 
@@ -346,7 +358,7 @@ fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
     cluster.all_at(revision).block().unwrap();
     let installed = cluster.node(one).metrics().snapshot().snapshots_installed_total;
     assert!(installed > 0, "it caught up from the log");
-    assert_eq!(lost.lost().block(), Loss::KeyDeleted);
+    assert_eq!(lost.lost().block(), LostReason::KeyDeleted);
     assert!(kept.is_held());
 }
 
@@ -369,7 +381,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     let restored = backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
     assert_eq!(restored.leases_ended, 1);
     let node = Node::start(config).block().unwrap();
-    assert_eq!(node.client().lease(lease).block().unwrap(), None);
+    assert_eq!(node.client().lease_info(lease).block().unwrap(), None);
     let below = node.client().range(KeyRange::prefix("lock/")).block().unwrap();
     assert_eq!(below.count, 0);
     let guard = node.session().block().unwrap().mutex("lock").lock().block().unwrap();
@@ -477,7 +489,7 @@ fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
     assert!(matches!(held, LockError::WouldBlock { .. }), "{held:?}");
     let kept = cluster.node(one).resume_session(lease).block().unwrap();
     until_places(cluster.node(two), "lock", 1);
-    assert_eq!(cluster.node(two).locks().of("lock").unwrap().line[0].lease, lease);
+    assert_eq!(cluster.node(two).locks().of("lock").unwrap().queue[0].lease, lease);
     kept.close().block().unwrap();
     let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     assert!(next.token() > token);
@@ -534,9 +546,9 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
     let wish = Begun::new(mine.mutex("other").lock());
     drop(guard);
-    mine.orphan();
+    mine.detach();
     // The node has seen that the session is over, before it knows what came of the transaction.
-    let over = LockError::SessionEnded(SessionEnd::Orphaned);
+    let over = LockError::SessionEnded(SessionEndReason::Detached);
     assert_eq!(wish.finish().unwrap_err(), over);
     cluster.heal();
     assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());

@@ -12,8 +12,9 @@ use std::time::Duration;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss,
-    Moment, Node, NodeId, Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token,
+    Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError,
+    LostReason, Moment, Node, NodeId, Released, ResumeError, Revision, SavedHold, Session,
+    SessionEndReason, Token,
 };
 use tokio::sync::oneshot;
 
@@ -76,7 +77,7 @@ fn the_result_is_given_when_another_may_lead() {
     let work = async |leadership: Arc<Leadership>| {
         assert!(leadership.is_leader());
         let line = election.candidates().unwrap();
-        assert_eq!((line.len(), &line[0].why[..]), (1, &b"a"[..]));
+        assert_eq!((line.len(), &line[0].reason[..]), (1, &b"a"[..]));
         assert!(line[0].holds && line[0].key == *leadership.key());
         leadership.token()
     };
@@ -123,9 +124,9 @@ fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
         assert_eq!(election.leader().await.unwrap(), None);
         "of the first term"
     };
-    let result = election.leading("a").finish_after_loss().run(work).block();
+    let result = election.leader_task("a").finish_after_loss().run(work).block();
     assert_eq!(result, Ok("of the second term"));
-    assert_eq!(losses.try_iter().collect::<Vec<_>>(), [Loss::KeyDeleted]);
+    assert_eq!(losses.try_iter().collect::<Vec<_>>(), [LostReason::KeyDeleted]);
 }
 
 #[test]
@@ -137,8 +138,8 @@ fn who_leads_once_hears_of_the_loss() {
         kv.delete(leadership.key().clone()).await.unwrap();
         pending::<()>().await;
     };
-    let lost = election.leading("a").once().run(work).block().unwrap_err();
-    assert_eq!(lost, LeadError::Lost(Loss::KeyDeleted));
+    let lost = election.leader_task("a").once().run(work).block().unwrap_err();
+    assert_eq!(lost, LeadError::Lost(LostReason::KeyDeleted));
     assert_eq!((lost.effect(), lost.is_transient()), (Effect::NotApplied, true));
     assert_eq!(election.leader().block().unwrap(), None, "it does not stand any more");
 }
@@ -178,7 +179,7 @@ fn lead_by_node(
     sender: &mpsc::Sender<(NodeId, LeaseId, Token)>,
 ) -> (oneshot::Sender<()>, JoinHandle<Result<Option<&'static str>, LeadError>>) {
     let (stop, stopped) = oneshot::channel();
-    let (id, leading, sender) = (node.status().id, node.leading("jobs", "a"), sender.clone());
+    let (id, leading, sender) = (node.status().id, node.leader_task("jobs", "a"), sender.clone());
     let running = std::thread::spawn(move || {
         let work = async |leadership: Arc<Leadership>| {
             sender.send((id, leadership.session().lease(), leadership.token())).unwrap();
@@ -265,13 +266,13 @@ fn nobody_else_leads_before_the_work_has_ended() {
         let work = async |leadership: Arc<Leadership>| {
             leads.send(()).unwrap();
             let request = leadership.asked_to_release().await;
-            assert!(leadership.is_leader() && !request.why.is_empty());
+            assert!(leadership.is_leader() && !request.reason.is_empty());
             // It takes its time, and still leads.
             leadership.proclaim("a, ending").await.unwrap();
             at_the_end.store(true, Ordering::SeqCst);
             "ended in order"
         };
-        election.leading("a").run_until(stopped, LONG, work).block()
+        election.leader_task("a").run_until(stopped, LONG, work).block()
     });
     is_leading.recv_timeout(SOON).unwrap();
     let mut waits = Begun::new(other.campaign("b"));
@@ -297,7 +298,7 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
     };
     let stop = std::future::ready(());
     // Told before it leads, it does not stand.
-    assert_eq!(election.leading("a").run_until(stop, grace, work).block(), Ok(None));
+    assert_eq!(election.leader_task("a").run_until(stop, grace, work).block(), Ok(None));
     assert_eq!(counted.begun(), 0);
 
     let (stop, stopped) = oneshot::channel::<()>();
@@ -307,7 +308,7 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
         stop.lock().unwrap().take().expect("one term").send(()).unwrap();
         pending::<()>().await;
     };
-    assert_eq!(election.leading("a").run_until(stopped, grace, work).block(), Ok(None));
+    assert_eq!(election.leader_task("a").run_until(stopped, grace, work).block(), Ok(None));
     assert_eq!((counted.begun(), counted.ended()), (1, 1));
     assert!(cluster.node(0).now().since(begun) >= grace);
     assert_eq!(election.leader().block().unwrap(), None);
@@ -426,14 +427,14 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
     let (_, one, two) = roles(&cluster);
     let mine = another_session(&cluster, one, "scheduler");
     let leadership = mine.election("jobs").campaign("a").block().unwrap();
-    let (saved, token) = (leadership.ticket().to_string(), leadership.token());
+    let (saved, token) = (leadership.saved_hold().to_string(), leadership.token());
     cluster.kill(one).block();
     drop((leadership, mine));
     let rival = Begun::new(session(&cluster, two).election("jobs").campaign("b"));
     until_places(cluster.node(two), "jobs", 2);
     cluster.restart(one).block().unwrap();
 
-    let ticket: Ticket = saved.parse().unwrap();
+    let ticket: SavedHold = saved.parse().unwrap();
     let mine = session(&cluster, one);
     let election = mine.election("jobs");
     let leadership = election.resume(&ticket).block().unwrap();
@@ -443,7 +444,7 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
     leadership.proclaim("a again").block().unwrap();
     assert_eq!(election.leader().block().unwrap().unwrap().value, "a again");
     assert_eq!(election.resume(&ticket).block().unwrap_err(), ResumeError::Over);
-    assert_ne!(leadership.ticket().lease(), ticket.lease());
+    assert_ne!(leadership.saved_hold().lease(), ticket.lease());
     leadership.resign().block().unwrap();
     assert!(rival.finish().unwrap().is_leader());
     assert_eq!(election.resume(&ticket).block().unwrap_err(), ResumeError::Over);
@@ -493,8 +494,8 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     let mut mine = another_session(&cluster, one, "importer");
     let guard = mine.mutex("import").lock().block().unwrap();
     let mut last = guard.token();
-    let ticket = guard.ticket();
-    let resume = |by: &Session, ticket: &Ticket| by.mutex("import").resume(ticket).block();
+    let ticket = guard.saved_hold();
+    let resume = |by: &Session, ticket: &SavedHold| by.mutex("import").resume(ticket).block();
     assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
     assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
     // Whoever held it there may believe in it still, as long as its session lives.
@@ -505,15 +506,15 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     for is_leaked in [false, true, false] {
         let old = guard.take().unwrap();
         let ticket = match is_leaked {
-            true => old.leak(),
+            true => old.detach(),
             false => {
-                let ticket = old.ticket();
-                assert_eq!(mine.clone().orphan(), ticket.lease());
+                let ticket = old.saved_hold();
+                assert_eq!(mine.clone().detach(), ticket.lease());
                 drop(old);
                 ticket
             }
         };
-        mine.orphan();
+        mine.detach();
         mine = another_session(&cluster, one, "importer");
         let next = resume(&mine, &ticket).unwrap();
         assert!(next.is_held() && next.token() > last);
@@ -544,14 +545,14 @@ fn a_ticket_is_of_one_hold_though_the_lock_is_passed_on_inside_the_node() {
     assert_eq!(mutex.release(first.token()).block().unwrap(), Released::Now);
     let second = second.finish().unwrap();
     assert_eq!(second.key(), first.key());
-    let over = first.ticket();
+    let over = first.saved_hold();
     let third = Begun::new(mutex.lock());
-    let ticket = second.ticket();
+    let ticket = second.saved_hold();
     second.release().block().unwrap();
     let third = third.finish().unwrap();
-    assert!(over != ticket && ticket != third.ticket());
-    let left = third.leak();
-    mine.orphan();
+    assert!(over != ticket && ticket != third.saved_hold());
+    let left = third.detach();
+    mine.detach();
     let next = session(&cluster, 0).mutex("import");
     for over in [over, ticket] {
         assert_eq!(next.resume(&over).block().unwrap_err(), ResumeError::Over);
@@ -565,8 +566,8 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let mine = another_session(&cluster, 0, "importer");
     let guard = mine.mutex("import").lock().block().unwrap();
-    let (key, ticket) = (guard.key().clone(), guard.leak());
-    mine.orphan();
+    let (key, ticket) = (guard.key().clone(), guard.detach());
+    mine.detach();
     let next = session(&cluster, 0);
     let (mutex, lease) = (next.mutex("import"), next.lease());
     cluster.pause(0);
@@ -596,7 +597,7 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     let holder = session(&cluster, two).mutex("import").lock().block().unwrap();
     let mine = another_session(&cluster, one, "importer");
     let waits = stand_in_line(&mine, cluster.node(one), "import");
-    let line = mine.mutex("import").line().unwrap();
+    let line = mine.mutex("import").queue().unwrap();
     let (lease, second) = (mine.lease(), line[1].clone());
     let (since, key) = (second.since, String::from_utf8(second.key.to_vec()).unwrap());
     cluster.kill(one).block();
@@ -605,7 +606,7 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     let mine = session(&cluster, one);
     let mutex = mine.mutex("import");
     let node = cluster.node(one).status().id;
-    let ticket = |lease: &str, since, key: &str| -> Ticket {
+    let ticket = |lease: &str, since, key: &str| -> SavedHold {
         format!("{node}/{lease}@{since}:{key}").parse().unwrap()
     };
     let good = ticket(&lease.to_string(), since, &key);
@@ -635,11 +636,11 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
     let mine = another_session(&cluster, one, "importer");
     let guard = mine.mutex("import").lock().block().unwrap();
     let reader = mine.rw_lock("table").read().block().unwrap();
-    let (stale, of) = (guard.still_held(), guard.ticket());
+    let (stale, of) = (guard.still_held(), guard.saved_hold());
     let table = format!("{}/{}@{}:table/{}", of.node(), of.lease(), reader.since(), of.lease());
     assert_eq!(reader.key(), &table[table.len() - reader.key().len()..]);
-    let (ticket, kv) = (guard.leak(), cluster.node(one).client());
-    let lease = mine.orphan();
+    let (ticket, kv) = (guard.detach(), cluster.node(one).client());
+    let lease = mine.detach();
     let next = session(&cluster, one);
     let guard = next.mutex("import").resume(&ticket).block().unwrap();
     let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
@@ -662,17 +663,17 @@ fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
     let locks = cluster.node(one).locks();
     for is_broken in [true, false] {
         let mine = another_session(&cluster, one, "importer");
-        let ticket = mine.mutex("import").lock().block().unwrap().leak();
-        mine.orphan();
-        let place = locks.of("import").unwrap().line.remove(0);
+        let ticket = mine.mutex("import").lock().block().unwrap().detach();
+        mine.detach();
+        let place = locks.of("import").unwrap().queue.remove(0);
         let next = session(&cluster, one).mutex("import");
         if is_broken {
-            locks.break_lock(&place, "nobody has it").block().unwrap();
+            locks.force_release(&place, "nobody has it").block().unwrap();
             assert_eq!(next.resume(&ticket).block().unwrap_err(), ResumeError::Over);
         } else {
-            locks.ask(&place, "soon, please").block().unwrap();
+            locks.request_release(&place, "soon, please").block().unwrap();
             let guard = next.resume(&ticket).block().unwrap();
-            assert_eq!(guard.asked_to_release().block().why, "soon, please");
+            assert_eq!(guard.asked_to_release().block().reason, "soon, please");
         }
     }
 }
@@ -686,12 +687,12 @@ fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
     let guard = mine.mutex("import").lock().block().unwrap();
     // By its own clock the session is over; by the leader's, its lease has just begun.
     clocks[one].jump(2 * LONG);
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     let kept = node.resume_session(mine.lease()).block().unwrap();
     until_places(cluster.node(two), "import", 1);
     let locks = cluster.node(two).locks();
-    let place = locks.of("import").unwrap().line.remove(0);
-    let mut broken = Begun::new(async move { locks.break_lock(&place, "nobody has it").await });
+    let place = locks.of("import").unwrap().queue.remove(0);
+    let mut broken = Begun::new(async move { locks.force_release(&place, "nobody has it").await });
     until_places(cluster.node(two), "import", 0);
     until_true(node, "the answer", || broken.wakes() > 0);
     assert!(broken.poll().is_none_or(|answer| answer.is_ok()));

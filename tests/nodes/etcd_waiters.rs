@@ -97,7 +97,7 @@ async fn etcd(kv: Client, lease: LeaseId, ledger: Arc<Ledger>, who: String) {
 }
 
 async fn mutex(session: Session, ledger: Arc<Ledger>, who: String) {
-    let guard = session.mutex("shared").lock().why("a mutex").await.unwrap();
+    let guard = session.mutex("shared").lock().reason("a mutex").await.unwrap();
     ledger.hold(&who).await;
     guard.release().await.unwrap();
 }

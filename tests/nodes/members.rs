@@ -216,7 +216,7 @@ fn changes_that_are_wished_for_at_once_are_made_one_after_the_other() {
         let cluster = three().await;
         let keep = |at: usize| {
             let address = format!("192.0.2.{at}:7400");
-            cluster.node(at % 3).keep_place(address, MemberRole::Learner)
+            cluster.node(at % 3).reserve_member(address, MemberRole::Learner)
         };
         let (one, two, three, four) = tokio::join!(keep(1), keep(2), keep(3), keep(4));
         let mut ids = [one, two, three, four].map(Result::unwrap);
@@ -479,7 +479,7 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
             client.put("k", "2").await.unwrap();
         }
         // Where nobody here may dial: that keeps nobody from starting.
-        nodes[0].keep_place("192.0.2.1:7400", MemberRole::Learner).await.unwrap();
+        nodes[0].reserve_member("192.0.2.1:7400", MemberRole::Learner).await.unwrap();
         for node in nodes.drain(..) {
             assert!(testing::shutdown(node).await.hanging.is_empty());
         }

@@ -22,9 +22,9 @@ fn a_string_names_one_key() {
     assert_eq!(watch.next().block().unwrap().unwrap().events[0].kv.key, "k/");
     assert_eq!(kv.get("k/").block().unwrap().unwrap().key, "k/");
     assert_eq!(keys(&kv.range("k/").block().unwrap().kvs), [b"k/"]);
-    assert_eq!(kv.width("k/", 10), 0, "a single key counts for none");
+    assert_eq!(kv.estimated_len("k/", 10), 0, "a single key counts for none");
     let caller = bowline::Caller { user: None, revision: kv.access().revision() };
-    assert_eq!(keys(&kv.acting_as(caller).range("k/").block().unwrap().kvs), [b"k/"]);
+    assert_eq!(keys(&kv.as_user(caller).range("k/").block().unwrap().kvs), [b"k/"]);
     // Of the two keys only `k/1` is changed once more.
     kv.put(KEYS[1], "w").block().unwrap();
     for holds in [
@@ -84,7 +84,7 @@ fn a_name_is_one_lock_and_a_prefix_lists_many() {
     assert_eq!(names("jobs"), ["jobs", "jobs/1"]);
     assert_eq!(names("jobs/"), ["jobs/1"]);
     assert_eq!(names(""), ["jobs", "jobs/1"]);
-    assert_eq!(locks.of("jobs").unwrap().line.len(), 1);
-    assert_eq!(locks.of("jobs/").unwrap().line.len(), 0);
+    assert_eq!(locks.of("jobs").unwrap().queue.len(), 1);
+    assert_eq!(locks.of("jobs/").unwrap().queue.len(), 0);
     drop(held);
 }

@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Contender, Effect, Error, KeyRange, Leadership,
-    LockError, LockState, Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Blocking, Effect, Error, KeyRange, Leadership, LockAdminError,
+    LockEntry, LockError, LockState, LostReason, Node, Op, ReadGuard, Refusal, Released,
+    WriteGuard,
 };
 
 use crate::stage::{
@@ -15,15 +16,15 @@ use crate::stage::{
 };
 
 /// The place at this position of a lock's line, as a member sees it.
-fn place(node: &Node, name: &str, at: usize) -> Contender {
-    node.locks().of(name.to_owned()).unwrap().line[at].clone()
+fn place(node: &Node, name: &str, at: usize) -> LockEntry {
+    node.locks().of(name.to_owned()).unwrap().queue[at].clone()
 }
 
 #[test]
 fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
     let cluster = lasting(3);
     let holder = another_session(&cluster, 0, "billing");
-    let _guard = holder.mutex("jobs/nightly").lock().why("closing the books").block().unwrap();
+    let _guard = holder.mutex("jobs/nightly").lock().reason("closing the books").block().unwrap();
     let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs/nightly");
     let kv = cluster.node(2).client();
     kv.put("jobs/nightly/readme", "not a place").block().unwrap();
@@ -32,13 +33,13 @@ fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
 
     let all = cluster.node(2).locks().list_prefix("jobs/").unwrap();
     assert_eq!(all.len(), 1, "{all:?}");
-    let [first, second] = &all[0].line[..] else { panic!("{all:?}") };
+    let [first, second] = &all[0].queue[..] else { panic!("{all:?}") };
     assert!(first.holds && !second.holds);
     assert_eq!(first.label.as_deref(), Some("billing"));
-    assert_eq!(first.why, "closing the books");
+    assert_eq!(first.reason, "closing the books");
     assert!(first.site.contains("tests/nodes/operators.rs:"), "{first:?}");
     assert_eq!(second.label.as_deref(), Some("m1"));
-    assert_eq!(all[0].strays, ["jobs/nightly/readme"]);
+    assert_eq!(all[0].foreign_keys, ["jobs/nightly/readme"]);
     assert!(first.to_string().starts_with("billing, "), "{first}");
     drop(waiting);
     until_places(cluster.node(2), "jobs/nightly", 2);
@@ -51,14 +52,14 @@ fn a_holder_hears_that_somebody_asks_for_its_lock() {
     assert_eq!(guard.request(), None);
     until_places(cluster.node(1), "lock", 1);
     let holder = place(cluster.node(1), "lock", 0);
-    cluster.node(1).locks().ask(&holder, "a release goes out").block().unwrap();
+    cluster.node(1).locks().request_release(&holder, "a release goes out").block().unwrap();
     let request = guard.asked_to_release().block();
-    assert_eq!((request.by.as_str(), request.why.as_str()), ("m1", "a release goes out"));
+    assert_eq!((request.by.as_str(), request.reason.as_str()), ("m1", "a release goes out"));
     assert!(guard.is_held());
     assert_eq!(guard.release().block().unwrap(), Released::Now);
     until_places(cluster.node(1), "lock", 0);
-    let late = cluster.node(1).locks().ask(&holder, "too late").block();
-    assert_eq!(late.unwrap_err(), OrderError::Gone);
+    let late = cluster.node(1).locks().request_release(&holder, "too late").block();
+    assert_eq!(late.unwrap_err(), LockAdminError::Gone);
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
 
@@ -69,7 +70,7 @@ fn known_as_committed(node: &Node) {
 
 #[test]
 fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
-    for hand_over in [false, true] {
+    for transfer in [false, true] {
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);
         let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
@@ -79,11 +80,11 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
         cluster.pause(one);
         first.release().block().unwrap();
         until_places(cluster.node(leader), "lock", 2);
-        let line = cluster.node(leader).locks().of("lock").unwrap().line;
+        let line = cluster.node(leader).locks().of("lock").unwrap().queue;
         assert!(line[0].holds && line[0].lease == session(&cluster, one).lease());
         let locks = cluster.node(leader).locks();
-        if hand_over {
-            let order = Begun::new(async move { locks.hand_over(&line[0], &line[1], "").await });
+        if transfer {
+            let order = Begun::new(async move { locks.transfer(&line[0], &line[1], "").await });
             until_places(cluster.node(leader), "lock", 3);
             known_as_committed(cluster.node(leader));
             cluster.resume(one);
@@ -91,7 +92,7 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
             order.finish().unwrap();
             assert_eq!(second.finish().unwrap_err(), LockError::Evicted);
         } else {
-            locks.ask(&line[0], "it is due").block().unwrap();
+            locks.request_release(&line[0], "it is due").block().unwrap();
             known_as_committed(cluster.node(leader));
             cluster.resume(one);
             let second = second.finish().unwrap();
@@ -109,19 +110,19 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
     let mine = session(&cluster, one);
     // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
     cluster.pause(one);
-    let heir = Begun::new(mine.mutex("lock").lock());
+    let successor = Begun::new(mine.mutex("lock").lock());
     cluster.cut(leader, one);
     cluster.cut(two, one);
     cluster.resume(one);
     until_places(cluster.node(leader), "lock", 2);
-    first.hand_over(&place(cluster.node(leader), "lock", 1)).block().unwrap();
+    first.transfer(&place(cluster.node(leader), "lock", 1)).block().unwrap();
     let holder = place(cluster.node(leader), "lock", 0);
     assert!(holder.holds && holder.lease == mine.lease());
-    cluster.node(leader).locks().ask(&holder, "it is due").block().unwrap();
+    cluster.node(leader).locks().request_release(&holder, "it is due").block().unwrap();
     cluster.heal();
-    let heir = heir.finish().unwrap();
-    until_true(cluster.node(one), "the heir is asked", || heir.request().is_some());
-    heir.release().block().unwrap();
+    let successor = successor.finish().unwrap();
+    until_true(cluster.node(one), "the successor is asked", || successor.request().is_some());
+    successor.release().block().unwrap();
     until_places(cluster.node(leader), "lock", 0);
 }
 
@@ -134,11 +135,11 @@ fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
     let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
     // Its node hears of both together.
     cluster.pause(one);
-    locks.ask(&holder, "it is due").block().unwrap();
+    locks.request_release(&holder, "it is due").block().unwrap();
     cluster.node(leader).client().delete(holder.key).block().unwrap();
     known_as_committed(cluster.node(leader));
     cluster.resume(one);
-    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+    assert_eq!(guard.lost().block(), LostReason::KeyDeleted);
     until_places(cluster.node(two), "lock", 0);
 }
 
@@ -149,14 +150,19 @@ fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_wh
     until_places(cluster.node(1), "lock", 1);
     let next = stand_in_line(&session(&cluster, 2), cluster.node(2), "lock");
     let holder = place(cluster.node(1), "lock", 0);
-    cluster.node(1).locks().break_lock(&holder, "it hangs").block().unwrap();
+    cluster.node(1).locks().force_release(&holder, "it hangs").block().unwrap();
     let next = next.finish().unwrap();
-    let Loss::Broken { by, why } = guard.lost().block() else { panic!("{:?}", guard.state()) };
+    let LostReason::ForceReleased { by, reason: why } = guard.lost().block() else {
+        panic!("{:?}", guard.state())
+    };
     assert_eq!((by.as_str(), why.as_str()), ("m1", "it hangs"));
     assert!(next.token() > guard.token());
     let late = guard.txn().then(Op::put("k", "late")).commit().block();
     assert!(late.is_err());
-    assert!(matches!(guard.release().block().unwrap(), Released::WasLost(Loss::Broken { .. })));
+    assert!(matches!(
+        guard.release().block().unwrap(),
+        Released::AlreadyLost(LostReason::ForceReleased { .. })
+    ));
     next.release().block().unwrap();
     until_places(cluster.node(1), "lock", 0);
 }
@@ -166,11 +172,11 @@ fn tasks_behind_a_broken_hold_stand_in_line_again() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let guard = session.mutex("lock").lock().block().unwrap();
-    let behind = session.mutex("lock").lock().enter().unwrap();
-    assert_eq!(behind.before(), Some(1));
-    cluster.node(0).locks().break_lock(&place(cluster.node(0), "lock", 0), "").block().unwrap();
+    let behind = session.mutex("lock").lock().enqueue().unwrap();
+    assert_eq!(behind.position(), Some(1));
+    cluster.node(0).locks().force_release(&place(cluster.node(0), "lock", 0), "").block().unwrap();
     let next = behind.block().unwrap();
-    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
+    assert!(matches!(guard.state(), LockState::Lost(LostReason::ForceReleased { .. })));
     assert!(next.token() > guard.token());
 }
 
@@ -181,7 +187,7 @@ fn who_waits_can_be_evicted() {
     let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
     until_places(cluster.node(2), "lock", 2);
     let waiter = place(cluster.node(2), "lock", 1);
-    cluster.node(2).locks().break_lock(&waiter, "not you").block().unwrap();
+    cluster.node(2).locks().force_release(&waiter, "not you").block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     assert!(guard.is_held());
     assert_eq!(places(cluster.node(2), "lock"), 1);
@@ -197,7 +203,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
     let holder = place(node, "lock", 0);
     cluster.partition(&[cut]);
     let locks = node.locks();
-    let mut order = Begun::new(async move { locks.break_lock(&holder, "it hangs").await });
+    let mut order = Begun::new(async move { locks.force_release(&holder, "it hangs").await });
     // The order stands below the place, and is older than the history before anybody looks again.
     until_places(node, "lock", 2);
     let later = node.client().put("later", "").block().unwrap().revision;
@@ -210,7 +216,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
     assert_eq!(told.recv_timeout(SOON), Ok(true), "one poll goes round and round");
     cluster.heal();
     waiting.join().unwrap().unwrap();
-    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
+    assert!(matches!(guard.state(), LockState::Lost(LostReason::ForceReleased { .. })));
 }
 
 #[test]
@@ -221,7 +227,7 @@ fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_
     until_places(cluster.node(leader), "lock", 1);
     let holder = place(cluster.node(leader), "lock", 0);
     cluster.partition(&[cut]);
-    cluster.node(leader).locks().break_lock(&holder, "gone").block().unwrap();
+    cluster.node(leader).locks().force_release(&holder, "gone").block().unwrap();
     assert!(!guard.is_held(), "the other may have the lock by now");
     let next = session(&cluster, other).mutex("lock").lock().block().unwrap();
     cluster.heal();
@@ -229,7 +235,7 @@ fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_
 
     let again = session(&cluster, leader).mutex("now").lock().block().unwrap();
     let holder = place(cluster.node(leader), "now", 0);
-    cluster.node(leader).locks().break_lock_now(&holder, "at once").block().unwrap();
+    cluster.node(leader).locks().force_release_now(&holder, "at once").block().unwrap();
     assert_eq!(places(cluster.node(leader), "now"), 0);
     assert!(!again.is_held());
 }
@@ -241,9 +247,9 @@ fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
     let lease = kv.grant(Duration::from_secs(600)).block().unwrap().id;
     kv.put(format!("lock/{lease}"), "").lease(lease).block().unwrap();
     let foreign = place(node, "lock", 0);
-    let refused = node.locks().break_lock(&foreign, "").block().unwrap_err();
-    assert_eq!(refused, OrderError::Foreign { key: foreign.key.clone() });
-    node.locks().break_lock_now(&foreign, "").block().unwrap();
+    let refused = node.locks().force_release(&foreign, "").block().unwrap_err();
+    assert_eq!(refused, LockAdminError::Foreign { key: foreign.key.clone() });
+    node.locks().force_release_now(&foreign, "").block().unwrap();
     assert_eq!(places(node, "lock"), 0);
 }
 
@@ -251,15 +257,15 @@ fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
 fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
     for same_node in [false, true] {
         let cluster = lasting(3);
-        let heirs = if same_node { 0 } else { 2 };
+        let successors = if same_node { 0 } else { 2 };
         let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
         let between = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
-        let heir = another_session(&cluster, heirs, "heir");
-        let waiting = stand_in_line(&heir, cluster.node(heirs), "lock");
+        let successor = another_session(&cluster, successors, "successor");
+        let waiting = stand_in_line(&successor, cluster.node(successors), "lock");
         until_places(cluster.node(0), "lock", 3);
         let token = guard.token();
         let stale = guard.txn().then(Op::put("k", "stale"));
-        guard.hand_over(&place(cluster.node(0), "lock", 2)).block().unwrap();
+        guard.transfer(&place(cluster.node(0), "lock", 2)).block().unwrap();
         let got = waiting.finish().unwrap();
         assert!(got.token() > token);
         assert!(stale.commit().block().is_err());
@@ -283,13 +289,13 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
     let reader: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
     until_places(cluster.node(leader), name, 2);
     let write = session(&cluster, leader).rw_lock(name).write().deadline(SOON);
-    let mut heir: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
+    let mut successor: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
     until_places(cluster.node(leader), name, 3);
-    let line = cluster.node(leader).locks().of(name).unwrap().line;
+    let line = cluster.node(leader).locks().of(name).unwrap().queue;
     // The order is in the log, and its node knows nothing of it when its program downgrades.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
-    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
     until_places(cluster.node(leader), name, 4);
     let downgrade = Begun::new(writer.downgrade());
     cluster.resume(one);
@@ -299,9 +305,9 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
     let kv = cluster.node(leader).client();
     cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
     assert!(reader.is_held());
-    assert!(heir.poll().is_none(), "a writer holds beside a reader");
+    assert!(successor.poll().is_none(), "a writer holds beside a reader");
     reader.release().block().unwrap();
-    heir.finish().unwrap().release().block().unwrap();
+    successor.finish().unwrap().release().block().unwrap();
     until_places(cluster.node(leader), name, 0);
 }
 
@@ -313,13 +319,13 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
     let between = stand_in_line(&other, cluster.node(1), "lock");
     until_places(cluster.node(0), "lock", 2);
     let conditions = first.still_held();
-    let heir = place(cluster.node(0), "lock", 1);
-    first.hand_over(&heir).block().unwrap();
+    let successor = place(cluster.node(0), "lock", 1);
+    first.transfer(&successor).block().unwrap();
     let second = between.finish().unwrap();
     // And back, to another task of the session that has taken the conditions.
-    let again = Begun::new(mine.mutex("lock").lock().why("another task"));
+    let again = Begun::new(mine.mutex("lock").lock().reason("another task"));
     until_places(cluster.node(1), "lock", 2);
-    second.hand_over(&place(cluster.node(1), "lock", 1)).block().unwrap();
+    second.transfer(&place(cluster.node(1), "lock", 1)).block().unwrap();
     let third = again.finish().unwrap();
     assert!(third.is_held());
     let kv = cluster.node(2).client();
@@ -346,8 +352,8 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
         let between = Begun::new(other.rw_lock(name).write());
         until_places(cluster.node(two), name, 4);
         let locks = cluster.node(two).locks();
-        let line = locks.of(name).unwrap().line;
-        locks.hand_over(&line[0], &line[3], "").block().unwrap();
+        let line = locks.of(name).unwrap().queue;
+        locks.transfer(&line[0], &line[3], "").block().unwrap();
         let between = between.finish().unwrap();
         assert_eq!((between.key(), first.is_held()), (first.key(), false));
         let kv = cluster.node(leader).client();
@@ -365,8 +371,8 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
             until_true(cluster.node(leader), "the wish comes", has_come);
             drop(behind);
         }
-        let line = locks.of(name).unwrap().line;
-        locks.hand_over(&line[0], &line[1], "").block().unwrap();
+        let line = locks.of(name).unwrap().queue;
+        locks.transfer(&line[0], &line[1], "").block().unwrap();
         assert!(!between.is_held());
         cluster.heal();
         cluster.resume(one);
@@ -392,24 +398,24 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
     let between = Begun::new(session(&cluster, leader).rw_lock(name).write());
     until_places(cluster.node(leader), name, 2);
     let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
-    let heir: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
+    let successor: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
     until_places(cluster.node(leader), name, 3);
-    let line = cluster.node(leader).locks().of(name).unwrap().line;
-    // By the time at which the order comes to the holder's node nothing keeps the heir waiting.
+    let line = cluster.node(leader).locks().of(name).unwrap().queue;
+    // By the time at which the order comes to the holder's node nothing keeps the successor waiting.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
-    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
     until_places(cluster.node(leader), name, 4);
     drop(between);
-    let heir = heir.finish().unwrap();
+    let successor = successor.finish().unwrap();
     known_as_committed(cluster.node(leader));
     cluster.resume(one);
     order.finish().unwrap();
-    assert_eq!(first.lost().block(), Loss::HandedOver);
+    assert_eq!(first.lost().block(), LostReason::HandedOver);
     let kv = cluster.node(leader).client();
     cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
-    assert!(heir.is_held(), "{:?}", heir.state());
-    heir.release().block().unwrap();
+    assert!(successor.is_held(), "{:?}", successor.state());
+    successor.release().block().unwrap();
     until_places(cluster.node(leader), name, 0);
 }
 
@@ -421,10 +427,10 @@ fn an_operator_hands_leadership_to_a_named_candidate() {
     let _second = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs");
     let third = Begun::new(lead(2).campaign("c"));
     until_places(cluster.node(1), "jobs", 3);
-    let line = cluster.node(1).locks().of("jobs").unwrap().line;
-    cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").block().unwrap();
+    let line = cluster.node(1).locks().of("jobs").unwrap().queue;
+    cluster.node(1).locks().transfer(&line[0], &line[2], "upgrade").block().unwrap();
     let third: Leadership = third.finish().unwrap();
-    assert_eq!(first.lost().block(), Loss::HandedOver);
+    assert_eq!(first.lost().block(), LostReason::HandedOver);
     assert_eq!(lead(1).leader().block().unwrap().unwrap().value, "c");
     third.proclaim("c2").block().unwrap();
     assert!(third.token() > first.token());
@@ -435,20 +441,20 @@ fn a_later_place_of_the_heirs_name_is_no_heir() {
     for by_order in [false, true] {
         let cluster = lasting(3);
         let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
-        let heirs = session(&cluster, 2);
-        let heir = stand_in_line(&heirs, cluster.node(2), "lock");
+        let successors = session(&cluster, 2);
+        let successor = stand_in_line(&successors, cluster.node(2), "lock");
         let next = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
         until_places(cluster.node(0), "lock", 3);
-        let line = cluster.node(0).locks().of("lock").unwrap().line;
-        drop(heir);
+        let line = cluster.node(0).locks().of("lock").unwrap().queue;
+        drop(successor);
         until_places(cluster.node(2), "lock", 2);
-        let later = stand_in_line(&heirs, cluster.node(2), "lock");
+        let later = stand_in_line(&successors, cluster.node(2), "lock");
         until_places(cluster.node(0), "lock", 3);
         assert_eq!(place(cluster.node(0), "lock", 2).key, line[1].key);
-        // Its heir has gone, as the caller has seen it: the next in line gets it.
+        // Its successor has gone, as the caller has seen it: the next in line gets it.
         match by_order {
-            false => guard.hand_over(&line[1]).block().unwrap(),
-            true => cluster.node(0).locks().hand_over(&line[0], &line[1], "").block().unwrap(),
+            false => guard.transfer(&line[1]).block().unwrap(),
+            true => cluster.node(0).locks().transfer(&line[0], &line[1], "").block().unwrap(),
         }
         assert_eq!(place(cluster.node(0), "lock", 0).key, line[2].key);
         next.finish().unwrap().release().block().unwrap();
@@ -462,22 +468,22 @@ fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait(
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
-    let heir = another_session(&cluster, 0, "heir");
-    let waiting = stand_in_line(&heir, node, "lock");
+    let successor = another_session(&cluster, 0, "successor");
+    let waiting = stand_in_line(&successor, node, "lock");
     let known = place(node, "lock", 1);
     drop(waiting);
     until_places(node, "lock", 1);
-    // The heir has gone: it is a release.
-    guard.hand_over(&known).block().unwrap();
+    // The successor has gone: it is a release.
+    guard.transfer(&known).block().unwrap();
     until_places(node, "lock", 0);
 
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let lease = kv.grant(Duration::from_secs(600)).block().unwrap().id;
     kv.put(format!("lock/{lease}"), "").lease(lease).block().unwrap();
-    let waiting = stand_in_line(&heir, node, "lock");
-    let line = node.locks().of("lock").unwrap().line;
-    let refused = node.locks().hand_over(&line[0], &line[2], "").block().unwrap_err();
-    assert_eq!(refused, OrderError::Foreign { key: line[1].key.clone() });
+    let waiting = stand_in_line(&successor, node, "lock");
+    let line = node.locks().of("lock").unwrap().queue;
+    let refused = node.locks().transfer(&line[0], &line[2], "").block().unwrap_err();
+    assert_eq!(refused, LockAdminError::Foreign { key: line[1].key.clone() });
     assert!(guard.is_held());
     drop(waiting);
     let below = kv.range(KeyRange::prefix("lock/")).block().unwrap();
@@ -492,8 +498,8 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
     until_places(cluster.node(1), "lock", 1);
     let second = b.read().block().unwrap();
     until_places(cluster.node(0), "lock", 2);
-    let heir = place(cluster.node(0), "lock", 1);
-    // As an operator's hand-over would that was under way when the heir came to hold.
+    let successor = place(cluster.node(0), "lock", 1);
+    // As an operator's hand-over would that was under way when the successor came to hold.
     let (from, to) = (first.key().clone(), second.session().lease());
     let kv = cluster.node(0).client();
     let row = kv.get(from.clone()).block().unwrap().unwrap();
@@ -503,9 +509,9 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
         lease: bowline::PutLease::Attach(to),
         prev_kv: false,
     };
-    kv.txn().then(Op::Put(put)).then(Op::delete(heir.key)).commit().block().unwrap();
-    assert_eq!(first.lost().block(), Loss::KeyDeleted);
-    assert_eq!(second.lost().block(), Loss::KeyDeleted);
+    kv.txn().then(Op::Put(put)).then(Op::delete(successor.key)).commit().block().unwrap();
+    assert_eq!(first.lost().block(), LostReason::KeyDeleted);
+    assert_eq!(second.lost().block(), LostReason::KeyDeleted);
     let writer = c.write().block().unwrap();
     assert!(writer.is_held() && !second.is_held() && !first.is_held());
 }
@@ -523,20 +529,20 @@ fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_t
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
     cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).block().unwrap();
 
-    let heir = place(cluster.node(0), "lock", 2);
+    let successor = place(cluster.node(0), "lock", 2);
     let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
-    assert_eq!(guard.hand_over(&heir).block().unwrap_err(), OrderError::Store(refused));
+    assert_eq!(guard.transfer(&successor).block().unwrap_err(), LockAdminError::Store(refused));
     let guard = near.finish().unwrap();
     until_places(cluster.node(2), "lock", 2);
 
     let (locks, holder) = (cluster.node(2).locks(), place(cluster.node(2), "lock", 0));
     assert!(
-        matches!(locks.break_lock(&holder, "").block(), Err(OrderError::Store(_))),
+        matches!(locks.force_release(&holder, "").block(), Err(LockAdminError::Store(_))),
         "an order is a put"
     );
-    locks.break_lock_now(&holder, "its machine hangs").block().unwrap();
+    locks.force_release_now(&holder, "its machine hangs").block().unwrap();
     far.finish().unwrap().release().block().unwrap();
-    assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+    assert_eq!(guard.lost().block(), LostReason::KeyDeleted);
     until_places(cluster.node(0), "lock", 0);
 }
 
@@ -545,17 +551,17 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     let mut cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
     let guard = session(&cluster, cut).mutex("lock").lock().block().unwrap();
-    let heir = stand_in_line(&session(&cluster, leader), cluster.node(leader), "lock");
+    let successor = stand_in_line(&session(&cluster, leader), cluster.node(leader), "lock");
     until_places(cluster.node(other), "lock", 2);
-    let line = cluster.node(other).locks().of("lock").unwrap().line;
+    let line = cluster.node(other).locks().of("lock").unwrap().queue;
     cluster.partition(&[cut]);
     // Its holder does not hear of it.
     let locks = cluster.node(other).locks();
-    let late = locks.break_lock(&line[0], "it hangs").deadline(SHORT).block().unwrap_err();
-    assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
-    let late = locks.hand_over(&line[0], &line[1], "").deadline(SHORT).block().unwrap_err();
-    assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
-    let order = Begun::new(locks.break_lock(&line[0], "it hangs still"));
+    let late = locks.force_release(&line[0], "it hangs").deadline(SHORT).block().unwrap_err();
+    assert_eq!(late, LockAdminError::Store(Error::Deadline { effect: Effect::Unknown }));
+    let late = locks.transfer(&line[0], &line[1], "").deadline(SHORT).block().unwrap_err();
+    assert_eq!(late, LockAdminError::Store(Error::Deadline { effect: Effect::Unknown }));
+    let order = Begun::new(locks.force_release(&line[0], "it hangs still"));
     let written = || {
         let orders = cluster.node(leader).client().range(KeyRange::prefix("lock/")).local();
         let orders = orders.block().unwrap().kvs;
@@ -565,10 +571,10 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     cluster.shutdown(other).block();
     let stopped = order.finish().unwrap_err();
     let is_unknown = |error: &Error| error.effect() == Effect::Unknown;
-    assert!(matches!(&stopped, OrderError::Store(error) if is_unknown(error)), "{stopped:?}");
+    assert!(matches!(&stopped, LockAdminError::Store(error) if is_unknown(error)), "{stopped:?}");
     cluster.heal();
-    assert!(heir.finish().unwrap().is_held());
-    assert!(matches!(guard.lost().block(), Loss::Broken { .. }));
+    assert!(successor.finish().unwrap().is_held());
+    assert!(matches!(guard.lost().block(), LostReason::ForceReleased { .. }));
 }
 
 #[test]
@@ -579,11 +585,11 @@ fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
     let [broken, deleted, closed] =
         ["broken", "deleted", "closed"].map(|name| session.mutex(name).lock().block().unwrap());
     assert!(broken.valid_until() > node.now() && session.valid_until() > node.now());
-    node.locks().break_lock(&place(node, "broken", 0), "it hangs").block().unwrap();
-    assert!(matches!(broken.state(), LockState::Lost(Loss::Broken { .. })));
+    node.locks().force_release(&place(node, "broken", 0), "it hangs").block().unwrap();
+    assert!(matches!(broken.state(), LockState::Lost(LostReason::ForceReleased { .. })));
     assert!(broken.valid_until() <= node.now());
     node.client().delete(deleted.key().clone()).block().unwrap();
-    assert_eq!(deleted.lost().block(), Loss::KeyDeleted);
+    assert_eq!(deleted.lost().block(), LostReason::KeyDeleted);
     assert!(deleted.valid_until() <= node.now());
     assert!(closed.valid_until() > node.now());
     session.close().block().unwrap();
@@ -604,10 +610,10 @@ fn members_of_groups_and_barriers_and_takers_of_queues_are_no_locks() {
         };
         until_true(node, prefix, is_there);
     }
-    let holds = mine.mutex("lock").lock().why("alone").block().unwrap();
+    let holds = mine.mutex("lock").lock().reason("alone").block().unwrap();
     let waits = stand_in_line(&mine, node, "lock");
     let locks = node.locks().list_prefix("").unwrap();
     let names: Vec<_> = locks.iter().map(|lock| &lock.name[..]).collect();
-    assert_eq!((names, locks[0].line.len()), (vec![&b"lock"[..]], 2));
+    assert_eq!((names, locks[0].queue.len()), (vec![&b"lock"[..]], 2));
     drop((holds, waits));
 }

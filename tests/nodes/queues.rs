@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bowline::testing::Cluster;
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Client, Compare, Delivery, Effect, Error, ItemState,
-    KeyRange, Loss, Op, Queue, QueueError, QueueTaker, Refusal, Revision,
+    KeyRange, LostReason, Op, Queue, QueueError, QueueTaker, Refusal, Revision,
 };
 
 use crate::stage;
@@ -164,7 +164,7 @@ fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
     let mut idle = Box::pin(taker.take().into_future());
     assert!(idle.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     until_count(&node.client(), "jobs/idle/", 1);
-    let lease = session.orphan();
+    let lease = session.detach();
     drop((idle, delivery, taker));
     let _kept = node.resume_session(lease).block().unwrap();
     let other = self::taker(&cluster, 0, "jobs");
@@ -227,7 +227,7 @@ fn a_claim_that_was_lost_acknowledges_nothing() {
         kv.delete(key).block().unwrap();
         first.lost().block()
     };
-    assert_eq!(lost, Loss::KeyDeleted);
+    assert_eq!(lost, LostReason::KeyDeleted);
     assert!(!first.is_ours());
     let second = taker.take().block().unwrap();
     assert_eq!(second.id(), first.id());
@@ -271,7 +271,7 @@ fn one_who_is_cut_off_loses_its_item_and_cannot_acknowledge_it_later() {
     let again = other.take().block().unwrap();
     assert_eq!(again.attempt(), 2);
     assert!(!held.is_ours(), "it gave up before the others got it");
-    assert!(matches!(held.lost().block(), Loss::SessionEnded(_)));
+    assert!(matches!(held.lost().block(), LostReason::SessionEnded(_)));
     cluster.heal();
     assert_eq!(held.ack_with([Op::put("effect", "")]).block().unwrap_err(), QueueError::NotOurs);
     again.ack().block().unwrap();

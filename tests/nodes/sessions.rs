@@ -9,8 +9,8 @@ use std::time::Duration;
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Client, Effect, Error, GuardError, KeyRange, LeaseId,
-    Limits, LockState, Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session,
-    SessionEnd, Standing,
+    Limits, LockAdminError, LockState, LostReason, Op, QueueError, Refusal, Released,
+    ResumeRefusal, Session, SessionEndReason, SessionState,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -20,7 +20,7 @@ const TTL: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(600);
 
 /// What closing a session that has ended so comes to.
-fn not_closed(end: SessionEnd) -> Error {
+fn not_closed(end: SessionEndReason) -> Error {
     Error::SessionEnded { end, effect: Effect::NotApplied }
 }
 
@@ -99,14 +99,14 @@ fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
     bind(&session, "address");
     let lease = session.lease();
     cluster.kill(crashes).block();
-    assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
+    assert_eq!(session.end(), Some(SessionEndReason::NodeStopped));
     cluster.restart(crashes).block().unwrap();
     let again = cluster.node(crashes).resume_session(lease).block().unwrap();
     assert_eq!((again.lease(), again.label()), (lease, "importer"));
     // Longer than the lease lives by itself.
     renewed(&again, 4);
     assert!(is_bound(&cluster.node(other).client(), "address"));
-    assert_eq!(session.end(), Some(SessionEnd::NodeStopped), "the first one stays ended");
+    assert_eq!(session.end(), Some(SessionEndReason::NodeStopped), "the first one stays ended");
     again.close().block().unwrap();
     gone(&cluster.node(other).client(), "address");
 }
@@ -118,9 +118,9 @@ fn a_session_passes_to_another_node_and_its_keys_stay() {
     let session = cluster.node(from).open_session().block().unwrap();
     let handle = session.clone();
     bind(&session, "address");
-    let lease = session.orphan();
-    assert_eq!(handle.standing(), Standing::Ended(SessionEnd::Orphaned));
-    assert_eq!(handle.close().block(), Err(not_closed(SessionEnd::Orphaned)));
+    let lease = session.detach();
+    assert_eq!(handle.state(), SessionState::Ended(SessionEndReason::Detached));
+    assert_eq!(handle.close().block(), Err(not_closed(SessionEndReason::Detached)));
     let session = cluster.node(to).resume_session(lease).block().unwrap();
     drop(handle);
     renewed(&session, 4);
@@ -175,7 +175,8 @@ fn a_lock_whose_holder_crashed_is_not_taken_before_the_lock_delay_is_over() {
     let delay = Duration::from_secs(2);
     let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     assert_eq!((session.ttl(), session.lock_delay()), (TTL, delay));
-    let status = cluster.node(holder).client().lease(session.lease()).block().unwrap().unwrap();
+    let status =
+        cluster.node(holder).client().lease_info(session.lease()).block().unwrap().unwrap();
     assert_eq!(status.ttl, TTL + delay);
     let guard = session.mutex("lock").lock().block().unwrap();
     let believed = guard.valid_until();
@@ -212,9 +213,9 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     let session = cluster.node(holder).open_session().lock_delay(delay).block().unwrap();
     bind(&session, "k");
     cluster.partition(&[holder]);
-    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEndReason::NotRenewed);
     cluster.heal();
-    assert_eq!(session.close().block(), Err(not_closed(SessionEnd::NotRenewed)));
+    assert_eq!(session.close().block(), Err(not_closed(SessionEndReason::NotRenewed)));
     let lease = session.lease();
     drop(session);
     // What its node still had to say has been said when this is read.
@@ -235,24 +236,24 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     let names = ["dropped", "released", "by its token", "with a write", "handed over"];
     let guards = names.map(|name| session.mutex(name).lock().block().unwrap());
     let keys = guards.each_ref().map(|guard| guard.key().clone());
-    let heirs = cluster.node(other).open_session().ttl(LONG).block().unwrap();
-    let heir = heirs.mutex("handed over");
-    let waiting = thread::spawn(move || heir.lock().block());
-    let heir = loop {
-        let line = session.mutex("handed over").line().unwrap();
+    let successors = cluster.node(other).open_session().ttl(LONG).block().unwrap();
+    let successor = successors.mutex("handed over");
+    let waiting = thread::spawn(move || successor.lock().block());
+    let successor = loop {
+        let line = session.mutex("handed over").queue().unwrap();
         match line.into_iter().find(|place| !place.holds) {
-            Some(heir) => break heir,
+            Some(successor) => break successor,
             None => thread::yield_now(),
         }
     };
     let [dropped, released, by_token, with_write, handed_over] = guards;
     let write = with_write.txn().then(Op::put("written", "v"));
     cluster.partition(&[holder]);
-    let lost = Loss::SessionEnded(SessionEnd::NotRenewed);
+    let lost = LostReason::SessionEnded(SessionEndReason::NotRenewed);
     assert_eq!(dropped.lost().block(), lost);
     drop(dropped);
-    assert_eq!(handed_over.hand_over(&heir).block(), Err(OrderError::Gone));
-    let was_lost = Ok(Released::WasLost(lost));
+    assert_eq!(handed_over.transfer(&successor).block(), Err(LockAdminError::Gone));
+    let was_lost = Ok(Released::AlreadyLost(lost));
     assert_eq!(session.mutex("by its token").release(by_token.token()).block(), was_lost);
     assert_eq!(write.commit_and_release(with_write).block(), Err(GuardError::NotHeld));
     assert_eq!(released.release().block(), was_lost);
@@ -283,14 +284,14 @@ fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
     jobs.put_many(["1", "2"]).block().unwrap();
     let [job, other_job] = [(); 2].map(|()| jobs.take().block().unwrap());
     cluster.partition(&[holder]);
-    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEndReason::NotRenewed);
     drop((dropped, stays, other_job));
     assert_eq!(released.release().block(), Ok(false));
     assert_eq!(leaves.leave().block(), Ok(false));
     assert_eq!(job.nack().block(), Err(QueueError::NotOurs));
     cluster.heal();
     client.put("after", "v").block().unwrap();
-    let mut keys = client.lease(session.lease()).block().unwrap().unwrap().keys;
+    let mut keys = client.lease_info(session.lease()).with_keys().block().unwrap().unwrap().keys;
     keys.retain(|key| !key.starts_with(b"jobs/idle/"));
     assert_eq!(keys.len(), 2 + 2 + 2, "{keys:?}");
     client.revoke(session.lease()).block().unwrap();
@@ -313,7 +314,7 @@ fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledge
     let mut acknowledging = pin!(job.ack_with([Op::put("effect", "v")]));
     let polled = acknowledging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending());
-    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEndReason::NotRenewed);
     cluster.heal();
     let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
     assert_eq!(acknowledging.block().unwrap_err(), QueueError::Store(refused));
@@ -362,13 +363,15 @@ fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
     let (holder, _) = followers(&cluster);
     // Long enough for this thread to look between the risk and the loss.
     let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
-    assert!(matches!(session.standing(), Standing::Confirmed(_)));
+    assert!(matches!(session.state(), SessionState::Active(_)));
     cluster.partition(&[holder]);
-    let Standing::Overdue(until) = session.at_risk().block() else { panic!("not told in time") };
+    let SessionState::RenewalOverdue(until) = session.at_risk().block() else {
+        panic!("not told in time")
+    };
     assert_eq!(until, session.valid_until());
-    assert_eq!(session.ended().block(), SessionEnd::NotRenewed);
+    assert_eq!(session.ended().block(), SessionEndReason::NotRenewed);
     assert!(cluster.node(holder).now() >= until);
-    assert_eq!(session.at_risk().block(), Standing::Ended(SessionEnd::NotRenewed));
+    assert_eq!(session.at_risk().block(), SessionState::Ended(SessionEndReason::NotRenewed));
 }
 
 #[test]
@@ -384,11 +387,11 @@ fn hold_reports_at_risk_before_it_is_lost() {
     };
     assert!(guard.is_held());
     assert_eq!(until, guard.valid_until());
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     assert!(cluster.node(holder).now() >= until);
     // A hold that is lost does not wait.
     let lost = guard.at_risk().block();
-    assert_eq!(lost, LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(lost, LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed)));
 }
 
 #[test]
@@ -406,8 +409,8 @@ fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
     while cluster.node(holder).now() < session.valid_until() {
         is_bound(&client, "time passes");
     }
-    let ended = SessionEnd::NotRenewed;
-    assert_eq!(risk.as_mut().poll(&mut context), Poll::Ready(Standing::Ended(ended)));
+    let ended = SessionEndReason::NotRenewed;
+    assert_eq!(risk.as_mut().poll(&mut context), Poll::Ready(SessionState::Ended(ended)));
     assert_eq!(end.as_mut().poll(&mut context), Poll::Ready(ended));
     cluster.resume(holder);
 }
@@ -470,14 +473,14 @@ fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives(
     let began = cluster.node(one).now();
     while cluster.node(one).now().since(began) < TTL * 2 {
         assert_eq!(client.renew(lease.id).block(), Ok(TTL));
-        let seen = cluster.node(other).client().lease_left(lease.id).block().unwrap();
+        let seen = cluster.node(other).client().lease_time_to_live(lease.id).block().unwrap();
         assert!(seen.is_some_and(|left| left <= TTL), "{seen:?}");
     }
     assert!(is_bound(&client, "kept"));
     let now = || cluster.node(one).now();
     let (mut left, mut asked) = (TTL, now());
     let mut lives_until = asked;
-    while let Some(seen) = client.lease_left(lease.id).block().unwrap() {
+    while let Some(seen) = client.lease_time_to_live(lease.id).block().unwrap() {
         assert!(seen <= left, "nobody renews it: {seen:?} after {left:?}");
         left = seen;
         lives_until = lives_until.max(asked + seen);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bowline::testing::{self, Cluster, ClusterOptions};
-use bowline::{Blocking, Config, KeyRange, LockError, Loss, Node, Revision, Role};
+use bowline::{Blocking, Config, KeyRange, LockError, LostReason, Node, Revision, Role};
 
 use crate::stage::{Begun, until_places};
 
@@ -152,7 +152,7 @@ fn who_has_an_item_is_told_that_it_is_not_its_any_more_though_its_node_has_misse
         put_many(near, 1, 1500).await;
         cluster.heal();
         let lost = tokio::time::timeout(Duration::from_secs(20), lost).await;
-        assert_eq!(lost.expect("it is told").unwrap(), Loss::KeyDeleted);
+        assert_eq!(lost.expect("it is told").unwrap(), LostReason::KeyDeleted);
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);
 }
@@ -201,21 +201,21 @@ fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_
         let lasting = |node: &Node| node.open_session().ttl(Duration::from_secs(600)).block();
         let (mine, other) = (lasting(far).unwrap().mutex("door"), lasting(near).unwrap());
         let first = mine.lock().block().unwrap();
-        let again = Begun::new(mine.lock().why("another task"));
+        let again = Begun::new(mine.lock().reason("another task"));
         until_places(near, "door", 2);
         let between = Begun::new(other.mutex("door").lock());
         until_places(far, "door", 3);
-        let line = mine.line().unwrap();
+        let line = mine.queue().unwrap();
 
         // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
         cluster.pause(cut);
-        let away = Begun::new(async move { first.hand_over(&line[2]).await });
+        let away = Begun::new(async move { first.transfer(&line[2]).await });
         cluster.cut(leader, cut);
         cluster.cut(3 - leader - cut, cut);
         cluster.resume(cut);
         let between = between.finish().unwrap();
-        let heir = other.mutex("door").line().unwrap()[1].clone();
-        let mut back = Box::pin(async move { between.hand_over(&heir).await.unwrap() });
+        let successor = other.mutex("door").queue().unwrap()[1].clone();
+        let mut back = Box::pin(async move { between.transfer(&successor).await.unwrap() });
         if misses_all {
             back.as_mut().block();
         }

@@ -12,7 +12,7 @@ use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
     Blocking, Client, Compare, Config, EventKind, Fence, KeyRange, LockError, Moment, Node,
-    NodeStatus, Op, Revision, Role, Session, SessionEnd, Token,
+    NodeStatus, Op, Revision, Role, Session, SessionEndReason, Token,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -181,7 +181,7 @@ pub(crate) fn timed_out(error: &LockError) -> bool {
 
 /// Whether a wait ended because the lease of its session did.
 pub(crate) fn session_ended(error: &LockError) -> bool {
-    *error == LockError::SessionEnded(SessionEnd::LeaseEnded)
+    *error == LockError::SessionEnded(SessionEndReason::LeaseEnded)
 }
 
 /// A call that was begun and is polled by hand, and how often it was woken.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline::testing::Cluster;
 use bowline::{
     Blocking, Delivery, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState,
-    Loss, Node, QueueError, QueueTaker, Released, Session, SessionEnd, StopReason,
+    LostReason, Node, QueueError, QueueTaker, Released, Session, SessionEndReason, StopReason,
 };
 
 use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};
@@ -48,18 +48,18 @@ fn sit_down(node: &Node) -> Desk {
 
 fn assert_all_say(desk: Desk, why: &StopReason) {
     let Desk { session, guard, waits, leads, stands, jobs, job, takes } = desk;
-    let loss = Loss::NodeStopped(why.clone());
+    let loss = LostReason::NodeStopped(why.clone());
     let not_taken = LockError::NodeStopped(why.clone());
     let is_stop = |error: &Error| matches!(error, Error::Stopped { reason, .. } if reason == why);
     let is_taken_no_more =
         |error: &QueueError| matches!(error, QueueError::Store(error) if is_stop(error));
 
-    assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
+    assert_eq!(session.end(), Some(SessionEndReason::NodeStopped));
     assert_eq!(guard.state(), LockState::Lost(loss.clone()));
     assert_eq!(guard.lost().block(), loss);
     let refused = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
     assert_eq!(refused, GuardError::NotHeld);
-    assert_eq!(guard.release().block().unwrap(), Released::WasLost(loss.clone()));
+    assert_eq!(guard.release().block().unwrap(), Released::AlreadyLost(loss.clone()));
     assert_eq!(waits.finish().unwrap_err(), not_taken);
     assert_eq!(session.mutex("lock").lock().block().unwrap_err(), not_taken);
     assert_eq!(session.mutex("lock").try_lock().block().unwrap_err(), not_taken);
@@ -115,5 +115,5 @@ fn while_a_node_is_being_shut_down_its_locks_are_lost_by_that_already() {
         std::thread::yield_now();
     }
     let heard = first.unwrap_or_else(|| lost.finish());
-    assert_eq!(heard, Loss::NodeStopped(StopReason::Shutdown));
+    assert_eq!(heard, LostReason::NodeStopped(StopReason::Shutdown));
 }

@@ -12,7 +12,7 @@
 //! until it is a member.
 //!
 //! The proxy runs on a thread of its own in the harness' process. While nothing is wrong with a link it adds
-//! two hops on loopback to each message, and nothing else.
+//! two handoffs on loopback to each message, and nothing else.
 
 mod connection;
 mod frames;

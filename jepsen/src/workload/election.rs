@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
-use bowline::check::models::Leading;
+use bowline::check::models::CurrentLeader;
 use bowline::check::{
     At, Election, ElectionCall, ElectionReply, History, Operation, Outcome, Value, linear,
 };
@@ -68,7 +68,7 @@ impl Elections {
                 // Candidates say who they are.
                 let leading = |who: String| {
                     let candidate = Value::from(who.as_str());
-                    Leading { value: candidate.clone(), candidate, token: None }
+                    CurrentLeader { value: candidate.clone(), candidate, token: None }
                 };
                 Ok(ElectionReply::Leader(leader.map(leading)))
             }
@@ -214,7 +214,8 @@ mod tests {
     fn who_gave_up_may_be_seen_to_lead_and_who_never_stood_may_not() {
         let campaign =
             |who: &str| ElectionCall::Campaign { candidate: who.into(), value: who.into() };
-        let leading = |who: &str| Leading { candidate: who.into(), value: who.into(), token: None };
+        let leading =
+            |who: &str| CurrentLeader { candidate: who.into(), value: who.into(), token: None };
         let sees = |who: &str| {
             let history = vec![
                 Operation::failed(1, campaign("a")),
@@ -235,8 +236,8 @@ mod tests {
 
     #[test]
     fn a_lead_that_its_member_passed_on_is_no_progress() {
-        let needs_a_quorum = |hop| {
-            let token = Some(token_number((9, hop)));
+        let needs_a_quorum = |handoff| {
+            let token = Some(token_number((9, handoff)));
             progress::needs_a_quorum(kind_of(&Ok(ElectionReply::Elected { token })))
         };
         assert!(needs_a_quorum(0) && !needs_a_quorum(1));

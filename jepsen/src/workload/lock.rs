@@ -92,9 +92,9 @@ struct Locks {
 
 const HOPS: u64 = 1 << 20;
 
-/// A revision and a hop in one number that is ordered as they are.
-pub(super) fn token_number((revision, hop): (u64, u64)) -> u64 {
-    revision * HOPS + hop.min(HOPS - 1)
+/// A revision and a handoff in one number that is ordered as they are.
+pub(super) fn token_number((revision, handoff): (u64, u64)) -> u64 {
+    revision * HOPS + handoff.min(HOPS - 1)
 }
 
 /// Whether what is held by such a token was passed on inside its member, which asks nobody for that.
@@ -344,9 +344,9 @@ mod tests {
         Hold { locks, lock, slot, owner, again, want: 1, granted: Some(granted), seen: 0 }
     }
 
-    /// What an acquisition is entered as that is granted with this hop.
-    fn entered(hop: u64, again: bool) -> &'static str {
-        let fleet = shell(&format!(r#"echo $id came '{{"granted":{{"token":[9,{hop}]}}}}'"#));
+    /// What an acquisition is entered as that is granted with this handoff.
+    fn entered(handoff: u64, again: bool) -> &'static str {
+        let fleet = shell(&format!(r#"echo $id came '{{"granted":{{"token":[9,{handoff}]}}}}'"#));
         let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Again));
         let mut hold = Hold { again, ..hold(&locks, "a", (0, 5)) };
         assert!(hold.acquire(&mut Caller::new(&fleet, &ledger, 1, 0, 1)));

@@ -73,12 +73,12 @@ pub enum ElectionReply {
     /// Another one leads; or the one who would proclaim or resign does not.
     Refused,
     /// This one leads.
-    Leader(Option<Leading>),
+    Leader(Option<CurrentLeader>),
 }
 
 /// A lead.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Leading {
+pub struct CurrentLeader {
     /// Who.
     pub candidate: Value,
     /// What all can see.
@@ -91,18 +91,18 @@ pub struct Leading {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ElectionState {
     /// Who leads.
-    pub leading: Option<Leading>,
+    pub leading: Option<CurrentLeader>,
     /// What the highest token of the leads that were is at least: nobody may have been told those of some.
     pub token_before: Option<u64>,
 }
 
 impl ElectionState {
-    fn leads(&self, candidate: &Value) -> Option<&Leading> {
+    fn leads(&self, candidate: &Value) -> Option<&CurrentLeader> {
         self.leading.as_ref().filter(|leading| leading.candidate == *candidate)
     }
 
     /// The state in which it leads by this token; `None` if it cannot be that one.
-    fn with_token(&self, mut leading: Leading, told: Option<u64>) -> Option<Self> {
+    fn with_token(&self, mut leading: CurrentLeader, told: Option<u64>) -> Option<Self> {
         if told.is_some() {
             let fits = match leading.token {
                 Some(token) => Some(token) == told,
@@ -132,11 +132,11 @@ impl Election {
             None => None,
         };
         let (candidate, value) = (candidate.clone(), value.clone());
-        state.with_token(Leading { candidate, value, token }, told)
+        state.with_token(CurrentLeader { candidate, value, token }, told)
     }
 
     /// The state in which it leads no longer.
-    fn ended(&self, leading: &Leading, state: &ElectionState) -> ElectionState {
+    fn ended(&self, leading: &CurrentLeader, state: &ElectionState) -> ElectionState {
         let token = self.is_fenced.then(|| mutex::ended(leading.token, state.token_before));
         ElectionState { leading: None, token_before: token }
     }
@@ -176,7 +176,7 @@ impl Model for Election {
             }
             ElectionCall::Proclaim { candidate, value } => match (state.leads(candidate), reply) {
                 (Some(leading), None | Some(ElectionReply::Done)) => {
-                    let leading = Leading { value: value.clone(), ..leading.clone() };
+                    let leading = CurrentLeader { value: value.clone(), ..leading.clone() };
                     next.push(ElectionState { leading: Some(leading), ..state.clone() });
                 }
                 (None, None | Some(ElectionReply::Refused)) => next.push(state.clone()),
@@ -255,7 +255,7 @@ impl Written for ElectionCall {
                 None => ElectionReply::Leader(None),
                 Some(candidate) => {
                     let (value, token) = (fields.value("value")?, fields.number("token")?);
-                    ElectionReply::Leader(Some(Leading { candidate, value, token }))
+                    ElectionReply::Leader(Some(CurrentLeader { candidate, value, token }))
                 }
             },
         })
@@ -291,7 +291,7 @@ impl Written for ElectionCall {
             ElectionReply::Done => fields.put(flag, true),
             ElectionReply::Leader(leading) => {
                 fields.put_value("candidate", leading.as_ref().map(|leading| &leading.candidate));
-                if let Some(Leading { value, token, .. }) = leading {
+                if let Some(CurrentLeader { value, token, .. }) = leading {
                     fields.put_value("value", Some(value));
                     if let Some(token) = token {
                         fields.put("token", *token);

@@ -9,7 +9,7 @@ mod register;
 mod semaphore;
 mod transactions;
 
-pub use election::{Election, ElectionCall, ElectionReply, ElectionState, Leading};
+pub use election::{CurrentLeader, Election, ElectionCall, ElectionReply, ElectionState};
 pub use kv::{Kv, KvCall, KvReply, KvState, Row, Seen};
 pub use mutex::{Held, Mutex, MutexCall, MutexReply, MutexState};
 pub use queue::{Queue, QueueCall, QueueReply};

@@ -199,7 +199,7 @@ fn an_interrupted_demo_ends_its_processes_and_cleans_up() {
 
 #[test]
 fn no_process_outlives_a_killed_parent() {
-    let place = Place::new("orphans");
+    let place = Place::new("detaches");
     let (mut parent, pid) = demo_at_work(&place);
     parent.kill().unwrap();
     parent.wait().unwrap();

@@ -37,8 +37,8 @@ impl Consensus {
             return Err(ProposeRefusal::Busy);
         }
         if !self.configuration.after(change).voters.contains(&self.config.id) {
-            if let Some(heir) = self.best_transferee() {
-                self.transfer_to(heir);
+            if let Some(successor) = self.best_transferee() {
+                self.transfer_to(successor);
             }
             return Err(ProposeRefusal::Busy);
         }
@@ -123,13 +123,13 @@ impl Consensus {
         if !self.is_leader() || self.configuration.is_voter(self.config.id) {
             return;
         }
-        let heir = self.best_transferee();
-        tracing::info!(?heir, "this member was removed while it led");
+        let successor = self.best_transferee();
+        tracing::info!(?successor, "this member was removed while it led");
         let term = self.raw.raft.term;
         self.with_raft(|raw| {
             raw.raft.bcast_append();
-            if let Some(heir) = heir {
-                raw.raft.send_timeout_now(heir.get());
+            if let Some(successor) = successor {
+                raw.raft.send_timeout_now(successor.get());
             }
             raw.raft.become_follower(term, raft::INVALID_ID);
         });

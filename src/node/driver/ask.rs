@@ -15,7 +15,7 @@ impl Driver {
     }
 
     /// Hands this node's requests to the leader, if that is another node.
-    pub(super) fn hand_over(&mut self, now: Moment) {
+    pub(super) fn forward_requests(&mut self, now: Moment) {
         let Some(leader) = self.known_leader.1 else { return };
         if leader == self.shared.settings.node || now < self.hold_until {
             return;

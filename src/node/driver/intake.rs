@@ -97,7 +97,7 @@ impl Driver {
             self.hear(hello)?;
             // Two that know nothing yet would answer each other for ever: they say hello by themselves.
             let is_founding = matches!(self.stage, Stage::Founding(_));
-            if matches!(hello.standing, crate::model::Standing::Blank) && !is_founding {
+            if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));
             }
             return Ok(());

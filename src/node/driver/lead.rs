@@ -26,7 +26,7 @@ impl Driver {
             self.stop_leading();
             if leads {
                 tracing::info!(node = self.my_name(), term = %known.0, "leads");
-                self.leading = Some(Leading {
+                self.leading = Some(LeaderState {
                     since: now,
                     forwarded: Vec::new(),
                     in_log: Proposed::default(),
@@ -358,7 +358,7 @@ impl Driver {
     pub(super) fn end_leases(&mut self, now: Moment) {
         let (term, applied) = (self.known_leader.0, self.machine.applied());
         loop {
-            let Some(Leading { lessor: Some(lessor), revoked, .. }) = &mut self.leading else {
+            let Some(LeaderState { lessor: Some(lessor), revoked, .. }) = &mut self.leading else {
                 return;
             };
             lessor.advance(now);

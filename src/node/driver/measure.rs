@@ -71,7 +71,7 @@ impl Driver {
                 self.shared.meters.write_stage_seconds.at(*stage).add(*took);
             }
         }
-        tracing::debug!(parent: &story.span, outcome = end.word(), ?took, "answered");
+        tracing::debug!(parent: &story.span, outcome = end.as_str(), ?took, "answered");
         if let Some(passed_over) = self.shared.is_slow(took, now) {
             self.say_slow(&story, end, took, stages, passed_over, now);
         }
@@ -88,7 +88,7 @@ impl Driver {
         passed_over: u64,
         now: Moment,
     ) {
-        let (kind, request, outcome) = (story.kind.word(), story.number, end.word());
+        let (kind, request, outcome) = (story.kind.as_str(), story.number, end.as_str());
         let (node, span, attempts) = (self.my_name(), &story.span, story.attempts);
         if let Some(stages) = stages {
             let most = story.place(stages.longest());
@@ -114,7 +114,7 @@ impl Driver {
         let place = story.place(at);
         tracing::warn!(
             parent: span,
-            node, kind, request, outcome, ?took, at = at.word(), leader, log_owes = ?owed, attempts, passed_over,
+            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, passed_over,
             "a slow request ({kind}): it was given up after {took:.1?}, {place}"
         );
     }

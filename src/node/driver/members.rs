@@ -117,7 +117,7 @@ impl Driver {
         // A leader that was just elected has not heard from all members yet, and would reject changes because of members
         // that are there. Its answer makes the request come again.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
-        let is_young = |leading: &Leading| now.since(leading.since) < timeout;
+        let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
         let is_young = self.leading.as_ref().is_some_and(is_young);
         let absent = |refusal| match is_young {
             true => MemberAnswer::NotLeader(None),

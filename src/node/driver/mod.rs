@@ -183,7 +183,7 @@ pub(crate) struct Driver {
     raising: Option<u64>,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
-    leading: Option<Leading>,
+    leading: Option<LeaderState>,
     /// Who leads which term, as far as this node knew after the last turn.
     known_leader: (Term, Option<NodeId>),
     /// The last contact with a leader, for the node's health.
@@ -240,7 +240,7 @@ struct Contacted {
 }
 
 /// What only a leader needs.
-struct Leading {
+struct LeaderState {
     /// Time of the election.
     since: Moment,
     /// Proposals of other nodes that came this turn.
@@ -440,7 +440,7 @@ impl Driver {
             self.end_leases(now);
             self.propose(now);
             self.settle_members();
-            self.hand_over(now);
+            self.forward_requests(now);
             self.ask(now);
             self.start_rounds(now);
             self.ask_for_steps(now);

@@ -211,7 +211,7 @@ impl Book {
             (inner.value.clone(), inner.since())
         };
         let handed = rows.into_iter().find(|row| {
-            // What was handed was put anew while the heir waited, with what the heir's own row said.
+            // What was handed was put anew while the successor waited, with what the successor's own row said.
             row.lease == Some(place.session.lease)
                 && row.version > 1
                 && Some(row.mod_revision) > since
@@ -291,7 +291,7 @@ fn handed_in(change: &Change) -> Vec<&Event> {
     change.events.iter().filter(|event| changes_hands(event)).collect()
 }
 
-/// Whether a row is another lease's than before: what it says is its heir's word, whoever else asks for its name.
+/// Whether a row is another lease's than before: what it says is its successor's word, whoever else asks for its name.
 fn changes_hands(event: &Event) -> bool {
     let before = event.prev.as_ref().and_then(|before| before.lease);
     event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before

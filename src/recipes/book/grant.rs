@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::error::LockError;
 use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
 use super::super::rule::{LockKind, Misfit, Rank, Rule};
-use super::super::view::{self, Contender};
+use super::super::view::{self, LockEntry};
 use super::{Book, fail_all, no_more, queue_of, says_anew};
 use crate::model::{KeyValue, Revision};
 use crate::mutant::{self, Mutant};
@@ -121,7 +121,7 @@ impl Book {
         place: &Place,
         keys: &[Bytes],
         since: Revision,
-    ) -> Option<Contender> {
+    ) -> Option<LockEntry> {
         place.prefixes.iter().zip(keys).find_map(|(prefix, key)| {
             let queue = self.lines.get(prefix)?.queue.as_ref()?;
             let rank = (since, key.clone());

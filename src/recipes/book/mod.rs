@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::model::{KeyValue, LeaseId, Moment, Revision};
-use crate::node::{ReplyTo, SessionState, Shared};
+use crate::node::{ReplyTo, Shared, SharedSession};
 
 mod follow;
 mod grant;
@@ -17,7 +17,7 @@ mod grant;
 use follow::says_anew;
 
 use super::digits::number_in;
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::head_count::{HeadCount, HeadCounts, Part};
 use super::line::{Ask, parent, prefix_of};
 use super::place::{Acts, Parting, Phase, Place, Stage, Turn};
@@ -27,7 +27,7 @@ use super::token::Token;
 use super::view;
 
 /// A task's turn, and the place that it is a turn of.
-pub(super) type Standing = (Arc<Place>, Arc<Turn>);
+pub(super) type QueuedWaiter = (Arc<Place>, Arc<Turn>);
 
 /// See the module.
 #[derive(Default)]
@@ -37,7 +37,7 @@ pub(super) struct Book {
     /// The places that live with each lease, by their numbers. A lease that was resumed has places of
     /// two sessions.
     sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
-    timers: BTreeMap<(Moment, u64), Standing>,
+    timers: BTreeMap<(Moment, u64), QueuedWaiter>,
     /// Keys that a session has handed away, by its lease, the key and the revision that made it, under
     /// which something may still come true: the session must not come to hold by them again.
     spent: BTreeSet<(LeaseId, Bytes, Revision)>,
@@ -132,7 +132,7 @@ impl Book {
         shared: &Shared,
         ask: &Ask<'_>,
         max: usize,
-    ) -> Result<Option<Standing>, LockError> {
+    ) -> Result<Option<QueuedWaiter>, LockError> {
         let [name] = ask.names else { return Ok(None) };
         if !ask.is_shared {
             return Ok(None);
@@ -310,9 +310,9 @@ impl Book {
     pub(super) fn holder_of(
         &self,
         prefix: &Bytes,
-        session: &Arc<SessionState>,
+        session: &Arc<SharedSession>,
         token: Token,
-    ) -> Option<Standing> {
+    ) -> Option<QueuedWaiter> {
         let line = self.lines.get(prefix)?;
         line.local.values().filter(|place| Arc::ptr_eq(&place.session, session)).find_map(|place| {
             let holder = place.lock().holder.clone()?;
@@ -352,7 +352,7 @@ impl Book {
     }
 
     /// Ends what has waited, or was held, for too long. Answers with the holds to end.
-    pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<Standing> {
+    pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<QueuedWaiter> {
         let (mut held_too_long, mut late) = (Vec::new(), Vec::new());
         while let Some(timer) = self.timers.first_entry() {
             if timer.key().0 > now {
@@ -406,7 +406,7 @@ impl Book {
                     self.sessions.remove(&lease);
                 }
             }
-            end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
+            end_place(&place, LostReason::SessionEnded(end), &LockError::SessionEnded(end), acts);
         }
     }
 }
@@ -423,7 +423,7 @@ fn before(place: &Place, turn: &Turn, in_line: &BTreeMap<Rank, usize>) -> Option
 /// What was lost: those of the keys that are left go.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
     let (keys, bound) = (Arc::clone(keys), Vec::new());
-    Parting { keys, since, bound, is_spent: false, heir: None, is_told: false }
+    Parting { keys, since, bound, is_spent: false, successor: None, is_told: false }
 }
 
 /// Nobody who waits for this place will have it.
@@ -435,7 +435,7 @@ fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
 }
 
 /// A place ends with its session, or its node. What it held is left to the lease.
-pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &mut Acts) {
+pub(super) fn end_place(place: &Arc<Place>, loss: LostReason, why: &LockError, acts: &mut Acts) {
     let mut inner = place.lock();
     inner.fail(why, acts);
     match inner.phase {
@@ -467,7 +467,7 @@ mod tests {
     use super::*;
     use crate::machine::Change;
     use crate::model::{Event, EventKind};
-    use crate::node::SessionEnd;
+    use crate::node::SessionEndReason;
     use crate::recipes::place::{Act, Bound, Load};
 
     const SINCE: Revision = Revision(2);
@@ -477,7 +477,7 @@ mod tests {
         let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
         let (lease, until) =
             (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
-        let session = Arc::new(SessionState::believed_until(lease, until));
+        let session = Arc::new(SharedSession::believed_until(lease, until));
         let mut book = Book::default();
         let counts = book.counts(std::slice::from_ref(&prefix));
         let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
@@ -532,7 +532,7 @@ mod tests {
     fn change(rows: &[(&'static str, Option<u64>, Option<u64>)]) -> Change {
         let row = |key: &'static str, lease: u64, modified| KeyValue {
             key: Bytes::from_static(key.as_bytes()),
-            value: Bytes::from_static(b"of the heir"),
+            value: Bytes::from_static(b"of the successor"),
             create_revision: SINCE,
             mod_revision: modified,
             version: 2,
@@ -560,15 +560,16 @@ mod tests {
         let (prefix, counts) = (before.prefixes[0].clone(), book.counts(&before.prefixes));
         let key = book.new_key(&prefix, before.session.lease, |_| false);
         let (prefixes, keys, session) = ([prefix].into(), [key].into(), &before.session);
-        let heir = Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
-        let heir = Arc::new(heir);
-        book.welcome(&heir);
-        let turn = heir.lock().queue(false, None, None, false);
-        heir.lock().phase = Phase::Waiting { since: SINCE };
+        let successor =
+            Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
+        let successor = Arc::new(successor);
+        book.welcome(&successor);
+        let turn = successor.lock().queue(false, None, None, false);
+        successor.lock().phase = Phase::Waiting { since: SINCE };
         follow(&mut book, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
         assert!(matches!(turn.stage(None), Stage::Asked));
-        assert_eq!(heir.lock().keys[..], ["lock/5"]);
-        assert!(book.local(b"lock/5").is_some_and(|place| Arc::ptr_eq(place, &heir)));
+        assert_eq!(successor.lock().keys[..], ["lock/5"]);
+        assert!(book.local(b"lock/5").is_some_and(|place| Arc::ptr_eq(place, &successor)));
         assert!(book.local(b"lock/5.1").is_none());
     }
 
@@ -579,7 +580,7 @@ mod tests {
         follow(&mut book, &[("lock/5", Some(7), Some(5))]);
         assert_eq!(place.lock().value, "");
         follow(&mut book, &[("lock/5", Some(5), Some(5))]);
-        assert_eq!(place.lock().value, "of the heir");
+        assert_eq!(place.lock().value, "of the successor");
     }
 
     fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {
@@ -591,7 +592,7 @@ mod tests {
         let (mut book, place, [turn]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         // It was seen to hold; then its task releases, on another thread; then that its key went is judged.
-        assert!(place.release(&turn, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert!(place.release(&turn, LostReason::Released, ReplyTo::Nobody, &mut acts));
         assert_eq!(place.lock().phase, Phase::Gone);
         evict(&mut book, &place, &keys, &mut acts);
         assert!(
@@ -605,7 +606,7 @@ mod tests {
         let (mut book, place, [first, second]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         assert!(place.spend(&first));
-        assert!(place.release(&first, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert!(place.release(&first, LostReason::Released, ReplyTo::Nobody, &mut acts));
         assert_eq!(place.lock().phase, Phase::Entering);
         evict(&mut book, &place, &keys, &mut acts);
         assert_eq!(place.lock().phase, Phase::Entering);
@@ -617,7 +618,7 @@ mod tests {
         let (mut book, place, [first, second]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         evict(&mut book, &place, &keys, &mut acts);
-        assert_eq!(first.loss(), Some(Loss::KeyDeleted));
+        assert_eq!(first.loss(), Some(LostReason::KeyDeleted));
         assert_eq!(place.lock().phase, Phase::Entering);
         evict(&mut book, &place, &keys, &mut acts);
         assert!(matches!(second.stage(None), Stage::Asked));
@@ -633,8 +634,8 @@ mod tests {
         let binds = Load::of(&bound);
         assert_eq!(place.begin_txn(&turn, binds), Ok(true));
         place.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
-        let end = SessionEnd::NotRenewed;
-        end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
+        let end = SessionEndReason::NotRenewed;
+        end_place(&place, LostReason::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
         place.end_txn(binds, true, bound, &mut acts);
         let tidies = |act: &Act| matches!(act, Act::Tidy { .. } | Act::Part { .. });
         assert!(

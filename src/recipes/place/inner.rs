@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::super::error::{LockError, Loss};
+use super::super::error::{LockError, LostReason};
 use super::super::head_count::HeadCounts;
 use super::super::rule::Rank;
 use super::super::token::Token;
@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     /// The revision of the keys that it had before these.
     pub(super) left: Revision,
     /// How often it has passed on since its key was made.
-    pub(super) hop: u64,
+    pub(super) handoff: u64,
     /// How often it has passed on while others in the cluster waited.
     pub(super) passes: u32,
     /// Transactions under the present hold whose outcome is not known.
@@ -43,7 +43,7 @@ pub(crate) struct Inner {
     /// Who waits for the release, while transactions are open.
     pub(super) releasing: Option<ReplyTo<Reply>>,
     /// The place that the hold is to be handed to.
-    pub(super) heir: Option<Rank>,
+    pub(super) successor: Option<Rank>,
     /// Whoever waits for the release has named it.
     pub(super) is_told: bool,
     /// What it was ordered before it was known here where it stands.
@@ -109,7 +109,7 @@ impl Inner {
     pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
         let Some((_, turn)) = self.turns.pop_first() else { return false };
         self.phase = Phase::Held { since, granted };
-        let token = Token { revision: granted, hop: self.hop };
+        let token = Token { revision: granted, handoff: self.handoff };
         let (keys, value) = (Arc::clone(&self.keys), self.value.clone());
         let grant = Grant { keys, since, token, value };
         if turn.has_waited() {
@@ -128,12 +128,12 @@ impl Inner {
     }
 
     /// Its key is another's, or gone: whoever has it has lost it.
-    pub(crate) fn lose(&mut self, why: Loss, acts: &mut Acts) {
+    pub(crate) fn lose(&mut self, why: LostReason, acts: &mut Acts) {
         if let Some(holder) = self.holder.take() {
             holder.lose(why, acts);
         }
         self.bound.clear();
-        (self.heir, self.is_told) = (None, false);
+        (self.successor, self.is_told) = (None, false);
     }
 
     /// As [`Inner::lose`], by the doing of others: what was bound to the hold goes too, and whoever waits
@@ -143,7 +143,7 @@ impl Inner {
         if !bound.is_empty() {
             acts.0.push(Act::Tidy { bound, lease });
         }
-        self.lose(Loss::KeyDeleted, acts);
+        self.lose(LostReason::KeyDeleted, acts);
         acts.0.extend(self.releasing.take().map(Act::Passed));
     }
 
@@ -160,15 +160,15 @@ impl Inner {
             self.left = since;
         }
         self.phase = Phase::Entering;
-        (self.hop, self.passes) = (0, 0);
+        (self.handoff, self.passes) = (0, 0);
         self.is_spent = false;
     }
 
     /// What is to be done about its keys, which are its no more.
     pub(super) fn part(&mut self, since: Revision) -> Parting {
-        let (bound, heir) = (std::mem::take(&mut self.bound), self.heir.take());
+        let (bound, successor) = (std::mem::take(&mut self.bound), self.successor.take());
         let (keys, is_told) = (Arc::clone(&self.keys), std::mem::take(&mut self.is_told));
-        Parting { keys, since, bound, is_spent: self.is_spent, heir, is_told }
+        Parting { keys, since, bound, is_spent: self.is_spent, successor, is_told }
     }
 
     /// Who waits to hear that the old key has gone.

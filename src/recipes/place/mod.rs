@@ -28,7 +28,7 @@ use bytes::Bytes;
 
 use crate::model::{Compare, LeaseId, Op, Refusal, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
-use crate::node::{ReplyTo, SessionEnd, SessionState};
+use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 
 mod inner;
 mod turn;
@@ -37,7 +37,7 @@ pub(crate) use inner::Inner;
 pub(crate) use turn::{Grant, Share, Stage, Turn};
 
 use super::book::no_more;
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::head_count::HeadCounts;
 use super::order::{Order, What};
 use super::rule::{LockKind, Rank};
@@ -76,7 +76,7 @@ pub(crate) struct Place {
     /// The lines that it stands in.
     pub(crate) prefixes: Box<[Bytes]>,
     /// The session that it lives with.
-    pub(crate) session: Arc<SessionState>,
+    pub(crate) session: Arc<SharedSession>,
     /// Whether other tasks of the session may share it.
     pub(crate) is_shared: bool,
     /// What it entered as: its row may have been given another limit since.
@@ -159,8 +159,8 @@ pub(crate) struct Parting {
     /// Something done under the hold may still come true.
     pub(crate) is_spent: bool,
     /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
-    pub(crate) heir: Option<Rank>,
-    /// Whoever waits for the reply has named the heir, and is told if it cannot be.
+    pub(crate) successor: Option<Rank>,
+    /// Whoever waits for the reply has named the successor, and is told if it cannot be.
     pub(crate) is_told: bool,
 }
 
@@ -192,7 +192,7 @@ impl Place {
         id: u64,
         prefixes: Box<[Bytes]>,
         keys: Arc<[Bytes]>,
-        session: Arc<SessionState>,
+        session: Arc<SharedSession>,
         value: Bytes,
         is_shared: bool,
         counts: HeadCounts,
@@ -205,7 +205,7 @@ impl Place {
             turns: BTreeMap::new(),
             next_turn: 0,
             holder: None,
-            hop: 0,
+            handoff: 0,
             left: Revision(0),
             passes: 0,
             open_txns: 0,
@@ -213,7 +213,7 @@ impl Place {
             is_spent: false,
             bound: Vec::new(),
             releasing: None,
-            heir: None,
+            successor: None,
             is_told: false,
             orders: Vec::new(),
             counts,
@@ -244,7 +244,7 @@ impl Place {
         } else if inner.is_held_by(turn) {
             // It came true, and nobody has looked.
             inner.holder = None;
-            turn.lose(Loss::Released, acts);
+            turn.lose(LostReason::Released, acts);
         } else {
             return;
         }
@@ -256,7 +256,7 @@ impl Place {
     pub(crate) fn release(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
-        why: Loss,
+        why: LostReason,
         reply: ReplyTo<Reply>,
         acts: &mut Acts,
     ) -> bool {
@@ -265,12 +265,12 @@ impl Place {
             return false;
         }
         inner.holder = None;
-        let is_given_up = why == Loss::Released;
+        let is_given_up = why == LostReason::Released;
         turn.lose(why, acts);
         if self.is_left() && is_given_up {
-            // Who orphans a session wants to take up later what it holds.
+            // Who detaches a session wants to take up later what it holds.
             inner.phase = Phase::Gone;
-            inner.fail(&LockError::SessionEnded(SessionEnd::Orphaned), acts);
+            inner.fail(&LockError::SessionEnded(SessionEndReason::Detached), acts);
             acts.0.push(Act::Passed(reply));
         } else {
             self.rest(&mut inner, reply, acts);
@@ -279,10 +279,10 @@ impl Place {
     }
 
     /// As [`Place::release`], for the good of another place: the hold becomes its, if it still waits.
-    pub(crate) fn hand_over(
+    pub(crate) fn transfer(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
-        heir: Rank,
+        successor: Rank,
         reply: ReplyTo<Reply>,
         acts: &mut Acts,
     ) -> bool {
@@ -291,9 +291,9 @@ impl Place {
             return false;
         }
         inner.holder = None;
-        (inner.heir, inner.is_told) = (Some(heir), true);
+        (inner.successor, inner.is_told) = (Some(successor), true);
         if !mutant::is(Mutant::B08) {
-            turn.lose(Loss::HandedOver, acts);
+            turn.lose(LostReason::HandedOver, acts);
         }
         self.rest(&mut inner, reply, acts);
         true
@@ -344,11 +344,11 @@ impl Place {
             (What::Ask, Some(turn), _) => turn.ask(why, acts),
             (What::Ask, None, _) => {}
             (What::Break, Some(turn), _) => {
-                let loss = Loss::Broken { by: why.by, why: why.why };
+                let loss = LostReason::ForceReleased { by: why.by, reason: why.reason };
                 self.release(&turn, loss, nobody, acts);
             }
-            (What::HandOver(heir), Some(turn), _) => {
-                self.hand_over(&turn, heir, nobody, acts);
+            (What::HandOver(successor), Some(turn), _) => {
+                self.transfer(&turn, successor, nobody, acts);
             }
             (What::Break, None, Phase::Waiting { .. } | Phase::Entering) => {
                 let mut inner = self.lock();
@@ -357,7 +357,9 @@ impl Place {
             }
             // Whoever is meant has released it; what an order is bound to is not passed on.
             (What::Break, None, _) => {}
-            (What::HandOver(heir), None, Phase::Held { .. }) => self.lock().heir = Some(heir),
+            (What::HandOver(successor), None, Phase::Held { .. }) => {
+                self.lock().successor = Some(successor)
+            }
             (What::HandOver(_), None, _) => {}
         }
     }
@@ -386,27 +388,27 @@ impl Place {
         if !is_due || !is_plain || !self.may_pass(&mut inner) {
             return false;
         }
-        turn.lose(Loss::Released, acts);
-        inner.hop += 1;
+        turn.lose(LostReason::Released, acts);
+        inner.handoff += 1;
         inner.give(since, granted, acts)
     }
 
-    /// Whether its session was orphaned: what it holds is left for the program's next life.
+    /// Whether its session was detached: what it holds is left for the program's next life.
     fn is_left(&self) -> bool {
-        self.session.ended() == Some(SessionEnd::Orphaned)
+        self.session.ended() == Some(SessionEndReason::Detached)
     }
 
     /// Whether nobody has what it held, though the key may live on with a lease that somebody resumed: its session was
     /// left or lost, and had asked for no lock delay.
     fn is_nobodys(&self) -> bool {
-        let is_lost = self.session.ended() == Some(SessionEnd::NotRenewed);
+        let is_lost = self.session.ended() == Some(SessionEndReason::NotRenewed);
         self.is_left() || (is_lost && self.session.delay.is_zero())
     }
 
     /// Whether the session was lost. It may have been told nobody yet; but what it held is its lease's from then on, which
     /// keeps others away for the lock delay, whatever somebody here does about it.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.ended() == Some(SessionEnd::NotRenewed) && !mutant::is(Mutant::B32)
+        self.session.ended() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B32)
     }
 
     /// Whether this turn has it.
@@ -503,7 +505,7 @@ impl Place {
                 if inner.turns.is_empty() {
                     self.leave(inner, since, reply, acts);
                 } else if self.may_pass(inner) {
-                    inner.hop += 1;
+                    inner.handoff += 1;
                     inner.give(since, granted, acts);
                     acts.0.push(Act::Passed(reply));
                 } else {
@@ -530,7 +532,7 @@ impl Place {
     }
 
     fn may_pass(&self, inner: &mut Inner) -> bool {
-        if inner.is_spent || !inner.bound.is_empty() || inner.heir.is_some() {
+        if inner.is_spent || !inner.bound.is_empty() || inner.successor.is_some() {
             return false;
         }
         if !self.is_contended.load(Ordering::Relaxed) {
@@ -563,13 +565,13 @@ mod tests {
 
     use super::*;
     use crate::model::Moment;
-    use crate::recipes::order::Request;
+    use crate::recipes::order::ReleaseRequest;
 
     /// A place that its session's tasks share, which waits since revision 2, and a turn of each of so many.
     fn shared_by<const TASKS: usize>() -> (Arc<Place>, [Arc<Turn>; TASKS]) {
         let key = Bytes::from_static(b"lock/5");
         let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
-        let session = Arc::new(SessionState::believed_until(lease, until));
+        let session = Arc::new(SharedSession::believed_until(lease, until));
         let prefixes: Box<[Bytes]> = [Bytes::from_static(b"lock/")].into();
         let counts = HeadCounts::from_iter([]);
         let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, counts);
@@ -659,7 +661,7 @@ mod tests {
         let (place, [turn]) = shared_by();
         place.lock().phase = Phase::Entering;
         let (key, row) = (Bytes::from_static(b"lock/5"), Bytes::from_static(b"lock/5/order"));
-        let request = Request { by: "ops".to_owned(), why: "it is due".to_owned() };
+        let request = ReleaseRequest { by: "ops".to_owned(), reason: "it is due".to_owned() };
         let (what, since, mut acts) = (What::Ask, Revision(2), Acts::default());
         let order = Order { what, since, request: request.clone() };
         place.obey(order, &key, &row, &mut acts);

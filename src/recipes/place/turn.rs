@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::super::error::{LockError, Loss};
+use super::super::error::{LockError, LostReason};
 use super::super::head_count::{HeadCounts, Part};
-use super::super::order::Request;
+use super::super::order::ReleaseRequest;
 use super::super::token::Token;
 use super::{Act, Acts};
 use crate::model::{Moment, Revision};
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
     Asked,
     /// It must wait, since this revision.
     Stands(Revision),
-    /// It holds, or has held until `Loss`.
+    /// It holds, or has held until `LostReason`.
     Holds(Grant),
     /// It will not hold.
     Failed(LockError),
@@ -69,12 +69,12 @@ pub(crate) struct Turn {
 struct TurnState {
     stage: Stage,
     waker: Option<Waker>,
-    loss: Option<Loss>,
+    loss: Option<LostReason>,
     /// When it was told that it holds, if it had waited for others.
     handed: Option<Moment>,
     /// When the hold ends by its cap, with the timer's number.
     until: Option<(Moment, u64)>,
-    request: Option<Request>,
+    request: Option<ReleaseRequest>,
 }
 
 impl TurnState {
@@ -203,12 +203,12 @@ impl Turn {
     }
 
     /// Why the hold is over, if that is known here.
-    pub(crate) fn loss(&self) -> Option<Loss> {
+    pub(crate) fn loss(&self) -> Option<LostReason> {
         self.lock().loss.clone()
     }
 
     /// The hold is over; the first reason stays. Whoever waits for that is told by `acts`.
-    pub(crate) fn lose(self: &Arc<Self>, loss: Loss, acts: &mut Acts) {
+    pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, acts: &mut Acts) {
         {
             let mut state = self.lock();
             let before = state.part();
@@ -244,12 +244,12 @@ impl Turn {
     }
 
     /// What somebody asks of the holder.
-    pub(crate) fn request(&self) -> Option<Request> {
+    pub(crate) fn request(&self) -> Option<ReleaseRequest> {
         self.lock().request.clone()
     }
 
     /// Somebody asks something of the holder.
-    pub(crate) fn ask(self: &Arc<Self>, request: Request, acts: &mut Acts) {
+    pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, acts: &mut Acts) {
         self.lock().request = Some(request);
         acts.0.push(Act::Notify(Arc::clone(self)));
     }

@@ -24,7 +24,7 @@ use crate::model::{
     Command, Compare, Op, Put, PutLease, PutValue, Range, Refusal, Reply, Revision, Txn, TxnResult,
 };
 use crate::mutant::{self, Mutant};
-use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEnd};
+use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
 
 use super::delivery::{Claim, Delivery};
@@ -281,7 +281,7 @@ impl Board {
                     // All that was asked for is bound to it; the news of its end is on its way.
                     (None, CallError::Refused(Refusal::LeaseNotFound(_))) => {
                         state.stands = false;
-                        QueueError::SessionEnded(SessionEnd::LeaseEnded)
+                        QueueError::SessionEnded(SessionEndReason::LeaseEnded)
                     }
                     (None, error) => QueueError::Store(error.into()),
                 };
@@ -329,8 +329,8 @@ impl Board {
     /// What to propose, if anything.
     fn decide(&self, state: &mut State, work: &mut Work) {
         if let Some(end) = self.session.end() {
-            // An orphan's lease lives on, and so does its row, until the board goes.
-            state.stands &= end == SessionEnd::Orphaned;
+            // An detach's lease lives on, and so does its row, until the board goes.
+            state.stands &= end == SessionEndReason::Detached;
             let error = QueueError::ended(end, self.session.shared());
             return state.fail_all(&error, work);
         }
@@ -482,8 +482,8 @@ impl State {
 impl Drop for Board {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // That of a session that was lost goes with its lease; an orphan's would stay in the line.
-        if state.stands && self.session.end() != Some(SessionEnd::NotRenewed) {
+        // That of a session that was lost goes with its lease; an detach's would stay in the line.
+        if state.stands && self.session.end() != Some(SessionEndReason::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
             self.session.shared().insist(leave, ReplyTo::Nobody);
         }

@@ -12,10 +12,10 @@ use crate::model::{
     TxnResult,
 };
 use crate::mutant::{self, Mutant};
-use crate::node::{CallError, CallResult, ReplyTo, SessionEnd};
+use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
 use crate::recipes::conditional::Granted;
-use crate::recipes::{Loss, Token};
+use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 
 use super::{ItemId, Keys, Part, QueueError};
@@ -50,7 +50,7 @@ impl Claim {
 
     /// Whether its session was lost: then the lease gives it back, after the lock delay, and nobody else.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.end() == Some(SessionEnd::NotRenewed)
+        self.session.end() == Some(SessionEndReason::NotRenewed)
     }
 
     /// Lets go of the item, for as long as it takes.
@@ -162,7 +162,7 @@ impl Delivery {
     /// ```
     #[doc(alias = "fencing_token")]
     pub fn token(&self) -> Token {
-        Token { revision: self.claim.since, hop: 0 }
+        Token { revision: self.claim.since, handoff: 0 }
     }
 
     /// The revision at which it was taken; [`Delivery::token`] is the same as a fencing token.
@@ -185,16 +185,16 @@ impl Delivery {
 
     /// Waits until it is not this taker's any more, and says why. To stop work in time that will not
     /// count.
-    pub async fn lost(&self) -> Loss {
+    pub async fn lost(&self) -> LostReason {
         let session = &self.claim.session;
         let client = Client::new(Arc::clone(session.shared()));
         loop {
             if let Some(end) = session.end() {
-                return Loss::ended(end, session.shared());
+                return LostReason::ended(end, session.shared());
             }
             let watch = client.watch(self.claim.key()).begin();
             if !self.is_ours() && session.end().is_none() {
-                return Loss::KeyDeleted;
+                return LostReason::KeyDeleted;
             }
             let changed = async {
                 match watch {
@@ -209,7 +209,7 @@ impl Delivery {
             };
             tokio::select! {
                 biased;
-                end = session.ended() => return Loss::ended(end, session.shared()),
+                end = session.ended() => return LostReason::ended(end, session.shared()),
                 () = changed => {}
             }
         }

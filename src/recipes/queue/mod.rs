@@ -37,7 +37,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error};
 use crate::model::KeyRange;
-use crate::node::{SessionEnd, Shared};
+use crate::node::{SessionEndReason, Shared};
 
 pub use delivery::Delivery;
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
@@ -60,7 +60,7 @@ pub enum QueueError {
     /// The session has ended, and its node has not stopped. Nothing was taken: go on with a taker of a new
     /// session.
     #[error("nothing was taken: the session has ended ({0}); take with a new session")]
-    SessionEnded(SessionEnd),
+    SessionEnded(SessionEndReason),
     /// The deadline has passed. Nothing was taken.
     #[error("nothing was taken: the deadline has passed")]
     TimedOut,
@@ -96,7 +96,7 @@ impl QueueError {
     }
 
     /// The session of a taker has ended. That its node has stopped is said as always.
-    fn ended(end: SessionEnd, shared: &Shared) -> Self {
+    fn ended(end: SessionEndReason, shared: &Shared) -> Self {
         match Error::ended(end, shared) {
             Error::SessionEnded { end, .. } => QueueError::SessionEnded(end),
             error => QueueError::Store(error),

@@ -228,7 +228,7 @@ pub enum ItemState {
     Delayed,
     /// Somebody has it.
     Taken {
-        /// The lease of the taker's session: [`Client::lease`] knows more.
+        /// The lease of the taker's session: [`Client::lease_info`] knows more.
         by: Option<LeaseId>,
     },
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Client, Session};
-use crate::node::SessionEnd;
+use crate::node::SessionEndReason;
 
 use super::board::{Board, Taken};
 use super::{Delivery, Keys, Queue, QueueError};
@@ -125,7 +125,7 @@ impl QueueTaker {
                     (Ok(taken), None) => taken,
                     // Won, and lost before its task has looked; or the board was dropped with its node.
                     (Ok(Ok(_)) | Err(_), end) => {
-                        Err(QueueError::ended(end.unwrap_or(SessionEnd::NodeStopped), shared))
+                        Err(QueueError::ended(end.unwrap_or(SessionEndReason::NodeStopped), shared))
                     }
                     (Ok(Err(error)), _) => Err(error),
                 }

@@ -103,7 +103,7 @@ impl Judge {
     pub(super) fn callers_ended(&mut self, id: NodeId) {
         let before = self.callers.calls.len();
         self.callers.calls.retain(|_, call| call.node != id);
-        self.tally.orphaned += (before - self.callers.calls.len()) as u64;
+        self.tally.detached += (before - self.callers.calls.len()) as u64;
         self.callers.watches.retain(|_, watch| watch.node != id);
     }
 

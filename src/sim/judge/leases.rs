@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::process::Process;
 use super::Judge;
 use crate::model::{Event, LeaseId, LogIndex, NodeId, Refusal, Revision};
-use crate::node::SessionEnd;
+use crate::node::SessionEndReason;
 
 /// After so many entries the leases are looked through, though nothing says that they are others.
 const LOOK_ENTRIES: u64 = 64;
@@ -156,24 +156,26 @@ impl Judge {
         node: NodeId,
         lease: LeaseId,
         believed: Option<Duration>,
-        why: SessionEnd,
+        why: SessionEndReason,
     ) {
         match why {
-            SessionEnd::LeaseEnded => {
+            SessionEndReason::LeaseEnded => {
                 let is_so = !self.leases.table.1.contains(&lease);
                 self.expect(is_so, "L-KEPT", || {
                     format!("{node:?} is told that {lease:?} has ended, and it is there")
                 });
                 self.count("session whose lease has ended");
             }
-            SessionEnd::NotRenewed => {
+            SessionEndReason::NotRenewed => {
                 let quiet = self.leases.quiet_since.filter(|quiet| believed > Some(*quiet));
                 self.expect(quiet.is_none(), "L-KEPT", || {
                     format!("nothing goes wrong since {quiet:?}, and {node:?} loses {lease:?}")
                 });
                 self.count("session not renewed");
             }
-            SessionEnd::Closed | SessionEnd::Orphaned | SessionEnd::NodeStopped => {}
+            SessionEndReason::Closed
+            | SessionEndReason::Detached
+            | SessionEndReason::NodeStopped => {}
         }
     }
 
@@ -183,7 +185,7 @@ impl Judge {
     }
 
     /// A lease that is there, in the newest state, and not among these, which somebody keeps.
-    pub(crate) fn lease_left(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
+    pub(crate) fn lease_time_to_live(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
         self.leases.table.1.difference(kept).next().copied()
     }
 

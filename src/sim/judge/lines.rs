@@ -234,13 +234,17 @@ impl Lines {
                     && prefix_of(&other.kv.key) == prefix
                     && place.map(|place| place.lease) == event.kv.lease
             };
-            let heir = event.kv.lease.filter(|lease| *lease != before.lease);
-            let takes_up = |heir: LeaseId| self.takers.contains(&(key.clone(), before.since, heir));
-            if let Some(heir) = heir.filter(|heir| !events.iter().any(is_left) && !takes_up(*heir))
+            let successor = event.kv.lease.filter(|lease| *lease != before.lease);
+            let takes_up =
+                |successor: LeaseId| self.takers.contains(&(key.clone(), before.since, successor));
+            if let Some(successor) =
+                successor.filter(|successor| !events.iter().any(is_left) && !takes_up(*successor))
             {
-                return Err(format!("{key:?} of {before:?} goes to {heir:?}, who does not wait"));
+                return Err(format!(
+                    "{key:?} of {before:?} goes to {successor:?}, who does not wait"
+                ));
             }
-            if heir.is_some_and(|heir| !takes_up(heir)) {
+            if successor.is_some_and(|successor| !takes_up(successor)) {
                 self.handed_over.push(match says(&event.kv) {
                     Says::Reads => "read lock handed over",
                     Says::Wants { .. } => "permit handed over",

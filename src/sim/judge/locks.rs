@@ -11,7 +11,7 @@ use super::Judge;
 use super::lines::{Line, Lines, Share, limit_at};
 use super::observers::{Observer, ObserverId};
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Revision};
-use crate::recipes::{Loss, PASSES_MAX, Token};
+use crate::recipes::{LostReason, PASSES_MAX, Token};
 
 /// In the calm, whoever wants a lock that nobody believes in gets it within this time: what the last
 /// holder's lease lives on (2.5 s and the drift of two clocks), an election in which the leases start
@@ -41,7 +41,7 @@ pub(crate) struct Belief {
     /// For which piece of work it is.
     pub(crate) work: Option<WorkId>,
     /// Why its holder does not believe in it any more.
-    pub(crate) loss: Box<dyn Fn() -> Option<Loss>>,
+    pub(crate) loss: Box<dyn Fn() -> Option<LostReason>>,
 }
 
 /// A hold, and what came with it.
@@ -60,7 +60,10 @@ impl Holder {
 
     /// Whether it is free for the next at once: it was not lost with its session.
     fn was_let_go(&self) -> bool {
-        !matches!((self.belief.loss)(), Some(Loss::SessionEnded(_) | Loss::NodeStopped(_)))
+        !matches!(
+            (self.belief.loss)(),
+            Some(LostReason::SessionEnded(_) | LostReason::NodeStopped(_))
+        )
     }
 }
 
@@ -238,7 +241,7 @@ impl Judge {
         let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
         let is_same = *of == Some((belief.key.clone(), belief.since));
         // Whoever was handed it over has its key too.
-        let is_hop = is_same && belief.token.hop() > 0;
+        let is_hop = is_same && belief.token.handoff() > 0;
         *of = Some((belief.key.clone(), belief.since));
         *passes = if is_hop && is_passed { *passes + 1 } else { 0 };
         let passes = *passes;
@@ -389,11 +392,11 @@ impl Judge {
                             reserved.insert(lock, (lease, now + delay));
                         }
                     }
-                    Some(Loss::KeyDeleted) => {
+                    Some(LostReason::KeyDeleted) => {
                         let Belief { node, key, since, .. } = &holder.belief;
                         robbed = Some((*lock, *node, key.clone(), *since));
                     }
-                    Some(Loss::SessionEnded(_) | Loss::NodeStopped(_))
+                    Some(LostReason::SessionEnded(_) | LostReason::NodeStopped(_))
                         if !stopping.contains(&holder.belief.node) => {}
                     Some(_) => {
                         reserved.retain(|of, (other, _)| of != lock || *other != lease);

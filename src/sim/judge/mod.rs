@@ -92,7 +92,7 @@ pub(crate) struct Tally {
     /// Operations that were told unknown.
     pub(crate) unknown: u64,
     /// Operations whose node ended under them.
-    pub(crate) orphaned: u64,
+    pub(crate) detached: u64,
     /// What else happened, by name.
     pub(crate) others: BTreeMap<&'static str, u64>,
     /// Events that watches have yielded.

@@ -5,7 +5,7 @@
 use super::super::plan::{index, one_in};
 use super::orders::patiently;
 use super::{Player, permits, reading};
-use crate::recipes::{Contender, OrderError};
+use crate::recipes::{LockAdminError, LockEntry};
 
 /// Tasks of a node for each of the two locks.
 const TASKS: usize = 2;
@@ -27,8 +27,8 @@ async fn operate(player: Player, lock: &'static str) {
     while !player.is_closing() {
         player.think().await;
         let Ok(info) = locks.of(lock) else { continue };
-        let (holders, waiters): (Vec<Contender>, Vec<Contender>) =
-            info.line.into_iter().partition(|entry| entry.holds);
+        let (holders, waiters): (Vec<LockEntry>, Vec<LockEntry>) =
+            info.queue.into_iter().partition(|entry| entry.holds);
         if holders.is_empty() || waiters.is_empty() {
             continue;
         }
@@ -38,15 +38,15 @@ async fn operate(player: Player, lock: &'static str) {
             let other = if one_in(&player.rng, 2) { holder } else { successor };
             player.evict_soon(other.clone());
         }
-        let order = locks.hand_over(holder, successor, "it is urgent");
+        let order = locks.transfer(holder, successor, "it is urgent");
         let answer = patiently(&player, order).await;
         let mut judge = player.scene.judge.borrow_mut();
         match answer {
             Some(Ok(())) => judge.count("hold of several handed over by an order"),
-            Some(Err(OrderError::Gone | OrderError::NoHeir { .. })) => {
+            Some(Err(LockAdminError::Gone | LockAdminError::NoSuccessor { .. })) => {
                 judge.count("no order given")
             }
-            Some(Err(OrderError::Store(_))) | None => {}
+            Some(Err(LockAdminError::Store(_))) | None => {}
             Some(Err(error)) => judge.expect(false, "K-ORDER", || {
                 format!("an order about {lock}, which only sessions want, is refused: {error}")
             }),

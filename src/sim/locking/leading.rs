@@ -9,7 +9,7 @@ use super::super::plan::{between, one_in};
 use super::{Held, Holding, PATIENCE, Player};
 use crate::api::{OwnSession, Session};
 use crate::env::Entropy;
-use crate::recipes::{Hold, LeadError, Leadership, Leading, LockError};
+use crate::recipes::{Hold, LeadError, LeaderTask, Leadership, LockError};
 
 /// A share of a leadership, for the work.
 struct Led(Arc<Leadership>);
@@ -40,7 +40,7 @@ impl Drop for Work<'_> {
 
 /// Stands for election until it has led, or for so long.
 pub(super) async fn turn(player: &Player, session: &Session, election: &'static str) {
-    let leading = session.election(election).leading(player.scene.value("leads"));
+    let leading = session.election(election).leader_task(player.scene.value("leads"));
     drop(run(player, leading, election).await);
 }
 
@@ -49,7 +49,7 @@ pub(super) async fn live_on(player: Player, election: &'static str) {
     let own = OwnSession::of(player.caller.client().clone());
     while !player.is_closing() {
         // It puts its value anew whenever it stands again: this one is not to be put once.
-        let leading = Leading::by_node(Arc::clone(&own), election.into(), "leads again".into());
+        let leading = LeaderTask::by_node(Arc::clone(&own), election.into(), "leads again".into());
         let answer = run(&player, leading, election).await;
         let is_over = matches!(answer, Err(LeadError::NotElected(LockError::SessionEnded(_))));
         player.scene.judge.borrow_mut().expect(!is_over, "K-WORK", || {
@@ -61,7 +61,7 @@ pub(super) async fn live_on(player: Player, election: &'static str) {
 
 async fn run(
     player: &Player,
-    leading: Leading,
+    leading: LeaderTask,
     election: &'static str,
 ) -> Result<Option<()>, LeadError> {
     let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };

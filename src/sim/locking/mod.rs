@@ -43,7 +43,7 @@ use crate::env::Entropy;
 use crate::model::{KeyValue, NodeId, Op};
 use crate::mutant::{self, Mutant};
 use crate::recipes::{
-    Contender, Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss,
+    Guard, GuardError, GuardTxn, Hold, Leadership, LockEntry, LockError, LockState, LostReason,
     MultiGuard, Permit, ReadGuard, Released, WriteGuard,
 };
 
@@ -217,11 +217,11 @@ impl Player {
     }
 
     /// Somebody is put out of a line, while other things are done with that line.
-    fn evict_soon(&self, place: Contender) {
+    fn evict_soon(&self, place: LockEntry) {
         let player = self.again();
         self.spawn(async move {
             let locks = player.caller.locks();
-            let order = locks.break_lock(&place, "it is too late");
+            let order = locks.force_release(&place, "it is too late");
             drop(player.for_at_most(PATIENCE, order.into_future()).await);
         });
     }
@@ -443,7 +443,7 @@ impl Player {
                 judge.count("unlock");
             }
             Ok(Released::StillHeld { .. }) => unreachable!("it has no owner"),
-            Ok(Released::WasLost(_)) => judge.count("lock lost"),
+            Ok(Released::AlreadyLost(_)) => judge.count("lock lost"),
             Err(_) => judge.unknown(),
         }
     }
@@ -511,7 +511,7 @@ pub(super) trait Held: Deref<Target = Hold> + 'static {
     }
 
     /// Why it is not held any more.
-    fn loss(&self) -> Option<Loss> {
+    fn loss(&self) -> Option<LostReason> {
         match self.state() {
             LockState::Lost(loss) => Some(loss),
             LockState::Held(_) | LockState::Unconfirmed(_) => None,

@@ -45,7 +45,7 @@ async fn live(player: Player, lock: &'static str) {
         }
         match left {
             Left::Free => player.close(&session).await,
-            Left::ToTheNext => drop(session.orphan()),
+            Left::ToTheNext => drop(session.detach()),
         }
     }
 }
@@ -95,7 +95,7 @@ pub(super) async fn take(
         let wish = mutex.lock();
         let wish = match index(&player.rng, 8) {
             // In a place of its own, and not for long.
-            0 => wish.at_most(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
+            0 => wish.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
             // Among those of its session too, whoever passes the lock on to it.
             1 => wish.deadline(between(&player.rng, SHORTEST, SHORT)),
             _ => wish.deadline(PATIENCE),

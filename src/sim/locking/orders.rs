@@ -11,7 +11,7 @@ use super::super::plan::{index, one_in};
 use super::{GaveUp, Holding, PATIENCE, Player};
 use crate::api::Session;
 use crate::env::Entropy;
-use crate::recipes::{Contender, Guard, LockError, OrderError};
+use crate::recipes::{Guard, LockAdminError, LockEntry, LockError};
 
 /// The longest lock delay: the lock is free in time all the same.
 pub(super) const DELAY_MAX: Duration = Duration::from_millis(700);
@@ -39,7 +39,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let mutex = session.mutex(lock);
     // Who says why has a place of its own, others of the session share one.
     let wish = match one_in(&player.rng, 2) {
-        true => mutex.lock().why("to try it").deadline(PATIENCE),
+        true => mutex.lock().reason("to try it").deadline(PATIENCE),
         false => mutex.lock().deadline(PATIENCE),
     };
     let guard = match player.wait(lock, wish).await {
@@ -52,11 +52,11 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let holding = player.believe("lock with orders", lock, guard);
     let asked = hold(player, &holding).await;
     player.update(&holding).await;
-    let line = mutex.line().unwrap_or_default();
-    let heirs: Vec<&Contender> = line.iter().filter(|place| !place.holds).collect();
-    match heirs.is_empty() || asked || !one_in(&player.rng, 3) {
+    let line = mutex.queue().unwrap_or_default();
+    let successors: Vec<&LockEntry> = line.iter().filter(|place| !place.holds).collect();
+    match successors.is_empty() || asked || !one_in(&player.rng, 3) {
         true => player.let_go(holding).await,
-        false => hand_over(player, holding, heirs[index(&player.rng, heirs.len())]).await,
+        false => transfer(player, holding, successors[index(&player.rng, successors.len())]).await,
     }
 }
 
@@ -94,16 +94,16 @@ async fn is_told(player: &Player, holding: &Holding<Guard>) {
 }
 
 /// Gives it to one who waits.
-async fn hand_over(player: &Player, holding: Holding<Guard>, heir: &Contender) {
+async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntry) {
     if one_in(&player.rng, 2) {
-        player.evict_soon(heir.clone());
+        player.evict_soon(successor.clone());
         player.scene.timers.sleep(Duration::from_millis(player.rng.below(40))).await;
     }
     let guard = player.stop_believing(holding);
     let (key, since, lease) = (guard.key().clone(), guard.since(), guard.session().lease());
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "hand over", may_take);
-    let answer = guard.hand_over(heir).await;
+    let answer = guard.transfer(successor).await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
     match answer {
@@ -111,7 +111,7 @@ async fn hand_over(player: &Player, holding: Holding<Guard>, heir: &Contender) {
             judge.left_the_line(&key, since, lease);
             judge.count("handed over");
         }
-        Err(OrderError::Store(_)) => judge.unknown(),
+        Err(LockAdminError::Store(_)) => judge.unknown(),
         Err(_) => judge.count("not handed over"),
     }
 }
@@ -124,25 +124,28 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
             player.think().await;
         }
         let Ok(info) = locks.of(lock) else { continue };
-        let line = info.line;
+        let line = info.queue;
         let Some(first) = line.first() else { continue };
         let any = &line[index(&player.rng, line.len())];
         let (what, answer) = match index(&player.rng, 4) {
-            0 => ("hold asked for", patiently(&player, locks.ask(first, "it is due")).await),
-            1 => ("hold broken", patiently(&player, locks.break_lock(first, "it hangs")).await),
-            2 => ("place evicted", patiently(&player, locks.break_lock(any, "not now")).await),
+            0 => (
+                "hold asked for",
+                patiently(&player, locks.request_release(first, "it is due")).await,
+            ),
+            1 => ("hold broken", patiently(&player, locks.force_release(first, "it hangs")).await),
+            2 => ("place evicted", patiently(&player, locks.force_release(any, "not now")).await),
             _ => {
-                let order = locks.hand_over(first, any, "it is urgent");
+                let order = locks.transfer(first, any, "it is urgent");
                 ("hold handed over by an order", patiently(&player, order).await)
             }
         };
         let mut judge = player.scene.judge.borrow_mut();
         match answer {
             Some(Ok(())) => judge.count(what),
-            Some(Err(OrderError::Gone | OrderError::NoHeir { .. })) => {
+            Some(Err(LockAdminError::Gone | LockAdminError::NoSuccessor { .. })) => {
                 judge.count("no order given")
             }
-            Some(Err(OrderError::Store(_))) | None => {}
+            Some(Err(LockAdminError::Store(_))) | None => {}
             Some(Err(error)) => judge.expect(false, "K-ORDER", || {
                 format!("of {lock}, where only sessions stand, somebody is told: {error}")
             }),

@@ -142,7 +142,7 @@ async fn step_up(
 ) {
     if one_in(&player.rng, 2) {
         // A writer that others wait for leaves about when this one is the only one that reads.
-        let line = player.caller.locks().of(lock).map(|info| info.line).unwrap_or_default();
+        let line = player.caller.locks().of(lock).map(|info| info.queue).unwrap_or_default();
         if let Some(writer) = line.into_iter().find(|place| !place.holds) {
             player.evict_soon(writer);
         }

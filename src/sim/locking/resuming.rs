@@ -6,12 +6,12 @@ use std::cell::Cell;
 use super::super::plan::one_in;
 use super::{Holding, Player};
 use crate::api::Session;
-use crate::recipes::{Guard, LockError, ResumeError, Ticket};
+use crate::recipes::{Guard, LockError, ResumeError, SavedHold};
 
 /// Saves what names the hold, as a program does before it begins what must be gone on with after a crash.
 pub(super) fn save(player: &Player, holding: &Holding<Guard>) {
     let saved = (player.node, holding.lock());
-    player.scene.tickets.borrow_mut().insert(saved, holding.held.ticket());
+    player.scene.tickets.borrow_mut().insert(saved, holding.held.saved_hold());
 }
 
 /// Forgets it again; now and then does not, and finds out that it is over.
@@ -24,13 +24,13 @@ pub(super) fn forget(player: &Player, lock: &'static str) {
 /// Leaves the hold to the next session: its key stays, and nobody believes in it. Something may still be under way.
 pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     let lock = holding.lock();
-    let ticket = player.stop_believing(holding).leak();
+    let ticket = player.stop_believing(holding).detach();
     player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
     player.scene.judge.borrow_mut().count("hold left to the next");
 }
 
 /// What was saved on this node.
-pub(super) fn saved(player: &Player, lock: &'static str) -> Option<Ticket> {
+pub(super) fn saved(player: &Player, lock: &'static str) -> Option<SavedHold> {
     player.scene.tickets.borrow_mut().remove(&(player.node, lock))
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn take_up(
     player: &Player,
     session: &Session,
     lock: &'static str,
-    ticket: Ticket,
+    ticket: SavedHold,
 ) -> Option<Holding<Guard>> {
     player.scene.judge.borrow_mut().takes_up(ticket.key(), ticket.since(), session.lease());
     let (mutex, refused) = (session.mutex(lock), Cell::new(None));
@@ -59,7 +59,7 @@ pub(super) async fn take_up(
     None
 }
 
-fn told(player: &Player, lock: &'static str, ticket: Ticket, why: Option<ResumeError>) {
+fn told(player: &Player, lock: &'static str, ticket: SavedHold, why: Option<ResumeError>) {
     let mut judge = player.scene.judge.borrow_mut();
     match why {
         Some(ResumeError::Over) => {

@@ -11,8 +11,8 @@ use super::super::plan::index;
 use super::{Player, counting, numbering, orders, passing};
 use crate::api::{Effect, Error, Session};
 use crate::model::{KeyRange, KeyValue, Revision};
-use crate::node::SessionEnd;
-use crate::recipes::{Expected, LatchError, Swap};
+use crate::node::SessionEndReason;
+use crate::recipes::{CasOutcome, Expected, LatchError};
 
 /// The group that is joined and followed.
 pub(super) const GROUP: &str = "tool/group";
@@ -179,13 +179,13 @@ pub(super) struct Swapping {
 pub(super) fn swapped(
     player: &Player,
     swapping: Swapping,
-    answer: Result<Swap, Error>,
+    answer: Result<CasOutcome, Error>,
 ) -> Option<Revision> {
     let Swapping { what, key, expected, value, floor } = swapping;
     let puts = [(key.clone(), value)];
     let mut judge = player.scene.judge.borrow_mut();
     match answer {
-        Ok(Swap::Done { revision }) => {
+        Ok(CasOutcome::Done { revision }) => {
             judge.wrote(what, floor, revision, &puts);
             let was = judge.truth().row_at(&key, Revision(revision.get() - 1)).cloned();
             let was_it = was.as_ref().map_or(Revision(0), |row| row.mod_revision) == expected;
@@ -195,7 +195,7 @@ pub(super) fn swapped(
             judge.count(what);
             return Some(revision);
         }
-        Ok(Swap::Lost { row }) => {
+        Ok(CasOutcome::Lost { row }) => {
             judge.not_applied(&puts);
             let truth = judge.truth();
             let is_so = match &row {
@@ -235,7 +235,7 @@ async fn join(player: &Player, session: &Session) {
 }
 
 fn is_lost(session: &Session) -> bool {
-    session.end() == Some(SessionEnd::NotRenewed)
+    session.end() == Some(SessionEndReason::NotRenewed)
 }
 
 /// Lets time pass, but no more than the session lives. Answers when that was believed in last, in true

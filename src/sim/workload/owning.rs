@@ -8,7 +8,7 @@ use super::super::judge::{CallId, Sign};
 use super::super::plan::one_in;
 use super::Client;
 use crate::model::Revision;
-use crate::recipes::{Expected, Swap};
+use crate::recipes::{CasOutcome, Expected};
 
 /// How many keys stay that have been put again: more than come together in a seed.
 const KEPT_MAX: usize = 128;
@@ -94,10 +94,10 @@ impl Client {
         floor: Revision,
         sign: Sign<'_>,
         puts: &[(Bytes, Bytes)],
-        answer: Result<Swap, Fate>,
+        answer: Result<CasOutcome, Fate>,
     ) -> Option<Revision> {
         match answer {
-            Ok(Swap::Done { revision }) => {
+            Ok(CasOutcome::Done { revision }) => {
                 let mut judge = self.scene.judge.borrow_mut();
                 judge.returned(call);
                 judge.wrote(what, floor, revision, puts);
@@ -105,7 +105,7 @@ impl Client {
                 self.saw(revision);
                 Some(revision)
             }
-            Ok(Swap::Lost { row }) => {
+            Ok(CasOutcome::Lost { row }) => {
                 let mut judge = self.scene.judge.borrow_mut();
                 judge.returned(call);
                 judge.expect(false, "X-ONCE", || {

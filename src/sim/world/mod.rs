@@ -336,9 +336,9 @@ impl World {
     }
 
     /// A lease that is there and that no node keeps.
-    pub(crate) fn lease_left(&self) -> Option<LeaseId> {
+    pub(crate) fn lease_time_to_live(&self) -> Option<LeaseId> {
         let kept = self.processes().flat_map(|(_, process)| process.leases_kept()).collect();
-        self.judge.borrow().lease_left(&kept)
+        self.judge.borrow().lease_time_to_live(&kept)
     }
 
     /// Looks at what the judge has put off until the end.

@@ -18,7 +18,7 @@ fn ask() -> JoinAsk {
 }
 
 fn joined() -> Joined {
-    let Standing::Founded(founding) = founding() else { unreachable!("it says so") };
+    let FoundingState::Founded(founding) = founding() else { unreachable!("it says so") };
     Joined { cluster: ClusterId(7), node: node(4), founding, members: members(&[4]) }
 }
 

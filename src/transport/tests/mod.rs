@@ -168,15 +168,15 @@ fn hello(from: u64, to: u64) -> Hello {
         to: node(to),
         disk: DiskId(from.into()),
         incarnation: Incarnation(1),
-        standing: Standing::Blank,
+        standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
         speaks: ClusterVersion::NEWEST,
     }
 }
 
-fn founding() -> Standing {
-    Standing::Founded([1, 2, 3].map(|id| (node(id), DiskId(id.into()))).into())
+fn founding() -> FoundingState {
+    FoundingState::Founded([1, 2, 3].map(|id| (node(id), DiskId(id.into()))).into())
 }
 
 /// Introduces itself as it is told, which may change.
@@ -191,8 +191,8 @@ impl Spoken {
     /// Says `of` to everybody and knows members 1 to 3, with the disks that they were founded with.
     fn new(of: Hello) -> Arc<Self> {
         let known = match &of.standing {
-            Standing::Blank => Known::Founders([1, 2, 3].map(node).into()),
-            Standing::Founded(founding) => known(Members::founded(founding)),
+            FoundingState::Blank => Known::Founders([1, 2, 3].map(node).into()),
+            FoundingState::Founded(founding) => known(Members::founded(founding)),
         };
         let called = Some(of.from.get());
         Arc::new(Self { called, hello: Mutex::new(of), known: Mutex::new(known) })
@@ -232,7 +232,7 @@ fn known(members: Members) -> Known {
 
 /// The members 1 to 3 of a cluster, and some that came later.
 fn members(later: &[u64]) -> Members {
-    let Standing::Founded(founding) = founding() else { unreachable!("it says so") };
+    let FoundingState::Founded(founding) = founding() else { unreachable!("it says so") };
     let mut members = Members::founded(&founding);
     for id in later {
         let add = MemberChange::Add {

@@ -51,7 +51,7 @@ fn nothing_is_renewed_for_a_session_that_is_closed() {
     let guard = kept.mutex("lock").lock().block().unwrap();
     let lease = kept.lease();
     kept.close().block().unwrap();
-    assert_eq!(cluster.node(1).client().lease(lease).block().unwrap(), None);
+    assert_eq!(cluster.node(1).client().lease_info(lease).block().unwrap(), None);
     assert!(!guard.is_held());
     assert_eq!(places(cluster.node(1), "lock"), 0);
 }
@@ -67,7 +67,7 @@ fn a_program_that_is_gone_keeps_nothing_alive() {
     kv.put("here", "").lease(lease).block().unwrap();
     cluster.shutdown(one).block();
     until_deleted(&kv, "here");
-    assert_eq!(kv.lease(lease).block().unwrap(), None);
+    assert_eq!(kv.lease_info(lease).block().unwrap(), None);
 }
 
 /// hazelcast#26526, hazelcast#25344, hazelcast#17498, curator#29.

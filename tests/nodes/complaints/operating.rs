@@ -16,7 +16,7 @@ fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
     let session = session(&cluster, 1);
     kv.put("lock/deeper/key", "not a child").lease(session.lease()).block().unwrap();
     let guard = session.mutex("lock").lock().block().unwrap();
-    assert_eq!(session.mutex("lock").line().unwrap().len(), 1);
+    assert_eq!(session.mutex("lock").queue().unwrap().len(), 1);
     guard.release().block().unwrap();
 }
 
@@ -47,7 +47,7 @@ fn who_holds_and_who_waits_is_readable_by_anyone() {
     let newest = cluster.node(2).client().range("any").block().unwrap().revision;
     cluster.all_at(newest).block().unwrap();
     for member in 0..3 {
-        let line = session(&cluster, member).mutex("lock").line().unwrap();
+        let line = session(&cluster, member).mutex("lock").queue().unwrap();
         let labels: Vec<_> = line.iter().filter_map(|place| place.label.as_deref()).collect();
         assert_eq!(labels, ["billing-7", "billing-8"]);
         assert!(line[0].since < line[1].since);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bowline::{Blocking, Effect, GuardError, LockState, Loss, Node, Op, SessionEnd};
+use bowline::{Blocking, Effect, GuardError, LockState, LostReason, Node, Op, SessionEndReason};
 
 use crate::stage::{
     LONG, SHORT, STEADY, another_leader, another_session, lasting, lasting_with, let_pass, mortal,
@@ -141,7 +141,7 @@ fn a_leader_that_nobody_follows_renews_nothing() {
     let leader = cluster.leader().block().unwrap();
     let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
     cluster.partition(&[leader]);
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     let new = another_leader(&cluster, leader);
     assert!(session(&cluster, new).mutex("lock").lock().block().unwrap().is_held());
 }

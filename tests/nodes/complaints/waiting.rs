@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline::{Blocking, Loss, SessionEnd};
+use bowline::{Blocking, LostReason, SessionEndReason};
 
 use crate::stage::{
     Begun, another_leader, another_session, lasting, lasting_with, mortal, places, roles, session,
@@ -18,7 +18,7 @@ fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
     cluster.partition(&[one]);
     let kv = cluster.node(one).client();
     let mut hanging = Begun::new(kv.put("k", "v"));
-    assert_eq!(guard.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     assert!(hanging.poll().is_none(), "the call still hangs");
     assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
 }
@@ -77,7 +77,7 @@ fn a_lock_is_used_again_after_it_was_lost() {
     for _ in 0..3 {
         let guard = mutex.lock().block().unwrap();
         cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
-        assert_eq!(guard.lost().block(), Loss::KeyDeleted);
+        assert_eq!(guard.lost().block(), LostReason::KeyDeleted);
     }
     assert!(mutex.lock().block().unwrap().is_held());
 }

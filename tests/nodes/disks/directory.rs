@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Blocking, Config, DataFault, Error, Node, NodeStatus, StartError};
+use bowline::{Blocking, Config, DataErrorKind, Error, Node, NodeStatus, StartError};
 
 use super::files::{
     Files, HEADER_BYTES, SOON, config, count, has_everything, solo, three, three_with,
@@ -67,7 +67,7 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
     let files = Files::of(dir.path());
     for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
         match Node::start(of(name, token)).block() {
-            Err(StartError::Data { kind: DataFault::Foreign, why }) => {
+            Err(StartError::Data { kind: DataErrorKind::Foreign, why }) => {
                 for words in ["a directory of its own", dir.path().to_str().unwrap()] {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
                 }
@@ -104,7 +104,7 @@ fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
 }
 
 /// Of what kind it is that keeps a node from starting, in words that have these in them.
-fn fault(config: Config, words: &str) -> DataFault {
+fn fault(config: Config, words: &str) -> DataErrorKind {
     match Node::start(config).block() {
         Err(StartError::Data { kind, why }) => {
             assert!(why.contains(words), "{why:?} lacks {words:?}");
@@ -119,27 +119,27 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
     let (dir, files) = solo(12, 40);
     let config = || config(dir.path());
     let node = start(config());
-    assert_eq!(fault(config(), "is in use by another node"), DataFault::InUse);
+    assert_eq!(fault(config(), "is in use by another node"), DataErrorKind::InUse);
     stop(node);
     let name = Config::new(dir.path(), "other");
-    assert_eq!(fault(name, "a directory of its own"), DataFault::Foreign);
+    assert_eq!(fault(name, "a directory of its own"), DataErrorKind::Foreign);
 
     files.with(1, |bytes| bytes[HEADER_BYTES + 48] ^= 1).put(dir.path());
-    assert_eq!(fault(config(), "replace the member"), DataFault::Damaged);
+    assert_eq!(fault(config(), "replace the member"), DataErrorKind::Damaged);
     let newer = files.with(1, |bytes| {
         bytes[8..12].copy_from_slice(&99_u32.to_le_bytes());
         let checksum = crc32fast::hash(&bytes[..68]);
         bytes[68..72].copy_from_slice(&checksum.to_le_bytes());
     });
     newer.put(dir.path());
-    assert_eq!(fault(config(), "upgrade me"), DataFault::Newer);
+    assert_eq!(fault(config(), "upgrade me"), DataErrorKind::Newer);
     files.put(dir.path());
     fs::write(dir.path().join("RESTORING"), "").unwrap();
-    assert_eq!(fault(config(), "and restore again"), DataFault::HalfRestored);
+    assert_eq!(fault(config(), "and restore again"), DataErrorKind::HalfRestored);
     fs::remove_file(dir.path().join("RESTORING")).unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    assert_eq!(fault(super::files::config(&file), "Not a directory"), DataFault::Io);
+    assert_eq!(fault(super::files::config(&file), "Not a directory"), DataErrorKind::Io);
     assert_eq!(count(&start(config())), 12, "without any of it, it starts");
 }
 

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bowline::testing;
-use bowline::{Blocking, DataFault, Node, StartError};
+use bowline::{Blocking, DataErrorKind, Node, StartError};
 
 use super::files::{
     Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,
@@ -21,7 +21,7 @@ fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
             assert!(testing::shutdown(node).block().hanging.is_empty());
             Ok(count)
         }
-        Err(error @ StartError::Data { kind: DataFault::Damaged, .. }) => {
+        Err(error @ StartError::Data { kind: DataErrorKind::Damaged, .. }) => {
             assert_eq!(&Files::of(dir), files, "it has changed what it refused");
             Err(error.to_string())
         }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Blocking, Client, Config, DataFault, Error, History, Node, StartError};
+use bowline::{Blocking, Client, Config, DataErrorKind, Error, History, Node, StartError};
 
 use super::files::{
     Files, SEGMENT_BYTES, SOON, config, count, has_everything, name_of, three_with,
@@ -102,7 +102,7 @@ fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_aga
     for (what, damaged) in &damages {
         damaged.put(dir.path());
         match start() {
-            Err(StartError::Data { kind: DataFault::StateLost, why }) => {
+            Err(StartError::Data { kind: DataErrorKind::StateLost, why }) => {
                 for words in ["no snapshot that covers it can be read", "restore"] {
                     assert!(why.contains(words), "{what}: {why:?} lacks {words:?}");
                 }
@@ -257,7 +257,7 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
         let founder = match start(0) {
             Ok(node) => node,
             // Nothing is left that says that there are others, unless it has voted for one of them.
-            Err(StartError::Data { kind: DataFault::StateLost, why }) if is_gone => {
+            Err(StartError::Data { kind: DataErrorKind::StateLost, why }) if is_gone => {
                 assert!(why.contains("with one of them to join"), "{why}");
                 Node::start(configured(0).join([&addresses[1]])).block().unwrap()
             }

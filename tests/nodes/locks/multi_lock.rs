@@ -1,6 +1,8 @@
 //! Several locks at once.
 
-use bowline::{Blocking, Config, LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd};
+use bowline::{
+    Blocking, Config, LockError, LostReason, MultiGuard, Node, Released, Session, SessionEndReason,
+};
 
 use crate::stage::{
     Begun, LONG, another_session, lasting, mortal, places, roles, session, session_ended, until,
@@ -81,7 +83,7 @@ fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
     let first = sessions[0].mutex("c").lock().block().unwrap();
     let waiting = waits(&sessions[1], cluster.node(1), &["a", "b", "c"]);
     until_places(cluster.node(0), "b", 1);
-    let key = sessions[0].mutex("b").line().unwrap()[0].key.clone();
+    let key = sessions[0].mutex("b").queue().unwrap()[0].key.clone();
     kv.delete(key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     until_places(cluster.node(0), "a", 0);
@@ -90,11 +92,11 @@ fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
 
     let all = sessions[1].lock_all(["a", "b", "c"]).block().unwrap();
     kv.delete(all.keys()[1].clone()).block().unwrap();
-    assert_eq!(all.lost().block(), Loss::KeyDeleted);
+    assert_eq!(all.lost().block(), LostReason::KeyDeleted);
     for name in ["a", "b", "c"] {
         until_places(cluster.node(0), name, 0);
     }
-    assert_eq!(all.release().block().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert_eq!(all.release().block().unwrap(), Released::AlreadyLost(LostReason::KeyDeleted));
 }
 
 #[test]
@@ -112,7 +114,7 @@ fn a_session_that_ends_leaves_all_lines_whether_it_waits_or_holds() {
     let mine = another_session(&cluster, 1, "mine");
     let all = mine.lock_all(["a", "b", "c"]).block().unwrap();
     cluster.node(2).client().revoke(mine.lease()).block().unwrap();
-    assert_eq!(all.lost().block(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    assert_eq!(all.lost().block(), LostReason::SessionEnded(SessionEndReason::LeaseEnded));
     assert_eq!(counts(cluster.node(0), ["a", "b", "c"]), [0, 0, 0]);
 }
 

@@ -8,8 +8,8 @@ use std::task::{Context, Wake, Waker};
 
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Compare, DowngradeError, Effect, Error, GuardError,
-    GuardTxn, LockError, LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session,
-    SessionEnd, Upgrade, UpgradeError, WriteGuard,
+    GuardTxn, LockError, LockKind, LostReason, Node, Op, ReadGuard, Refusal, Released, Session,
+    SessionEndReason, Upgrade, UpgradeError, WriteGuard,
 };
 
 use crate::stage::{
@@ -158,12 +158,13 @@ fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().block();
-    let writer = session(&cluster, one).rw_lock(LOCK).write().why("first").block().unwrap();
-    let heir = writes(&session(&cluster, two), cluster.node(two));
+    let writer = session(&cluster, one).rw_lock(LOCK).write().reason("first").block().unwrap();
+    let successor = writes(&session(&cluster, two), cluster.node(two));
     until_places(cluster.node(one), LOCK, 2);
-    let (locks, line) = (cluster.node(one).locks(), writer.session().rw_lock(LOCK).line().unwrap());
-    locks.hand_over(&line[0], &line[1], "").block().unwrap();
-    let handed = heir.finish().unwrap();
+    let (locks, line) =
+        (cluster.node(one).locks(), writer.session().rw_lock(LOCK).queue().unwrap());
+    locks.transfer(&line[0], &line[1], "").block().unwrap();
+    let handed = successor.finish().unwrap();
     write(handed.txn()).unwrap();
     drop(handed);
     let mine = session(&cluster, one);
@@ -213,7 +214,7 @@ fn a_downgrade_of_what_is_lost_says_so() {
     let writer = mine.rw_lock(LOCK).write().block().unwrap();
     mine.client().delete(writer.key().clone()).block().unwrap();
     let error = writer.downgrade().block().unwrap_err();
-    assert!(matches!(error, DowngradeError::Lost(Loss::KeyDeleted)), "{error:?}");
+    assert!(matches!(error, DowngradeError::Lost(LostReason::KeyDeleted)), "{error:?}");
     assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, false));
     until_places(cluster.node(0), LOCK, 0);
 }
@@ -261,7 +262,7 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
     // One row each: the writer that holds, the one that waits, the reader that waits.
     assert_eq!(places(cluster.node(0), LOCK), 3);
     assert!(writer.poll().is_none() && late.poll().is_none());
-    let line = sessions[0].rw_lock(LOCK).line().unwrap();
+    let line = sessions[0].rw_lock(LOCK).queue().unwrap();
     assert_eq!(line.iter().map(|place| place.holds).collect::<Vec<_>>(), [true, false, false]);
     assert_eq!(upgraded.release().block().unwrap(), Released::Now);
     writer.finish().unwrap().release().block().unwrap();
@@ -403,7 +404,7 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     assert!(polled.is_pending(), "its row is about to say that it reads: {polled:?}");
     cluster.resume(one);
     let writer = again.block().unwrap();
-    let row = cluster.node(two).locks().of(LOCK).unwrap().line.remove(0);
+    let row = cluster.node(two).locks().of(LOCK).unwrap().queue.remove(0);
     assert!(writer.is_held() && row.holds);
     let mut late = reads(&other, cluster.node(two));
     assert!(late.poll().is_none());
@@ -500,7 +501,7 @@ fn a_read_that_is_lost_while_it_is_upgraded_fails_the_upgrade() {
     let upgrade = upgrades(mine, cluster.node(0));
     cluster.node(1).client().delete(key).block().unwrap();
     let error = upgrade.finish().unwrap_err();
-    assert_eq!(error.why, LockError::Lost(Loss::KeyDeleted));
+    assert_eq!(error.why, LockError::Lost(LostReason::KeyDeleted));
     assert!(!error.guard.is_held());
     until_places(cluster.node(1), LOCK, 1);
     assert!(other.is_held());
@@ -512,7 +513,7 @@ fn an_upgrade_whose_own_key_is_deleted_gives_the_reader_back() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (mine, _other) = (read(&sessions[0]), read(&sessions[1]));
     let upgrade = upgrades(mine, cluster.node(0));
-    let second = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
+    let second = sessions[0].rw_lock(LOCK).queue().unwrap().pop().unwrap();
     cluster.node(1).client().delete(second.key).block().unwrap();
     let error = upgrade.finish().unwrap_err();
     assert_eq!(error.why, LockError::Evicted);
@@ -528,9 +529,9 @@ fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
     let upgrade = upgrades(one, cluster.node(0));
     cluster.node(2).client().revoke(mine.lease()).block().unwrap();
     let error = upgrade.finish().unwrap_err();
-    let ended = SessionEnd::LeaseEnded;
+    let ended = SessionEndReason::LeaseEnded;
     assert!(
-        [LockError::SessionEnded(ended), LockError::Lost(Loss::SessionEnded(ended))]
+        [LockError::SessionEnded(ended), LockError::Lost(LostReason::SessionEnded(ended))]
             .contains(&error.why),
         "{error:?}"
     );
@@ -569,10 +570,10 @@ fn a_reader_whose_key_is_deleted_by_hand_loses_alone() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
     cluster.node(1).client().delete(one.key().clone()).block().unwrap();
-    assert_eq!(one.lost().block(), Loss::KeyDeleted);
+    assert_eq!(one.lost().block(), LostReason::KeyDeleted);
     assert!(two.is_held());
     let waiting = writes(&sessions[0], cluster.node(0));
-    let row = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
+    let row = sessions[0].rw_lock(LOCK).queue().unwrap().pop().unwrap();
     cluster.node(1).client().delete(row.key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use bowline::{
-    Blocking, Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Op,
-    Permit, Semaphore,
+    Blocking, Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, LostReason, Node,
+    Op, Permit, Semaphore,
 };
 
 use crate::stage::{
@@ -125,9 +125,9 @@ fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
     let [one, two] = of.each_ref().map(|of| of.acquire().block().unwrap());
     of[0].resize(1).block().unwrap();
     let locks = cluster.node(0).locks();
-    let line = locks.of(NAME).unwrap().line;
+    let line = locks.of(NAME).unwrap().queue;
     assert_eq!([&line[0].key, &line[1].key], [one.key(), two.key()]);
-    locks.hand_over(&line[0], &line[1], "by mistake").deadline(SOON).block().unwrap();
+    locks.transfer(&line[0], &line[1], "by mistake").deadline(SOON).block().unwrap();
     let written = two.txn().then(Op::put("written", "1")).commit().block();
     assert!(written.is_ok() && two.is_held(), "{written:?}, {:?}", two.state());
     assert!(!one.is_held());
@@ -169,7 +169,7 @@ fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing()
     cluster.partition(&[far]);
     let error = resize.finish().unwrap_err();
     assert_eq!(error, LockError::Refused(Error::Deadline { effect: Effect::Unknown }));
-    let kind = cluster.node(other).locks().of(NAME).unwrap().line[0].kind;
+    let kind = cluster.node(other).locks().of(NAME).unwrap().queue[0].kind;
     assert_eq!(kind, LockKind::Semaphore(2));
 }
 
@@ -187,7 +187,7 @@ fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
     assert!(held.iter().chain(&granted).all(|permit| permit.is_held()));
     assert_eq!(wider.available_permits(), 0);
     let limits: BTreeSet<_> = of
-        .line()
+        .queue()
         .unwrap()
         .into_iter()
         .map(|place| place.kind)
@@ -221,7 +221,7 @@ fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_stil
     let permit = mine.semaphore(NAME, 2).acquire().block().unwrap();
     assert_eq!(permit.slots().block().unwrap().len(), 1);
     // The lease lives on, and the rows with it: when it ends, the slot is the next one's.
-    mine.orphan();
+    mine.detach();
     assert!(!permit.is_held());
     assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 1);
     assert_eq!(permit.slots().block().unwrap_err(), GuardError::NotHeld);
@@ -273,10 +273,10 @@ fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let semaphore = sessions[0].semaphore(NAME, 1);
-    let permit = semaphore.acquire().at_most(STEADY).block().unwrap();
+    let permit = semaphore.acquire().max_hold(STEADY).block().unwrap();
     let next = sessions[1].semaphore(NAME, 1).acquire().block().unwrap();
     assert!(next.is_held());
-    assert_eq!(permit.lost().block(), Loss::HeldTooLong);
+    assert_eq!(permit.lost().block(), LostReason::HeldTooLong);
 }
 
 #[test]
@@ -305,11 +305,11 @@ fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
     drop(waits(&of[1], cluster.node(1), 1));
     until_places(cluster.node(0), NAME, 1);
     let waiting = waits(&of[1], cluster.node(1), 1);
-    let row = of[1].line().unwrap().pop().unwrap();
+    let row = of[1].queue().unwrap().pop().unwrap();
     cluster.node(0).client().delete(row.key).block().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     cluster.node(1).client().delete(held.key().clone()).block().unwrap();
-    assert_eq!(held.lost().block(), Loss::KeyDeleted);
+    assert_eq!(held.lost().block(), LostReason::KeyDeleted);
     until_places(cluster.node(0), NAME, 0);
 }
 

@@ -55,7 +55,7 @@ fn a_cyclic_barrier_is_met_at_again_and_again() {
         let step = node.session().block().unwrap().double_barrier("step", 3);
         for round in 0..ROUNDS {
             come.fetch_add(1, Ordering::SeqCst);
-            step.meet().deadline(LONG).block().unwrap();
+            step.arrive_and_wait().deadline(LONG).block().unwrap();
             assert!(come.load(Ordering::SeqCst) >= 3 * (round + 1), "all have come");
         }
         vec![()]

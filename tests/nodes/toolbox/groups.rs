@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bowline::{
-    BarrierError, Blocking, Effect, Error, GroupError, GroupEvent, GroupWatch, SessionEnd,
+    BarrierError, Blocking, Effect, Error, GroupError, GroupEvent, GroupWatch, SessionEndReason,
 };
 
 use super::{begin, deadline, give_up, quick, wait_for_keys};
@@ -110,11 +110,11 @@ fn what_was_asked_for_and_is_taken_back_may_have_been_there() {
     assert_eq!(late, BarrierError::Store(deadline::<()>(Effect::Unknown).unwrap_err()));
     let (joins, holds) = (begin(group.join("late")), begin(gate.hold(&session)));
     drop(begin(session.close()));
-    let ended = Error::SessionEnded { end: SessionEnd::Closed, effect: Effect::Unknown };
+    let ended = Error::SessionEnded { end: SessionEndReason::Closed, effect: Effect::Unknown };
     assert_eq!(joins.block().unwrap_err(), ended);
     assert_eq!(holds.block().unwrap_err(), BarrierError::Store(ended));
     cluster.heal();
-    let ended = Error::SessionEnded { end: SessionEnd::Closed, effect: Effect::NotApplied };
+    let ended = Error::SessionEnded { end: SessionEndReason::Closed, effect: Effect::NotApplied };
     assert_eq!(group.join("later").block().unwrap_err(), ended, "it was not asked for");
     wait_for_keys(node, "", 0);
 }

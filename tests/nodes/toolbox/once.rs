@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Blocking, KeyRange, Node, RunOnceError, SessionEnd};
+use bowline::{Blocking, KeyRange, Node, RunOnceError, SessionEndReason};
 
 use super::{LONG, begin, late_error, on_all, poll, quick, wait_for_keys};
 
@@ -64,7 +64,7 @@ fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
         assert!(poll(&mut running).is_pending());
     }
     session.close().block().unwrap();
-    let lost = Err(RunOnceError::Lost(bowline::Loss::SessionEnded(SessionEnd::Closed)));
+    let lost = Err(RunOnceError::Lost(bowline::LostReason::SessionEnded(SessionEndReason::Closed)));
     assert_eq!(running.block(), lost);
     assert!(receiver.recv().is_err(), "the work was dropped");
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{Blocking, Client, Error, Expected, LeaseId, Refusal, Revision, Swap};
+use bowline::{Blocking, CasOutcome, Client, Error, Expected, LeaseId, Refusal, Revision};
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
 use crate::stage::until_true;
@@ -19,7 +19,7 @@ fn a_cell_is_changed_by_who_has_seen_it_last() {
     let seen = cell(1).get().block().unwrap().unwrap();
     assert!(cell(1).compare_and_set(seen.version, "b").block().unwrap().is_done());
     let late = cell(2).compare_and_set(seen.version, "c").block().unwrap();
-    assert!(matches!(&late, Swap::Lost { row: Some(row) } if row.value == "b"), "{late:?}");
+    assert!(matches!(&late, CasOutcome::Lost { row: Some(row) } if row.value == "b"), "{late:?}");
 
     cell(0).set("").block().unwrap();
     let written = on_all(&cluster, 2, |node, task| {
@@ -129,7 +129,9 @@ fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
         [Expected::Missing, Expected::Version(2), Expected::value("w"), put.next().into()]
     {
         let lost = kv.compare_and_set("k", expected.clone(), "x").block().unwrap();
-        let Swap::Lost { row: Some(row) } = lost else { panic!("{expected:?} does not hold") };
+        let CasOutcome::Lost { row: Some(row) } = lost else {
+            panic!("{expected:?} does not hold")
+        };
         assert_eq!((row.key, row.value), ("k".into(), "v".into()));
         assert!(!kv.compare_and_delete("k", expected).block().unwrap().is_done());
     }
@@ -184,7 +186,7 @@ fn a_change_with_a_time_to_live_binds_the_key_to_it_and_leaves_no_lease_where_it
     };
     assert!(longer("mine").unwrap().is_done());
     let lease = lease_of(&kv).expect("it has one now");
-    assert_eq!(kv.lease(lease).block().unwrap().unwrap().ttl, hour);
+    assert_eq!(kv.lease_info(lease).block().unwrap().unwrap().ttl, hour);
     assert!(!longer("other").unwrap().is_done());
     let zero = kv.compare_and_set("k", Expected::value("mine"), "mine").ttl(Duration::ZERO);
     assert!(matches!(zero.block(), Err(Error::Refused(Refusal::LeaseTtl { .. }))));

@@ -63,12 +63,12 @@ fn a_barrier_lets_all_through_when_it_is_released_or_its_holder_crashes() {
     assert_eq!(gate(0).wait().block(), Ok(()), "it is open");
     let session = cluster.node(0).session().block().unwrap();
     let hold = gate(0).hold(&session).block().unwrap();
-    let held = gate(1).hold_unbound().block().unwrap_err();
+    let held = gate(1).hold_without_session().block().unwrap_err();
     let lease = Some(session.lease());
     assert_eq!(held, BarrierError::Held { since: hold.since(), lease });
     let mut waiting = begin_to_wait(cluster.node(1), gate(1).wait().deadline(LONG));
     assert_eq!(hold.release().block(), Ok(true));
-    let since = gate(2).hold_unbound().block().unwrap();
+    let since = gate(2).hold_without_session().block().unwrap();
     assert_eq!(waiting.as_mut().block(), Ok(()), "also if it is held anew");
     let held = gate(0).hold(&session).block().unwrap_err();
     assert_eq!(held, BarrierError::Held { since, lease: None });

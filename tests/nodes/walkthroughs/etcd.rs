@@ -97,7 +97,7 @@ fn or_the_holder_dies_and_its_lease_deletes_the_key() {
     let (key, _) = enter(&kv, session(&cluster, 1).lease(), "next");
     wait_for_turn(&cluster.node(1).client(), &key);
     assert_eq!(kv.get(dying).block().unwrap(), None);
-    assert_eq!(kv.lease(dead).block().unwrap(), None);
+    assert_eq!(kv.lease_info(dead).block().unwrap(), None);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one()
         .map(|i| (i, stand_in_line(&sessions[i - 1], cluster.node(i % 3), LOCK)))
         .into();
     let labels: Vec<_> =
-        sessions[0].mutex(LOCK).line().unwrap().into_iter().filter_map(|row| row.label).collect();
+        sessions[0].mutex(LOCK).queue().unwrap().into_iter().filter_map(|row| row.label).collect();
     assert_eq!(labels, ["m0", "2", "3", "1", "4"]);
     let mut held = gate;
     while !waiting.is_empty() {

@@ -176,7 +176,7 @@ fn unfair_inside_a_node_and_only_so_far() {
     let (sender, served) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for _ in 0..40 {
-            let wish = here.mutex("lock").lock().enter().unwrap();
+            let wish = here.mutex("lock").lock().enqueue().unwrap();
             let sender = sender.clone();
             scope.spawn(move || {
                 let guard = wish.block().unwrap();

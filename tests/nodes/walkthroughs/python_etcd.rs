@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bowline::{Blocking, Compare, Error, LeaseId, LockError, Loss, Refusal, Released};
+use bowline::{Blocking, Compare, Error, LeaseId, LockError, LostReason, Refusal, Released};
 
 use crate::stage::{STEADY, another_session, lasting, roles, session, stand_in_line, timed_out};
 
@@ -44,7 +44,7 @@ fn the_release_of_what_is_gone_is_quiet() {
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
     guard.lost().block();
-    assert!(matches!(guard.release().block(), Ok(Released::WasLost(_))));
+    assert!(matches!(guard.release().block(), Ok(Released::AlreadyLost(_))));
 }
 
 /// `with lock:` is a guard in a scope.
@@ -78,8 +78,8 @@ fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
 fn a_hold_may_have_a_time_to_live_of_its_own() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
-    let guard = mutex.lock().at_most(STEADY).block().unwrap();
-    assert_eq!(guard.lost().block(), Loss::HeldTooLong);
+    let guard = mutex.lock().max_hold(STEADY).block().unwrap();
+    assert_eq!(guard.lost().block(), LostReason::HeldTooLong);
     assert!(mutex.lock().block().unwrap().is_held());
 }
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bowline::{
-    Blocking, Client, Compare, Error, Expected, GuardError, LeaseId, LockState, Loss, Op, Put,
-    PutLease, Refusal, SessionEnd, Swap,
+    Blocking, CasOutcome, Client, Compare, Error, Expected, GuardError, LeaseId, LockState,
+    LostReason, Op, Put, PutLease, Refusal, SessionEndReason,
 };
 
 use crate::stage::{
@@ -51,7 +51,7 @@ fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
     assert!(!compare_and_expire(&b, "name", "b", HALF_A_MINUTE));
     assert!(compare_and_expire(&a, "name", "a", HALF_A_MINUTE * 2));
     let lease = a.get("name").block().unwrap().unwrap().lease.unwrap();
-    assert_eq!(a.lease(lease).block().unwrap().unwrap().ttl, HALF_A_MINUTE * 2);
+    assert_eq!(a.lease_info(lease).block().unwrap().unwrap().ttl, HALF_A_MINUTE * 2);
     assert!(compare_and_delete(&a, "name", "a"));
     assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
 }
@@ -124,7 +124,10 @@ fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     clocks[one].jump(Duration::from_secs(3_600));
-    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(
+        guard.state(),
+        LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed))
+    );
     let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     assert!(next.token() > guard.token());
 }
@@ -191,7 +194,7 @@ fn set_nx_px_and_its_release_are_one_call_each() {
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     assert!(a.put_if_absent("name", "a").ttl(HALF_A_MINUTE).block().unwrap().is_done());
     let refused = b.put_if_absent("name", "b").ttl(HALF_A_MINUTE).block().unwrap();
-    assert!(matches!(refused, Swap::Lost { row: Some(row) } if row.value == "a"));
+    assert!(matches!(refused, CasOutcome::Lost { row: Some(row) } if row.value == "a"));
     assert!(!b.compare_and_delete("name", Expected::value("b")).block().unwrap().is_done());
     assert!(a.compare_and_delete("name", Expected::value("a")).block().unwrap().is_done());
     assert_eq!(b.get("name").block().unwrap(), None);
@@ -203,10 +206,10 @@ fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
-    let guard = mine.mutex("lock").lock().at_most(STEADY).block().unwrap();
+    let guard = mine.mutex("lock").lock().max_hold(STEADY).block().unwrap();
     let other = session(&cluster, two);
     let waiting = stand_in_line(&other, cluster.node(two), "lock");
-    assert_eq!(guard.lost().block(), Loss::HeldTooLong);
+    assert_eq!(guard.lost().block(), LostReason::HeldTooLong);
     assert!(waiting.finish().unwrap().is_held());
     assert!(mine.end().is_none(), "the session lives on");
     let late = guard.txn().then(Op::put("data", "late")).commit().block();

@@ -1,7 +1,9 @@
 //! Chubby's sequencer, handed to another server that checks it; and what Kubernetes' leader election
 //! promises.
 
-use bowline::{Blocking, Compare, LeaderEvent, LockState, Loss, SessionEnd, Standing, Token};
+use bowline::{
+    Blocking, Compare, LeaderEvent, LockState, LostReason, SessionEndReason, SessionState, Token,
+};
 
 use crate::stage::{
     Begun, Outside, SHORT, STEADY, another_session, lasting, let_pass, mortal, roles, session,
@@ -76,14 +78,16 @@ fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
     let (_, one, _) = roles(&cluster);
     // Long enough for this thread to look between the one and the other.
     let mine = cluster.node(one).open_session().ttl(STEADY * 3).block().unwrap();
-    let is_well = || matches!(mine.standing(), Standing::Confirmed(_));
+    let is_well = || matches!(mine.state(), SessionState::Active(_));
     until_true(cluster.node(one), "it is confirmed", is_well);
     cluster.partition(&[one]);
     let warned = mine.at_risk().block();
-    let Standing::Overdue(until) = warned else { panic!("not warned before: {warned:?}") };
+    let SessionState::RenewalOverdue(until) = warned else {
+        panic!("not warned before: {warned:?}")
+    };
     mine.ended().block();
     assert!(cluster.node(one).now() >= until);
-    assert!(matches!(mine.standing(), Standing::Ended(_)));
+    assert!(matches!(mine.state(), SessionState::Ended(_)));
 }
 
 /// The lease is longer than the deadline for renewals: who leads gives up before another may lead.
@@ -100,7 +104,7 @@ fn who_cannot_renew_gives_up_leading_before_another_leads() {
             assert!(!leads.is_leader(), "two lead");
             assert!(next.token() > leads.token());
         });
-        assert_eq!(leads.lost().block(), Loss::SessionEnded(SessionEnd::NotRenewed));
+        assert_eq!(leads.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     });
     assert!(matches!(leads.state(), LockState::Lost(_)));
 }
@@ -120,7 +124,7 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
     assert_eq!(next(), "one");
     let key = first.key().clone();
     cluster.node(2).client().delete(key).block().unwrap();
-    assert_eq!(first.lost().block(), Loss::KeyDeleted);
+    assert_eq!(first.lost().block(), LostReason::KeyDeleted);
     assert_eq!(next(), "nobody");
     let second = two.election("kube").campaign("two").block().unwrap();
     assert_eq!(next(), "two");

@@ -71,13 +71,13 @@ fn a_version_column_loses_no_update() {
 fn owner_and_time_stand_in_the_line() {
     let cluster = lasting(3);
     let guard = another_session(&cluster, 0, "billing-7").mutex("rows/42").lock();
-    let guard = guard.why("monthly invoice").block().unwrap();
+    let guard = guard.reason("monthly invoice").block().unwrap();
     let line = session(&cluster, 1).mutex("rows/42");
     cluster.all_at(guard.token().revision()).block().unwrap();
-    let line = line.line().unwrap();
+    let line = line.queue().unwrap();
     assert_eq!(line[0].label.as_deref(), Some("billing-7"));
     assert_eq!((&line[0].key, line[0].since), (guard.key(), guard.since()));
-    assert_eq!(line[0].why, "monthly invoice");
+    assert_eq!(line[0].reason, "monthly invoice");
     assert!(line[0].site.contains("sql.rs"), "{}", line[0].site);
 }
 

@@ -235,10 +235,10 @@ fn a_holder_hears_that_somebody_asks_for_the_lock() {
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let locks = cluster.node(1).locks();
     cluster.all_at(guard.since()).block().unwrap();
-    let holder = locks.of("lock").unwrap().line.remove(0);
-    locks.ask(&holder, "maintenance").block().unwrap();
+    let holder = locks.of("lock").unwrap().queue.remove(0);
+    locks.request_release(&holder, "maintenance").block().unwrap();
     let request = guard.asked_to_release().block();
-    assert_eq!(request.why, "maintenance");
+    assert_eq!(request.reason, "maintenance");
     assert!(guard.is_held());
     guard.release().block().unwrap();
 }

@@ -158,7 +158,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let session = node.session().block().unwrap();
-        let _guard = session.mutex("m").lock().why("cleaning\nup").block().unwrap();
+        let _guard = session.mutex("m").lock().reason("cleaning\nup").block().unwrap();
         let _permit = session.semaphore("s", 4).acquire().block().unwrap();
         let row =
             |name: &str| node.client().range(bowline::KeyRange::prefix(name.to_owned())).block();
@@ -172,8 +172,11 @@ mod tests {
         let lease = node.client().grant(std::time::Duration::from_secs(60)).block().unwrap().id;
         let key = format!("o/{lease}");
         node.client().put(key, ours.to_value()).lease(lease).block().unwrap();
-        let seen = &node.locks().of("o").unwrap().line[0];
-        assert_eq!((seen.kind, &seen.why[..]), (bowline::LockKind::Semaphore(4), &b"a backup"[..]));
+        let seen = &node.locks().of("o").unwrap().queue[0];
+        assert_eq!(
+            (seen.kind, &seen.reason[..]),
+            (bowline::LockKind::Semaphore(4), &b"a backup"[..])
+        );
         assert!(node.shutdown().block().hanging.is_empty());
     }
 

@@ -250,7 +250,7 @@ async fn work(shop: Arc<Shop>, number: u32) -> Result<(), String> {
                 }
                 match guard.release().await {
                     Ok(Released::Now | Released::StillHeld { .. }) => {}
-                    Ok(Released::WasLost(loss)) => lost(format!("the lock was lost: {loss}")),
+                    Ok(Released::AlreadyLost(loss)) => lost(format!("the lock was lost: {loss}")),
                     Err(error) => lost(format!("the lock was not released: {error}")),
                 }
             }

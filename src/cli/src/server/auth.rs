@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bowline::{
-    Access, AccessChange, AccessGrant, AccessRefusal, ActingClient, ROOT, RangeEnd, Rights, Secret,
+    Access, AccessChange, AccessGrant, AccessRefusal, ROOT, RangeEnd, Rights, Secret, UserClient,
 };
 use tonic::{Request, Response, Status};
 
@@ -28,7 +28,7 @@ impl AuthService {
         who: &Identity,
         change: AccessChange,
     ) -> Result<Option<pb::ResponseHeader>, Status> {
-        let ask = |client: ActingClient| {
+        let ask = |client: UserClient| {
             let change = change.clone();
             async move { client.change_access(change).await }
         };
@@ -216,7 +216,7 @@ impl Auth for AuthService {
         let who = self.0.again_root(&who)?;
         // Who was made to have no password has none, as in etcd, and a certificate instead: by a table that is no older than
         // the one that the change is stamped with.
-        let ask = |client: ActingClient| {
+        let ask = |client: UserClient| {
             let (user, password) = (user.clone(), password.clone());
             async move {
                 let access = self.0.client().read_access().await?;

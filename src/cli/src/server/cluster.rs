@@ -131,7 +131,7 @@ impl Cluster for ClusterService {
             self.check_learners()?;
         }
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
-        let id = self.0.node().keep_place(&place.addresses, role).await.map_err(refused)?;
+        let id = self.0.node().reserve_member(&place.addresses, role).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
         // Said of it is what it is to become, which is what `etcdctl member add` prints; the list says what it is.
         let member = members.iter().find(|member| member.id == id.get());

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{ActingClient, KeyRange, PutLease, PutValue, RangeCall, Revision, TxnCall};
+use bowline::{KeyRange, PutLease, PutValue, RangeCall, Revision, TxnCall, UserClient};
 use prost::Message;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -63,7 +63,7 @@ impl KvService {
     /// Whether a range takes long to read: by the keys that it passes over, whatever it is to answer with.
     fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
         let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
-        by_value || self.0.client().width(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
+        by_value || self.0.client().estimated_len(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
     }
 
     /// By when there must be room for an answer.
@@ -260,7 +260,7 @@ impl Kv for KvService {
         let CompactionRequest { revision, .. } = request.into_inner();
         // What is below zero has been compacted in any store; zero has not, in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
-        let compact = |client: ActingClient| async move { client.compact(at).await };
+        let compact = |client: UserClient| async move { client.compact(at).await };
         let reached = self.0.insisting(&who, compact).await?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
     }

@@ -260,7 +260,7 @@ impl Lease for LeaseService {
         let lease = lease_id(id);
         response.header = self.0.header_now();
         let left = match lease {
-            Some(lease) => client.lease_left(lease).await.map_err(unanswered)?,
+            Some(lease) => client.lease_time_to_live(lease).await.map_err(unanswered)?,
             None => None,
         };
         if left.is_some() {
@@ -268,12 +268,11 @@ impl Lease for LeaseService {
             response.header = self.0.header_now();
         }
         if let (Some(lease), Some(left)) = (lease, left)
-            && let Some(status) =
-                self.0.client().lease_without_keys(lease).await.map_err(unanswered)?
+            && let Some(status) = self.0.client().lease_info(lease).await.map_err(unanswered)?
         {
             response.ttl = seconds_left(left);
             response.granted_ttl = status.ttl.as_secs() as i64;
-            if keys && let Some(status) = client.lease(lease).await.map_err(unanswered)? {
+            if keys && let Some(status) = client.lease_info(lease).await.map_err(unanswered)? {
                 response.keys = status.keys;
             }
         }

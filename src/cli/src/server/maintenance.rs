@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{ActingClient, Alarm, AlarmChange, Client, KeyRange, NodeId, Revision};
+use bowline::{Alarm, AlarmChange, Client, KeyRange, NodeId, Revision, UserClient};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -37,7 +37,7 @@ impl MaintenanceService {
         change: AlarmChange,
     ) -> Result<(Revision, Vec<pb::AlarmMember>), Status> {
         let who = self.0.again_root(who)?;
-        let ask = |client: ActingClient| {
+        let ask = |client: UserClient| {
             let change = change.clone();
             async move { client.change_alarms(change).await }
         };
@@ -222,7 +222,7 @@ async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revis
     let mut from = KeyRange::all();
     loop {
         // Only its own rows: to count those behind it as well would cost the square of their number.
-        let page = client.range(from).revision(at).limit(PAGE_ROWS).uncounted().local();
+        let page = client.range(from).revision(at).limit(PAGE_ROWS).skip_count().local();
         let page = page.await.map_err(refused)?;
         for row in &page.kvs {
             hash.part(&row.key);

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bowline::{
-    AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal,
-    Revision, Term,
+    AccessRefusal, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal, Revision,
+    Term, UserClient,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
@@ -118,13 +118,13 @@ impl Member {
     ///
     /// # Errors
     /// A token that has ended since.
-    pub(super) fn acting(&self, who: &Identity) -> Result<ActingClient, Status> {
+    pub(super) fn acting(&self, who: &Identity) -> Result<UserClient, Status> {
         let access = self.client.access();
         let caller = match who.holds(&access) {
             true => who.caller(),
             false => who.again(&access, &self.tokens)?.caller(),
         };
-        Ok(self.client.acting_as(caller))
+        Ok(self.client.as_user(caller))
     }
 
     /// Asks as a user for what etcd does not judge by the revision of users and roles: again where they have changed while
@@ -135,7 +135,7 @@ impl Member {
     pub(super) async fn insisting<T, F>(
         &self,
         who: &Identity,
-        mut ask: impl FnMut(ActingClient) -> F,
+        mut ask: impl FnMut(UserClient) -> F,
     ) -> Result<T, Status>
     where
         F: Future<Output = Result<T, Error>>,
@@ -151,8 +151,8 @@ impl Member {
     }
 
     /// The same for what has begun, and goes on for as long as its user may, whatever has become of the token.
-    pub(super) fn acting_still(&self, who: &Identity) -> ActingClient {
-        self.client.acting_as(who.known_still(&self.client.access()))
+    pub(super) fn acting_still(&self, who: &Identity) -> UserClient {
+        self.client.as_user(who.known_still(&self.client.access()))
     }
 
     /// Who asks by what was shown a while ago, as things are now.

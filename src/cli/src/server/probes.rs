@@ -4,7 +4,7 @@
 //! The names are etcd's, but for the first of each: what the member itself thinks of its health. Whoever leaves out one of
 //! etcd's knows nothing of ours: that which would fail for the same reason is left out with it.
 
-use bowline::{AlarmKind, Health, KeyRange, Verdict};
+use bowline::{AlarmKind, Health, HealthStatus, KeyRange};
 
 use super::alarms;
 use super::member::Member;
@@ -83,7 +83,7 @@ impl Check {
 /// Whether a local read has nothing to read yet, which no restart would change. As in etcd such a member is alive: whoever
 /// probes it must not restart it.
 pub(super) fn has_no_state_yet(health: &Health) -> bool {
-    matches!(health.verdict, Verdict::Founding | Verdict::Restoring)
+    matches!(health.status, HealthStatus::Founding | HealthStatus::Restoring)
 }
 
 /// What is looked at for a path; nothing if it is not one of these.

@@ -336,10 +336,10 @@ fn what_a_command_leaves_behind_and_ends_is_waited_for() {
     let server = Server::alone(&dir, &[]);
     let leaves = "sh -c 'sleep 0.1 & echo $!'; echo $$; exec sleep 1000";
     let mut holds = Going::start(lock(&server, &["m", "--ttl", "60", "--", "sh", "-c", leaves]));
-    let (orphan, command) = (holds.line(), holds.line());
+    let (detach, command) = (holds.line(), holds.line());
     let begun = Instant::now();
-    while std::fs::exists(format!("/proc/{}", orphan.trim())).unwrap() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{orphan} is a zombie");
+    while std::fs::exists(format!("/proc/{}", detach.trim())).unwrap() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{detach} is a zombie");
     }
     assert!(runs(&command));
     signal(&holds, Signal::TERM);

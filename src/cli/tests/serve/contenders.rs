@@ -108,7 +108,7 @@ async fn embedded(ring: Arc<Ring>, session: Session, why: Option<&'static str>, 
     while ring.goes_on() {
         let call = mutex.lock();
         let guard = match why {
-            Some(why) => call.why(why).await.unwrap(),
+            Some(why) => call.reason(why).await.unwrap(),
             None => call.await.unwrap(),
         };
         let key = std::str::from_utf8(guard.key()).unwrap();

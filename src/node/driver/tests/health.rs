@@ -4,17 +4,17 @@ use std::cell::Cell;
 
 use super::*;
 use crate::model::MemberWish;
-use crate::node::Verdict;
+use crate::node::HealthStatus;
 
-fn verdict(three: &Three, node: usize) -> Verdict {
-    three.shared(node).health().verdict
+fn verdict(three: &Three, node: usize) -> HealthStatus {
+    three.shared(node).health().status
 }
 
 #[test]
 fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
-    assert!((0..3).all(|node| verdict(&three, node) == Verdict::Healthy));
+    assert!((0..3).all(|node| verdict(&three, node) == HealthStatus::Healthy));
     assert_eq!(three.shared(0).health().to_string(), "all is well: the node leads");
     assert_eq!(three.shared(1).health().to_string(), "all is well: the node follows m0");
     for peer in [1, 2] {
@@ -22,11 +22,11 @@ fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover(
         three.hub.cut(id(0), id(peer));
     }
     three.until("the old leader does not notice", |three| {
-        verdict(three, 0) == Verdict::NoQuorum && verdict(three, 1) == Verdict::Healthy
+        verdict(three, 0) == HealthStatus::NoQuorum && verdict(three, 1) == HealthStatus::Healthy
     });
     assert!(three.shared(0).health().is_alive() && !three.shared(0).health().is_serving());
     three.hub.heal_all();
-    three.until("it does not recover", |three| verdict(three, 0) == Verdict::Healthy);
+    three.until("it does not recover", |three| verdict(three, 0) == HealthStatus::Healthy);
 }
 
 #[test]
@@ -54,14 +54,14 @@ fn who_was_away_says_how_far_it_has_to_go() {
     }
     three.hub.heal_all();
     for _ in 0..400 {
-        if verdict(&three, 2) == Verdict::CatchingUp {
+        if verdict(&three, 2) == HealthStatus::CatchingUp {
             break;
         }
         three.step_without_log(Some(2));
     }
     let health = three.shared(2).health();
     assert!(health.behind >= 512 && health.is_serving(), "{health:?}");
-    three.until("it does not catch up", |three| verdict(three, 2) == Verdict::Healthy);
+    three.until("it does not catch up", |three| verdict(three, 2) == HealthStatus::Healthy);
 }
 
 #[test]
@@ -69,21 +69,21 @@ fn a_driver_that_hangs_and_a_disk_that_hangs_and_a_full_one_are_told_apart() {
     let mut three = Three::led_by(0, |_, _| {});
     three.disk(1, Space::Low);
     three.pass(50);
-    assert_eq!(verdict(&three, 1), Verdict::DiskFull);
+    assert_eq!(verdict(&three, 1), HealthStatus::DiskFull);
     three.disk(1, Space::Plenty);
     three.pass(50);
-    assert_eq!(verdict(&three, 1), Verdict::Healthy);
+    assert_eq!(verdict(&three, 1), HealthStatus::Healthy);
     // The log of node 2 owes an answer, and its driver goes on.
     drop(three.call(0, put("k", 1), 1_000));
     (0..100).for_each(|_| three.step_without_log(Some(2)));
-    assert_eq!(verdict(&three, 2), Verdict::DiskSlow);
+    assert_eq!(verdict(&three, 2), HealthStatus::DiskSlow);
     three.pass(100);
-    assert_eq!(verdict(&three, 2), Verdict::Healthy);
+    assert_eq!(verdict(&three, 2), HealthStatus::Healthy);
     three.clock.0.fetch_add(1_100, Ordering::Relaxed);
-    assert!((0..3).all(|node| verdict(&three, node) == Verdict::Stuck));
+    assert!((0..3).all(|node| verdict(&three, node) == HealthStatus::Stuck));
     three.push(1, Input::LogFailed("a test's own failure".to_owned()));
     three.pass(50);
-    assert_eq!(verdict(&three, 1), Verdict::Stopped);
+    assert_eq!(verdict(&three, 1), HealthStatus::Stopped);
     let words = three.shared(1).health().to_string();
     assert_eq!(words, "the node has stopped: the log has failed: a test's own failure");
 }
@@ -102,7 +102,7 @@ fn followers_keep_their_leader_until_another_is_elected() {
     three.until("no other member leads", |three| {
         for node in [1, 2] {
             let health = three.shared(node).health();
-            assert!(health.has_leader && health.verdict == Verdict::Healthy, "{health:?}");
+            assert!(health.has_leader && health.status == HealthStatus::Healthy, "{health:?}");
             saw_none.set(saw_none.get() || three.shared(node).status.borrow().leader.is_none());
             waited
                 .set(waited.get() || health.to_string().starts_with("the node waits for a leader"));
@@ -124,11 +124,14 @@ fn member_cut_off_from_all_reports_no_leader_in_bounded_time() {
     three.pass(2_000 + 500);
     for node in 0..3 {
         let health = three.shared(node).health();
-        assert!(!health.has_leader && health.verdict == Verdict::NoQuorum, "{node}: {health:?}");
+        assert!(
+            !health.has_leader && health.status == HealthStatus::NoQuorum,
+            "{node}: {health:?}"
+        );
     }
     three.hub.heal_all();
     three.until("it does not recover", |three| {
-        (0..3).all(|node| verdict(three, node) == Verdict::Healthy)
+        (0..3).all(|node| verdict(three, node) == HealthStatus::Healthy)
     });
 }
 

@@ -3,7 +3,9 @@
 use super::*;
 use crate::model::{LeaseId, PutLease, Refusal, SessionInfo};
 use crate::node::session::Told;
-use crate::node::{Claim, Next, Parting, ResumeRefusal, SessionEnd, SessionState, Standing};
+use crate::node::{
+    Claim, Next, Parting, ResumeRefusal, SessionEndReason, SessionState, SharedSession,
+};
 
 const KEY: &str = "bound";
 
@@ -49,7 +51,7 @@ impl Three {
         self.shared(node).reader.get(KEY.as_bytes()).0.is_some()
     }
 
-    fn standing(&self, state: &SessionState) -> Standing {
+    fn standing(&self, state: &SharedSession) -> SessionState {
         state.standing(self.clock.now(), Drift::percent(10))
     }
 
@@ -60,10 +62,10 @@ impl Three {
         }
     }
 
-    fn orphan(&self, claim: Claim) -> LeaseId {
+    fn detach(&self, claim: Claim) -> LeaseId {
         let state = Arc::clone(&claim.state);
-        assert_eq!(state.finish(SessionEnd::Orphaned, self.clock.now()), None);
-        claim.shared.push(Input::PartSession(Arc::clone(&state), Parting::Orphaned));
+        assert_eq!(state.finish(SessionEndReason::Detached, self.clock.now()), None);
+        claim.shared.push(Input::PartSession(Arc::clone(&state), Parting::Detached));
         state.lease
     }
 }
@@ -78,10 +80,10 @@ fn the_keys_of_a_holder_that_was_cut_off_stay_for_the_lock_delay_even_when_it_is
         three.cut_off(1);
         let state = Arc::clone(&claim.state);
         three.until("it believes for ever", |three| {
-            matches!(three.standing(&state), Standing::Ended(_))
+            matches!(three.standing(&state), SessionState::Ended(_))
         });
         let ended = three.clock.now();
-        assert_eq!(three.standing(&state), Standing::Ended(SessionEnd::NotRenewed));
+        assert_eq!(three.standing(&state), SessionState::Ended(SessionEndReason::NotRenewed));
         // It comes back, and does what programs do then.
         three.hub.heal_all();
         drop(claim);
@@ -126,19 +128,21 @@ fn overdue_is_told_at_a_tick_and_taken_back_when_a_renewal_comes_through() {
     let claim = three.open(1, 3000, 0, false);
     let mut told = claim.state.watch();
     three.pass(1500);
-    assert!(matches!(three.standing(&claim.state), Standing::Confirmed(_)));
+    assert!(matches!(three.standing(&claim.state), SessionState::Active(_)));
     assert!(!told.has_changed().unwrap());
     three.cut_off(1);
     three.until("it is never overdue", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), Told::Overdue);
-    let Standing::Overdue(until) = three.standing(&claim.state) else { panic!("not overdue") };
+    assert_eq!(*told.borrow_and_update(), Told::RenewalOverdue);
+    let SessionState::RenewalOverdue(until) = three.standing(&claim.state) else {
+        panic!("not overdue")
+    };
     let left = until.since(three.clock.now());
     // A tick comes every 25 milliseconds.
     assert!(left < ms(900) && left >= ms(870), "{left:?}");
     three.hub.heal_all();
     three.until("it does not recover", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), Told::Confirmed);
-    let Standing::Confirmed(later) = three.standing(&claim.state) else { panic!("overdue") };
+    assert_eq!(*told.borrow_and_update(), Told::Active);
+    let SessionState::Active(later) = three.standing(&claim.state) else { panic!("overdue") };
     assert!(later > until);
 }
 
@@ -146,7 +150,7 @@ fn overdue_is_told_at_a_tick_and_taken_back_when_a_renewal_comes_through() {
 fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.orphan(first);
+    let lease = three.detach(first);
     three.pass(2000);
     let second = three.resume(2, lease, 0).unwrap();
     three.pass(10_000);
@@ -163,7 +167,7 @@ fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
 fn an_orphan_that_nobody_resumes_runs_out() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 0, false);
-    three.orphan(claim);
+    three.detach(claim);
     three.pass(2900);
     assert!(three.is_bound(0));
     three.pass(1700);
@@ -178,14 +182,14 @@ fn a_holder_that_comes_back_does_not_end_what_another_node_has_resumed() {
     three.cut_off(1);
     let second = three.resume(2, lease, 2000).unwrap();
     three.until("it believes for ever", |three| {
-        matches!(three.standing(&state), Standing::Ended(_))
+        matches!(three.standing(&state), SessionState::Ended(_))
     });
     three.hub.heal_all();
     three.pass(500);
     drop(first);
     three.pass(10_000);
     assert!(three.is_bound(0));
-    assert!(matches!(three.standing(&second.state), Standing::Confirmed(_)));
+    assert!(matches!(three.standing(&second.state), SessionState::Active(_)));
     assert_eq!(second.state.ttl, ms(3000), "the delay is not believed in");
 }
 
@@ -193,7 +197,7 @@ fn a_holder_that_comes_back_does_not_end_what_another_node_has_resumed() {
 fn a_resumed_lease_is_not_believed_in_before_the_leader_has_answered() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.orphan(first);
+    let lease = three.detach(first);
     three.pass(200);
     // What this node asks does not arrive any more: the barrier does not, and a renewal would not.
     three.cut_off(2);
@@ -214,12 +218,12 @@ fn two_nodes_may_keep_one_lease_and_whoever_closes_it_ends_it_for_both() {
     let second = three.resume(2, first.state.lease, 0).unwrap();
     three.pass(5000);
     for claim in [&first, &second] {
-        assert!(matches!(three.standing(&claim.state), Standing::Confirmed(_)));
+        assert!(matches!(three.standing(&claim.state), SessionState::Active(_)));
     }
     drop(first);
     three.pass(200);
     assert!(!three.is_bound(0));
-    assert_eq!(three.standing(&second.state), Standing::Ended(SessionEnd::LeaseEnded));
+    assert_eq!(three.standing(&second.state), SessionState::Ended(SessionEndReason::LeaseEnded));
 }
 
 #[test]
@@ -248,7 +252,7 @@ fn what_cannot_be_resumed_is_refused_by_name() {
 fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.orphan(first);
+    let lease = three.detach(first);
     // Dropped after so many steps, and so also when the answer is there and not looked at.
     let answered = (0..40).find(|steps| {
         let shared = Arc::clone(three.shared(2));
@@ -257,7 +261,7 @@ fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
         for _ in 0..*steps {
             let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             if let Poll::Ready(claim) = polled {
-                three.orphan(claim.unwrap());
+                three.detach(claim.unwrap());
                 return true;
             }
             three.step();

@@ -15,7 +15,7 @@ use crate::model::{Moment, Revision};
 use crate::mutant::{self, Mutant};
 
 use super::call::after_pause;
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::guard::OfHold;
 use super::hold::Hold;
 use super::line::{Ask, Lines};
@@ -42,7 +42,7 @@ pub(crate) struct Asked {
 
 /// A wish that stands in line, and becomes a guard when it is awaited. Dropping it leaves the line.
 #[must_use = "a wish that is dropped leaves the line"]
-pub struct Wish<G> {
+pub struct Acquire<G> {
     inner: Inner,
     guard: PhantomData<fn() -> G>,
 }
@@ -65,7 +65,7 @@ struct Waits {
     is_over: bool,
 }
 
-impl<G: OfHold> Wish<G> {
+impl<G: OfHold> Acquire<G> {
     /// A wish that has come true already.
     pub(crate) fn come_true(hold: Hold) -> Self {
         Self { inner: Inner::True(Some(hold)), guard: PhantomData }
@@ -84,7 +84,7 @@ impl<G: OfHold> Wish<G> {
     }
 
     /// Steps into line.
-    pub(crate) fn enter(session: &Session, asked: Asked) -> Result<Self, LockError> {
+    pub(crate) fn enqueue(session: &Session, asked: Asked) -> Result<Self, LockError> {
         let Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
         let mode = Mode::of(&rule);
         let signer = owner.clone();
@@ -114,7 +114,7 @@ impl<G: OfHold> Wish<G> {
         let lines = Lines::of(session.shared());
         let mut ask = Ask {
             names: &names,
-            session: session.state(),
+            session: session.shared_session(),
             value,
             is_shared: false,
             only_try: false,
@@ -141,11 +141,11 @@ fn check(names: &[Bytes]) -> Result<(), LockError> {
     Ok(())
 }
 
-impl<G> Wish<G> {
+impl<G> Acquire<G> {
     /// How many are before it, in the cluster's line and in this process's own queue, as this node
     /// knows it: 0 is the holder's next, or the holder. `None` while it is not known where it stands, and
     /// when it does not wait any more.
-    pub fn before(&self) -> Option<usize> {
+    pub fn position(&self) -> Option<usize> {
         match &self.inner {
             Inner::True(_) => None,
             Inner::Waits(waits) => match waits.turn.stage(None) {
@@ -156,7 +156,7 @@ impl<G> Wish<G> {
     }
 }
 
-impl<G> Wish<G> {
+impl<G> Acquire<G> {
     /// Leaves the line, and waits until it has no key there, nor will have one.
     pub(super) async fn leave(mut self) -> Result<(), Error> {
         match &mut self.inner {
@@ -217,7 +217,7 @@ impl Waits {
                 }
                 self.lines.forget_deadline(&self.turn);
                 // The end of the session has deleted the key.
-                let ended = self.session.state().end(self.session.shared().now());
+                let ended = self.session.shared_session().end(self.session.shared().now());
                 let why = match (why, ended) {
                     (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
                     (why, _) => why,
@@ -228,7 +228,7 @@ impl Waits {
             Stage::Stands(_) | Stage::Holds(_) => {
                 // A grant is delivered only while the session is believed in.
                 let now = self.session.shared().now();
-                if let Some(end) = self.session.state().end(now)
+                if let Some(end) = self.session.shared_session().end(now)
                     && !mutant::is(Mutant::M24)
                 {
                     let why = LockError::SessionEnded(end).told(self.session.shared());
@@ -293,14 +293,16 @@ impl Waits {
     fn missed(&self) -> Option<LockError> {
         let now = self.session.shared().now();
         let is_late = || self.turn.until().is_some_and(|until| until <= now);
-        let loss = self.turn.loss().or_else(|| is_late().then_some(Loss::HeldTooLong))?;
+        let loss = self.turn.loss().or_else(|| is_late().then_some(LostReason::HeldTooLong))?;
         match loss {
-            Loss::SessionEnded(_) if mutant::is(Mutant::M24) => None,
-            Loss::SessionEnded(end) => Some(LockError::SessionEnded(end)),
-            Loss::NodeStopped(reason) => Some(LockError::NodeStopped(reason)),
+            LostReason::SessionEnded(_) if mutant::is(Mutant::M24) => None,
+            LostReason::SessionEnded(end) => Some(LockError::SessionEnded(end)),
+            LostReason::NodeStopped(reason) => Some(LockError::NodeStopped(reason)),
             // Ordered away, or deleted by hand.
-            Loss::Broken { .. } | Loss::HandedOver | Loss::KeyDeleted => Some(LockError::Evicted),
-            loss => Some(LockError::Missed(loss)),
+            LostReason::ForceReleased { .. } | LostReason::HandedOver | LostReason::KeyDeleted => {
+                Some(LockError::Evicted)
+            }
+            loss => Some(LockError::LostBeforeDelivery(loss)),
         }
     }
 
@@ -320,7 +322,7 @@ impl Drop for Waits {
     }
 }
 
-impl<G: OfHold> Future for Wish<G> {
+impl<G: OfHold> Future for Acquire<G> {
     type Output = Result<G, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -334,14 +336,14 @@ impl<G: OfHold> Future for Wish<G> {
     }
 }
 
-impl<G> std::fmt::Debug for Wish<G> {
+impl<G> std::fmt::Debug for Acquire<G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wish").field("before", &self.before()).finish_non_exhaustive()
+        f.debug_struct("Acquire").field("before", &self.position()).finish_non_exhaustive()
     }
 }
 
 /// A call that steps into line when it is first polled.
-pub trait Enters {
+pub trait Enqueue {
     /// What it becomes.
     type Guard: OfHold;
 
@@ -349,45 +351,45 @@ pub trait Enters {
     ///
     /// # Errors
     /// What can be said at once.
-    fn enter(self) -> Result<Wish<Self::Guard>, LockError>;
+    fn enqueue(self) -> Result<Acquire<Self::Guard>, LockError>;
 }
 
 /// What a call for a lock becomes when it is awaited.
 #[must_use = "a lock is not taken until this is awaited"]
-pub struct Locking<C: Enters>(State<C>);
+pub struct LockFuture<C: Enqueue>(State<C>);
 
-enum State<C: Enters> {
+enum State<C: Enqueue> {
     Call(Option<C>),
-    Wish(Wish<C::Guard>),
+    Acquire(Acquire<C::Guard>),
 }
 
-impl<C: Enters> Locking<C> {
+impl<C: Enqueue> LockFuture<C> {
     pub(crate) fn of(call: C) -> Self {
         Self(State::Call(Some(call)))
     }
 }
 
-impl<C: Enters + Unpin> Future for Locking<C> {
+impl<C: Enqueue + Unpin> Future for LockFuture<C> {
     type Output = Result<C::Guard, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let State::Call(call) = &mut self.0 {
             // After its end it stays as it is.
             let Some(call) = call.take() else { return Poll::Pending };
-            match call.enter() {
-                Ok(wish) => self.0 = State::Wish(wish),
+            match call.enqueue() {
+                Ok(wish) => self.0 = State::Acquire(wish),
                 Err(why) => return Poll::Ready(Err(why)),
             }
         }
         match &mut self.0 {
-            State::Wish(wish) => Pin::new(wish).poll(context),
+            State::Acquire(wish) => Pin::new(wish).poll(context),
             State::Call(_) => Poll::Pending,
         }
     }
 }
 
-impl<C: Enters> std::fmt::Debug for Locking<C> {
+impl<C: Enqueue> std::fmt::Debug for LockFuture<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Locking").finish_non_exhaustive()
+        f.debug_struct("LockFuture").finish_non_exhaustive()
     }
 }

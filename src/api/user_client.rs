@@ -43,14 +43,14 @@ impl Client {
     ///     kv.change_access(change).block()?;
     /// }
     /// let caller = Caller { user: Some("ann".into()), revision: kv.access().revision() };
-    /// let ann = kv.acting_as(caller);
+    /// let ann = kv.as_user(caller);
     /// assert!(ann.put("app/rate", "100").block().is_ok());
     /// assert!(ann.put("other", "1").block().is_err());
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn acting_as(&self, caller: Caller) -> ActingClient {
-        ActingClient(Client { caller: Some(Arc::new(caller)), ..self.clone() })
+    pub fn as_user(&self, caller: Caller) -> UserClient {
+        UserClient(Client { caller: Some(Arc::new(caller)), ..self.clone() })
     }
 
     /// Users and roles, as this replica knows them. Local: perhaps not the newest, but never older than what a read
@@ -120,12 +120,12 @@ impl Client {
     }
 }
 
-/// Reads, writes and watches the store for a caller; see [`Client::acting_as`]. Cheap to clone. What is offered here is
+/// Reads, writes and watches the store for a caller; see [`Client::as_user`]. Cheap to clone. What is offered here is
 /// what is judged; locks and the other recipes are the program's own.
 #[derive(Clone, Debug)]
-pub struct ActingClient(pub(super) Client);
+pub struct UserClient(pub(super) Client);
 
-impl ActingClient {
+impl UserClient {
     /// As [`Client::put`]. The key must be the caller's to write; with the row before it, to read as well; with a lease,
     /// all keys of the lease to write.
     pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
@@ -142,7 +142,7 @@ impl ActingClient {
         self.0.range(keys)
     }
 
-    /// As [`Client::get_prefix`], with the rights that [`ActingClient::range`] needs.
+    /// As [`Client::get_prefix`], with the rights that [`UserClient::range`] needs.
     pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
         self.0.get_prefix(prefix)
     }
@@ -152,7 +152,7 @@ impl ActingClient {
         self.0.delete(keys)
     }
 
-    /// As [`Client::delete_prefix`], with the rights that [`ActingClient::delete`] needs.
+    /// As [`Client::delete_prefix`], with the rights that [`UserClient::delete`] needs.
     pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
         self.0.delete_prefix(prefix)
     }
@@ -169,7 +169,7 @@ impl ActingClient {
         self.0.watch(keys)
     }
 
-    /// As [`Client::watch_prefix`], with the rights that [`ActingClient::watch`] needs.
+    /// As [`Client::watch_prefix`], with the rights that [`UserClient::watch`] needs.
     pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
         self.0.watch_prefix(prefix)
     }
@@ -205,22 +205,22 @@ impl ActingClient {
         self.0.renew(lease).await
     }
 
-    /// As [`Client::lease_left`]; for any user.
+    /// As [`Client::lease_time_to_live`]; for any user.
     ///
     /// # Errors
     /// As there, and [`AccessRefusal`].
-    pub async fn lease_left(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
+    pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         self.0.may(Access::is_user)?;
-        self.0.lease_left(lease).await
+        self.0.lease_time_to_live(lease).await
     }
 
-    /// As [`Client::lease`]; all keys of the lease must be the caller's to read.
+    /// Returns the TTL, the session and the keys of a lease, as [`Client::lease_info`] does; all keys of the lease must be the caller's to read.
     ///
     /// # Errors
     /// As there, and [`AccessRefusal`].
-    pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
+    pub async fn lease_info(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.0.may(Access::is_user)?;
-        let status = self.0.lease(lease).await?;
+        let status = self.0.lease_info(lease).with_keys().await?;
         let open = self.readable()?;
         match &status {
             Some(status) if !status.keys.iter().all(|key| open.has(key)) => {

@@ -27,22 +27,22 @@ use crate::node::Shared as NodeShared;
 
 use super::call::pause;
 use super::election::{Election, Leadership};
-use super::error::{LockError, Loss};
+use super::error::{LockError, LostReason};
 use super::hold::LockState;
-use super::order::Request;
+use super::order::ReleaseRequest;
 
-/// Why [`Leading`] has ended without the result of its work. The work does not run any more, and nobody
+/// Why [`LeaderTask`] has ended without the result of its work. The work does not run any more, and nobody
 /// stands for it.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LeadError {
     /// It can be elected no more, whether it has led before or not: above all [`LockError::NodeStopped`]; and,
-    /// for [`Election::leading`] alone, [`LockError::SessionEnded`]: with a new session it may be begun again.
+    /// for [`Election::leader_task`] alone, [`LockError::SessionEnded`]: with a new session it may be begun again.
     #[error("{}", why_no_more(.0))]
     NotElected(LockError),
-    /// It led, and lost that before the work had ended; only after [`Leading::once`].
+    /// It led, and lost that before the work had ended; only after [`LeaderTask::once`].
     #[error("leads no more: {0}")]
-    Lost(Loss),
+    Lost(LostReason),
 }
 
 impl LeadError {
@@ -60,7 +60,7 @@ impl LeadError {
     pub fn is_transient(&self) -> bool {
         match self {
             LeadError::NotElected(why) => why.is_transient(),
-            LeadError::Lost(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => false,
+            LeadError::Lost(LostReason::SessionEnded(_) | LostReason::NodeStopped(_)) => false,
             LeadError::Lost(_) => true,
         }
     }
@@ -85,7 +85,7 @@ fn why_no_more(why: &LockError) -> String {
     }
 }
 
-/// Work for a leader; made by [`Node::leading`], and by [`Election::leading`]. Clones are candidates of
+/// Work for a leader; made by [`Node::leader_task`], and by [`Election::leader_task`]. Clones are candidates of
 /// their own.
 ///
 /// What it guarantees:
@@ -110,7 +110,7 @@ fn why_no_more(why: &LockError) -> String {
 /// # use std::sync::Arc;
 /// # use bowline::{Leadership, Node};
 /// # fn program(node: &Node, jobs: Arc<Vec<String>>) -> impl Future<Output = ()> + Send + 'static {
-/// let leading = node.leading("scheduler", "host-1");
+/// let leading = node.leader_task("scheduler", "host-1");
 /// async move {
 ///     let work = move |leadership: Arc<Leadership>| {
 ///         let jobs = Arc::clone(&jobs);
@@ -129,7 +129,7 @@ fn why_no_more(why: &LockError) -> String {
 /// they are woken.
 #[derive(Clone, Debug)]
 #[must_use = "it does not stand for election until it is run"]
-pub struct Leading {
+pub struct LeaderTask {
     stands: Stands,
     value: Bytes,
     is_once: bool,
@@ -154,14 +154,14 @@ impl Node {
     /// [`Session::election`](crate::Session::election).
     ///
     /// It ends when the work has, and gives its result: let work that fails return its error, and run a clone
-    /// again, which stands behind the others then. It ends when it is told to ([`Leading::run_until`]), with
+    /// again, which stands behind the others then. It ends when it is told to ([`LeaderTask::run_until`]), with
     /// the node, and where it is dropped; [`LeadError`] says what else can end it.
     ///
     /// ```
     /// # use bowline::{Config, Node, Op, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
-    /// let leading = node.leading("reports/leader", "10.0.0.7");
+    /// let leading = node.leader_task("reports/leader", "10.0.0.7");
     /// let done = leading
     ///     .run(async |leadership| {
     ///         leadership.txn().then(Op::put("reports/last", "monday")).commit().await
@@ -172,8 +172,8 @@ impl Node {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn leading(&self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> Leading {
-        Leading::by_node(Arc::clone(self.own_session()), name.into(), value.into())
+    pub fn leader_task(&self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> LeaderTask {
+        LeaderTask::by_node(Arc::clone(self.own_session()), name.into(), value.into())
     }
 }
 
@@ -181,8 +181,8 @@ impl Election {
     /// Stands for election, runs `work` while it leads, resigns when that has ended, and gives its
     /// result. Where leadership is lost before, `work` is dropped at the next await point, and it stands
     /// for election again, to run `work` anew, as long as its session lives, and no longer: a partition or a
-    /// pause beyond the TTL ends it. What is to go on for as long as the program does: [`Node::leading`].
-    /// [`Leading`] has the guarantees.
+    /// pause beyond the TTL ends it. What is to go on for as long as the program does: [`Node::leader_task`].
+    /// [`LeaderTask`] has the guarantees.
     ///
     /// ```
     /// # use bowline::{Config, Node, Op, Blocking};
@@ -208,19 +208,19 @@ impl Election {
         value: impl Into<Bytes>,
         work: impl FnMut(Arc<Leadership>) -> F,
     ) -> Result<F::Output, LeadError> {
-        self.leading(value).run(work).await
+        self.leader_task(value).run(work).await
     }
 
     /// Work for a leader, as [`Election::run_while_leader`], with more to choose from: until when
-    /// ([`Leading::run_until`]: a program that ends hands over in order), for how many terms, how a loss is met.
-    /// It ends with its session: for a lock delay, or a TTL of its own. Otherwise [`Node::leading`].
-    pub fn leading(&self, value: impl Into<Bytes>) -> Leading {
+    /// ([`LeaderTask::run_until`]: a program that ends hands over in order), for how many terms, how a loss is met.
+    /// It ends with its session: for a lock delay, or a TTL of its own. Otherwise [`Node::leader_task`].
+    pub fn leader_task(&self, value: impl Into<Bytes>) -> LeaderTask {
         let (stands, value) = (Stands::With(self.clone()), value.into());
-        Leading { stands, value, is_once: false, may_finish: false }
+        LeaderTask { stands, value, is_once: false, may_finish: false }
     }
 }
 
-impl Leading {
+impl LeaderTask {
     /// With the node's own session, and the next one when that has ended.
     pub(crate) fn by_node(own: Arc<OwnSession>, name: Bytes, value: Bytes) -> Self {
         Self { stands: Stands::ByNode(own, name), value, is_once: false, may_finish: false }
@@ -288,7 +288,7 @@ impl Leading {
             match self.term(&leadership.0, stop.as_mut(), grace, working).await {
                 TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
                 // It has ended its sessions, and another would be left behind.
-                TermEnd::Lost(Loss::NodeStopped(reason)) => {
+                TermEnd::Lost(LostReason::NodeStopped(reason)) => {
                     return Err(LeadError::NotElected(LockError::NodeStopped(reason)));
                 }
                 TermEnd::Lost(_) => {}
@@ -315,7 +315,7 @@ impl Leading {
             is_stopping = true;
             let session = leadership.session();
             let by = session.label().to_owned();
-            leadership.ask(Request { by, why: "its program stops".to_owned() });
+            leadership.ask(ReleaseRequest { by, reason: "its program stops".to_owned() });
             let shared = session.shared();
             shared.sleep_until(shared.now() + grace).await;
         };
@@ -395,5 +395,5 @@ enum TermEnd<T> {
     /// The work has ended while this led, or it was told to stop.
     Done(Option<T>),
     /// It was lost.
-    Lost(Loss),
+    Lost(LostReason),
 }

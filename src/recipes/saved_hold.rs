@@ -14,24 +14,24 @@ use crate::model::{LeaseId, NodeId, Revision};
 use super::digits::number_in;
 
 /// Names one hold of a lock, or one leadership, for good: a later hold of the same lock has another one.
-/// Made by [`Guard::ticket`](crate::Guard::ticket) or
-/// [`Leadership::ticket`](crate::Leadership::ticket) and written as text; a program saves it before it does
+/// Made by [`Guard::saved_hold`](crate::Guard::saved_hold) or
+/// [`Leadership::saved_hold`](crate::Leadership::saved_hold) and written as text; a program saves it before it does
 /// what must be gone on with after a crash, and takes the hold up again with
 /// [`Mutex::resume`](crate::Mutex::resume) or [`Election::resume`](crate::Election::resume).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Ticket {
+pub struct SavedHold {
     pub(super) node: NodeId,
     pub(super) lease: LeaseId,
     pub(super) since: Revision,
     pub(super) key: Bytes,
 }
 
-/// A text is not that of a [`Ticket`].
+/// A text is not that of a [`SavedHold`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
 #[error("not a ticket: it should read NODE/LEASE@REVISION:KEY")]
-pub struct NotATicket;
+pub struct ParseSavedHoldError;
 
-impl Ticket {
+impl SavedHold {
     /// The node that it was held on, and the only one that can take it up again.
     pub fn node(&self) -> NodeId {
         self.node
@@ -53,7 +53,7 @@ impl Ticket {
     }
 }
 
-impl std::fmt::Display for Ticket {
+impl std::fmt::Display for SavedHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}@{}:", self.node, self.lease, self.since)?;
         for byte in &self.key {
@@ -66,18 +66,18 @@ impl std::fmt::Display for Ticket {
     }
 }
 
-impl FromStr for Ticket {
-    type Err = NotATicket;
+impl FromStr for SavedHold {
+    type Err = ParseSavedHoldError;
 
-    fn from_str(text: &str) -> Result<Self, NotATicket> {
-        let (node, rest) = text.split_once('/').ok_or(NotATicket)?;
-        let (lease, rest) = rest.split_once('@').ok_or(NotATicket)?;
-        let (since, key) = rest.split_once(':').ok_or(NotATicket)?;
-        let node = number_in(node.as_bytes()).and_then(NodeId::new).ok_or(NotATicket)?;
+    fn from_str(text: &str) -> Result<Self, ParseSavedHoldError> {
+        let (node, rest) = text.split_once('/').ok_or(ParseSavedHoldError)?;
+        let (lease, rest) = rest.split_once('@').ok_or(ParseSavedHoldError)?;
+        let (since, key) = rest.split_once(':').ok_or(ParseSavedHoldError)?;
+        let node = number_in(node.as_bytes()).and_then(NodeId::new).ok_or(ParseSavedHoldError)?;
         let lease: Option<LeaseId> = lease.parse().ok();
-        let since = number_in(since.as_bytes()).map(Revision).ok_or(NotATicket)?;
-        let key = unescape(key).ok_or(NotATicket)?;
-        Ok(Ticket { node, lease: lease.ok_or(NotATicket)?, since, key })
+        let since = number_in(since.as_bytes()).map(Revision).ok_or(ParseSavedHoldError)?;
+        let key = unescape(key).ok_or(ParseSavedHoldError)?;
+        Ok(SavedHold { node, lease: lease.ok_or(ParseSavedHoldError)?, since, key })
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
         for key in ["cron/leader/694d7f2", "a b/100%/1.2", "\u{e9}:@\n/\0"] {
             let lease = LeaseId::new(0x0694_d7f2).unwrap();
             let (node, since) = (NodeId::new(3).unwrap(), Revision(17));
-            let ticket = Ticket { node, lease, since, key: Bytes::from(key) };
+            let ticket = SavedHold { node, lease, since, key: Bytes::from(key) };
             let text = ticket.to_string();
             assert!(text.starts_with("3/694d7f2@17:"), "{text}");
             assert!(text.bytes().all(|b| b.is_ascii_graphic()));
@@ -116,11 +116,11 @@ mod tests {
         }
         for rest in ["", "1@2", "0@2:k", "1@2:", "x@2:k", "1@x:k", "1@2:%", "1@2:%4", "1@2:k k"] {
             let text = format!("3/{rest}");
-            assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
+            assert_eq!(text.parse::<SavedHold>(), Err(ParseSavedHoldError), "{text:?}");
         }
         for text in ["1@2:k", "0/1@2:k", "x/1@2:k", "+3/1@2:k", "3/+1@2:k", "3/1@+2:k", "3/1@02:k"]
         {
-            assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
+            assert_eq!(text.parse::<SavedHold>(), Err(ParseSavedHoldError), "{text:?}");
         }
     }
 }
