@@ -1,10 +1,9 @@
-//! A leader-elected cron: of three instances one runs the job. Where the job fails, the next instance leads; when an
-//! instance is gone, another one takes over; after an outage of the whole cluster they go on; and with Ctrl-C the
-//! one that leads resigns.
+//! A leader-elected cron job: one of three instances runs it. If the job fails, the next instance leads. If an instance
+//! dies, another one takes over. After an outage of the whole cluster the job continues. On Ctrl-C the leader resigns.
 //! `cargo run --example cron`
 //!
-//! Here the three instances live in one process, so that the example can kill one. In your program each
-//! is a process with a node of its own.
+//! The three instances run in one process here, so that the example can kill one. In your program each is a process with
+//! its own node.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -18,16 +17,16 @@ use bowline::{LeadError, LeaderEvent, LeaderTask, Leadership, Op};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How often the job runs.
+/// Pause between two runs of the job.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// How long a job that is inside when the program is to end may take.
+/// How long a running job may continue after the program was asked to stop.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Why a job has failed.
+/// The reason why a job failed.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The job, and what the example wants to know of it.
+/// The job, and what the example observes of it.
 #[derive(Clone)]
 struct Job {
     running: Arc<AtomicUsize>,
@@ -35,8 +34,7 @@ struct Job {
     ran: mpsc::UnboundedSender<usize>,
 }
 
-/// How many instances are inside the job, for as long as it is there: a job that is dropped in the
-/// middle is inside no more.
+/// Counts an instance as running the job. Dropping it, also when the job's future is dropped, ends that.
 struct Inside(Arc<AtomicUsize>);
 
 impl Inside {
@@ -65,8 +63,8 @@ impl Job {
     }
 }
 
-/// One instance: runs the job while it leads, for as long as its node runs, whatever becomes of sessions. Where the
-/// job fails it resigns, and stands again behind the others. Ends when it is told to stop.
+/// One instance: runs the job whenever it leads, for as long as its node runs, across sessions. If the job fails, the
+/// instance resigns and campaigns again, after the others. Returns when `stop` becomes true.
 async fn instance(
     leading: LeaderTask,
     name: usize,
@@ -78,7 +76,7 @@ async fn instance(
             println!("instance {name} leads, token {}", leadership.token());
             loop {
                 tokio::select! {
-                    // The program stops, or an operator wants another one to lead.
+                    // The program stops, or an operator wants another instance to lead.
                     _ = leadership.asked_to_release() => return Ok::<(), Failure>(()),
                     () = tokio::time::sleep(EVERY) => {}
                 }
@@ -122,7 +120,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
-    // Nothing comes any more when all instances have ended: after Ctrl-C.
+    // The channel is closed once all instances have ended, after Ctrl-C.
     let Some(first) = ran.recv().await else { return Ok(()) };
     fails.store(true, Ordering::SeqCst);
     let Some(second) = another(&mut ran, &[first]).await else { return Ok(()) };
@@ -140,7 +138,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for session in sessions {
         session.ended().await;
     }
-    // Whatever ran before the end of the sessions has been told by now.
+    // Discard the runs from before the sessions ended.
     while ran.try_recv().is_ok() {}
     cluster.heal();
     let Some(next) = ran.recv().await else { return Ok(()) };
@@ -148,7 +146,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     stop.send_replace(true);
     while instances.join_next().await.is_some() {}
-    // A candidacy that was withdrawn may stand in line for a moment longer.
+    // A withdrawn candidate may stay in the queue for a moment longer.
     let election = cluster.node(rest[0]).session().await?.election("cron/leader");
     let mut seen = election.observe();
     while let Some(event) = seen.next().await {
@@ -160,7 +158,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until an instance runs the job that is none of these.
+/// Waits until an instance other than those in `but` runs the job.
 async fn another(ran: &mut mpsc::UnboundedReceiver<usize>, but: &[usize]) -> Option<usize> {
     loop {
         let name = ran.recv().await?;

@@ -1,5 +1,5 @@
-//! Leader election as Kubernetes' client has it: callbacks on start and stop of leading and on each new
-//! leader. The leader is cut off; it stops before the next one starts.
+//! Leader election with the callbacks of Kubernetes' client: on start and stop of leading, and on each new leader. The
+//! leader is cut off, and stops before the next one starts.
 //! `cargo run --example leader_callbacks`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
@@ -12,13 +12,13 @@ use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{Election, LeaderEvent, Leadership, LockError};
 use tokio::sync::mpsc;
 
-/// What is to be called when.
+/// The callbacks for one candidate.
 struct Callbacks<Start, Stop> {
     on_started_leading: Start,
     on_stopped_leading: Stop,
 }
 
-/// Stands for election, and says when leading starts and stops.
+/// Campaigns, and calls back when leading starts and stops.
 async fn run<Start, Stop>(
     election: Election,
     identity: String,
@@ -29,7 +29,7 @@ where
     Stop: Fn(),
 {
     let leadership = election.campaign(identity).await?;
-    // Work that is cut off when leadership is lost: at the latest when nobody else can lead yet.
+    // Drops the work when leadership is lost, before another candidate can lead.
     tokio::select! {
         () = (callbacks.on_started_leading)(&leadership) => {}
         _ = leadership.lost() => {}
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (first, second) = ((leader + 1) % 3, (leader + 2) % 3);
     let leading = Arc::new(AtomicUsize::new(0));
     let (sender, mut started) = mpsc::unbounded_channel();
-    // The one that is to be lost has a session that ends soon.
+    // The pod that will be cut off has a short session.
     for (pod, seconds) in [(first, 4), (second, 60)] {
         let session = cluster.node(pod).open_session().ttl(Duration::from_secs(seconds)).await?;
         let election = session.election("controller");
@@ -75,7 +75,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("pod {pod}: {error}");
             }
         });
-        // The second one stands in line behind the first.
+        // The second pod campaigns after the first one leads.
         if pod == first {
             started.recv().await;
         }

@@ -1,5 +1,5 @@
-//! A lock object as python-etcd has it: a name, and an owner whose id is saved and finds the lock again
-//! after a restart. `cargo run --example lock_object`
+//! A lock object like python-etcd's: a name, and an owner whose saved id finds the lock again after a restart.
+//! `cargo run --example lock_object`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use bowline::testing::Cluster;
 use bowline::{Compare, Error, Guard, LeaseId, LockError, Node, Refusal, Session};
 
-/// A lock whose owner may come back.
+/// A lock whose owner can return after a restart.
 struct Lock {
     name: String,
     owner: Session,
@@ -21,7 +21,7 @@ impl Lock {
         Ok(Self { name: name.to_owned(), owner, guard: None })
     }
 
-    /// The lock of an earlier life.
+    /// Finds the lock of an owner from before a restart.
     async fn found_again(node: &Node, name: &str, id: LeaseId) -> Result<Self, Error> {
         let owner = node.resume_session(id).await?;
         Ok(Self { name: name.to_owned(), owner, guard: None })
@@ -31,7 +31,7 @@ impl Lock {
         self.owner.lease()
     }
 
-    /// Asks the store: whether a key of this owner's is first in line.
+    /// Asks the store whether this owner's key exists.
     async fn is_acquired(&self) -> Result<bool, Error> {
         let mine = Compare::exists(format!("{}/{}", self.name, self.id()));
         Ok(self.owner.client().txn().when(mine).commit().await?.succeeded)
@@ -43,7 +43,7 @@ impl Lock {
         Ok(())
     }
 
-    /// Fine, too, if nothing is held any more.
+    /// Succeeds also if the lock is not held any more.
     async fn release(mut self) -> Result<(), Error> {
         if let Some(guard) = self.guard.take() {
             guard.release().await?;

@@ -1,4 +1,4 @@
-//! A lock as it is told for Redis: one key with a value and a time to live, then what that lacks.
+//! The usual Redis lock, one key with a value and a time to live, and then the fencing that it lacks.
 //! `cargo run --example redis_lock`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
@@ -8,8 +8,7 @@ use std::time::Duration;
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{Expected, Fence, GuardError, Op, StaleToken, Token};
 
-/// A service that knows nothing of locks but their tokens: its fence refuses whoever comes with a lower
-/// one than the highest it has seen.
+/// A service outside the store. Its fence rejects tokens lower than the highest one it has seen.
 #[derive(Default)]
 struct Printer {
     fence: Fence,

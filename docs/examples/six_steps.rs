@@ -1,7 +1,7 @@
-//! The six steps of a lock, by hand on the public API, and the same with the mutex.
+//! The six steps of a lock, first by hand on the public API, then with the mutex.
 //! `cargo run --example six_steps`
 //!
-//! Four sessions enter as 2, 3, 1, 4 and are served as 2, 3, 1, 4; each release wakes exactly one.
+//! Four sessions enqueue in the order 2, 3, 1, 4 and are served in that order. Each release wakes exactly one.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use bowline::testing::Cluster;
 use bowline::{Client, EventKind, KeyRange, PutReply, SortOrder, SortTarget};
 
-/// Steps 1 to 3: a key below the prefix, bound to a lease, whose revision is the place in the line.
+/// Steps 1 to 3: puts a key below the prefix, bound to a lease. Its create revision is its position in the queue.
 async fn enter(kv: &Client, name: &str) -> Result<(String, PutReply), bowline::Error> {
     let lease = kv.grant(Duration::from_secs(15)).await?;
     let key = format!("lock/mylock/{name}");
@@ -18,8 +18,8 @@ async fn enter(kv: &Client, name: &str) -> Result<(String, PutReply), bowline::E
     Ok((key, put))
 }
 
-/// Steps 4 and 5: the lowest create revision holds; who does not waits until the key just below its own
-/// is deleted.
+/// Steps 4 and 5: the lowest create revision holds the lock. Every other waiter waits until the key before its own is
+/// deleted.
 async fn wait_for_turn(kv: &Client, key: &str, mine: &PutReply) -> Result<(), bowline::Error> {
     loop {
         let line = kv
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let kv = cluster.node(waiting.len() % 3).client();
         waiting.push(tokio::spawn(async move {
             wait_for_turn(&kv, &key, &put).await?;
-            // Step 6: work, and delete the key; or die, and the lease deletes it.
+            // Step 6: work, then delete the key. If the process dies, the lease deletes it.
             let deleted = kv.delete(key.clone()).await?;
             Ok::<_, bowline::Error>((key, deleted.revision))
         }));
@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
     let kv = cluster.node(0).client();
-    // A session of its own: tasks of one session wait inside their node, with one key for all.
+    // A separate session, because tasks of one session share one key.
     let other = cluster.node(0).open_session().await?;
     let gate = other.mutex("lock/other").lock().await?;
     for (place, session) in [2, 3, 1, 4].into_iter().map(|i| (i, sessions[i - 1].clone())) {
@@ -87,7 +87,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             let _ = done.send(place);
             drop(guard);
         });
-        // The next one enters when this one stands in line.
+        // Start the next one after this one is in the queue.
         let mut line = kv.watch(KeyRange::prefix("lock/other/")).await?;
         while kv.range(KeyRange::prefix("lock/other/")).count_only().await?.count == before {
             line.next().await;

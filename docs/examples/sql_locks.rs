@@ -1,5 +1,5 @@
-//! The locks that people build in a SQL database: a unique key, a row locked for an update, a version
-//! column. `cargo run --example sql_locks`
+//! The usual locks in a SQL database: a unique key, a row locked for an update, a version column.
+//! `cargo run --example sql_locks`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -22,7 +22,7 @@ async fn claim(kv: &Client, owner: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// `SELECT ... FOR UPDATE`, work, `COMMIT`: several rows may be written, in one step.
+/// `SELECT ... FOR UPDATE`, work, `COMMIT`: writes several rows in one step.
 async fn transfer(session: Session) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let kv = session.client();
     let guard = session.mutex("locks/accounts").lock().await?;
@@ -40,7 +40,7 @@ async fn transfer(session: Session) -> Result<(), Box<dyn std::error::Error + Se
     Ok(())
 }
 
-/// `UPDATE ... WHERE version = ?`, again until it is so.
+/// `UPDATE ... WHERE version = ?`, retried until it succeeds.
 async fn sell(kv: Client) -> Result<(), Error> {
     let one_less = |old: Option<&[u8]>| (old.map_or(0, number) - 1).to_string();
     kv.cell("stock").update(one_less).await.map(drop)

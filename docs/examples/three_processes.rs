@@ -1,4 +1,4 @@
-//! Three processes by hand. In three terminals:
+//! A cluster of three processes. Run in three terminals:
 //!
 //! ```sh
 //! cargo run --example three_processes -- /tmp/bowline n1
@@ -6,9 +6,9 @@
 //! cargo run --example three_processes -- /tmp/bowline n3
 //! ```
 //!
-//! Each takes the same lock five times and counts one counter up while it holds it. Kill one with
-//! `kill -9` and start it again: nothing is lost, nothing is counted twice. A fourth argument says how
-//! many times; a fifth the first of three ports.
+//! Each process acquires the same lock five times and increments a counter while it holds it. Kill one with `kill -9` and
+//! start it again: no count is lost or made twice. The optional third and fourth arguments are the number of times and the
+//! first of three ports.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             None => 0,
         };
         let next = (count + 1).to_string();
-        // Written only if the lock is still held, judged where the data is.
+        // Applied only if the lock is still held.
         guard.txn().then(Op::put("demo/count", next.clone())).commit().await?;
         println!("{name} counted to {next} with token {}", guard.token());
         guard.release().await?;

@@ -1,10 +1,10 @@
-//! A program of your own in the simulated world: a shop that sells seats, on every node, and must sell none
-//! twice. `cargo run --release --example tickets --features sim`, and with `-- careless` the same shop with a
-//! mistake, which the simulated world finds, makes small and explains.
+//! A program of your own in the simulator: a shop on every node sells seats, and must sell none twice.
+//! `cargo run --release --example tickets --features sim`; with `-- careless`, the shop has a bug, which the simulator
+//! finds, minimizes and explains.
 //!
-//! The shop takes a lock, looks which seat is the next one, waits until the customer has paid, and writes the
-//! sale. The careless one writes it with a plain put: between the look and the put the process may have
-//! stood still, lost the lock, and somebody else have sold the seat. The careful one writes it under guard.
+//! The shop acquires a lock, finds the next free seat, waits for the payment, and writes the sale. The careless shop uses
+//! a plain put: if its process was paused before the put, it may have lost the lock, and another shop may have sold the
+//! seat. The careful shop uses a guarded transaction.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -17,7 +17,7 @@ use bowline::{KeyRange, Op};
 async fn shop(host: Host, is_careful: bool) {
     while !host.is_closing() {
         host.sleep(Duration::from_millis(host.random(400))).await;
-        // Whatever fails, the next customer comes.
+        // After any error, serve the next customer.
         let Ok(session) = host.session().await else { continue };
         let wish = session.mutex("desk").lock().deadline(Duration::from_secs(5));
         let Ok(guard) = wish.await else { continue };
@@ -36,7 +36,7 @@ async fn shop(host: Host, is_careful: bool) {
     }
 }
 
-/// A seat stays with whoever has bought it. Looked at after every change of the store.
+/// A sold seat keeps its buyer. Checked after every change of the store.
 fn sold_once(rows: &Rows<'_>) -> Result<(), String> {
     for row in rows.prefix("seat/") {
         match rows.before(&row.key) {
@@ -52,7 +52,7 @@ fn sold_once(rows: &Rows<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The desk is not left behind locked.
+/// The lock is free in the end.
 async fn the_desk_is_free(host: Host) -> Result<(), String> {
     let session = host.open_session().await.map_err(|error| error.to_string())?;
     let guard = session.mutex("desk").lock().await.map_err(|error| error.to_string())?;
@@ -65,7 +65,7 @@ fn main() {
         .always("SOLD-ONCE", sold_once)
         .finally(the_desk_is_free)
         .at_least("sold", 500);
-    // A mistake takes a seed in which somebody stands still just then: the first one ends it.
+    // The bug shows only in seeds that pause a process at the wrong moment, so the careless shop gets more seeds.
     let reports = scenario.run_all(1..=if is_careful { 20 } else { 300 });
     let sum = |what| reports.iter().filter_map(|report| report.counts.get(what)).sum::<u64>();
     let crashes: u64 = reports.iter().map(|report| report.crashes).sum();

@@ -1,12 +1,12 @@
-//! ZooKeeper's recipes and Curator's: a lock of numbered keys by hand, the same with the mutex, who is
-//! there, and a local view. `cargo run --example zookeeper_recipes`
+//! Recipes of ZooKeeper and Curator: a lock from sequential keys by hand, the mutex, group membership, and a local view.
+//! `cargo run --example zookeeper_recipes`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use bowline::testing::Cluster;
 use bowline::{EventKind, KeyRange, Revision, Session};
 
-/// The lock by hand: an ephemeral key with the next number, and a watch on the nearest smaller one.
+/// The lock by hand: an ephemeral sequential key, and a watch on the next smaller one.
 async fn by_hand(session: Session) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
     let kv = session.client();
     let mine = kv.sequential_prefix("by-hand/").put_bound("", &session).await?;
