@@ -109,21 +109,20 @@ pub use metrics::{
     RequestKind, Stage,
 };
 pub use model::{
-    Access, AccessChange, AccessGrant, AccessRefusal, AccessRole, Caller, ROOT, Rights, Secret,
-    User,
+    Access, AccessChange, AccessGrant, AccessRole, AuthError, Caller, ROOT, Rights, Secret, User,
 };
 pub use model::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use model::{
     ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
     DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
-    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, Op, ParseLeaseIdError,
-    Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision,
+    LogIndex, Member, MemberRole, Members, MembershipError, Moment, NodeId, Op, ParseLeaseIdError,
+    Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Rejection, Revision,
     RevisionBounds, RevokeReply, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply,
     TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, DataErrorKind, Health, HealthStatus, History, MemberStatus, NodeStatus, Progress,
-    ResumeRefusal, Role, SessionEndReason, SessionState, StopReason,
+    ResumeSessionError, Role, SessionEndReason, SessionState, StopReason,
 };
 pub use recipes::{
     Acquire, Guard, GuardError, GuardTxn, Hold, LockCall, LockEntry, LockError, LockFuture,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use bowline::machine::MachineOptions;
 use bowline::model::{
-    AckWindow, Command, Incarnation, Item, Limits, LogIndex, NodeId, Outcome, Proposal, Refusal,
+    AckWindow, Command, Incarnation, Item, Limits, LogIndex, NodeId, Outcome, Proposal, Rejection,
     RequestId, Revision,
 };
 
@@ -210,7 +210,7 @@ impl<S: Subject> Player<S> {
     /// Does what a command asks for; the lines of its answer.
     fn play(&mut self, step: Step) -> Vec<String> {
         let limits = Limits::default();
-        let early = |why: Refusal| vec![format!("refused before the log: {why}")];
+        let early = |why: Rejection| vec![format!("refused before the log: {why}")];
         match step {
             Step::Request(command) => {
                 if let Err(why) = limits.check(&command) {

@@ -25,7 +25,7 @@ use std::thread;
 use bowline::machine::{Image, Machine, MachineOptions};
 use bowline::model::{
     Alarm, AlarmChange, Command, Event, Item, KeyRange, LogIndex, Op, Piece, Proposal, Range,
-    RangeReply, Refusal, Reply, RequestId, Revision, Txn,
+    RangeReply, Rejection, Reply, RequestId, Revision, Txn,
 };
 use bytes::Bytes;
 
@@ -241,7 +241,7 @@ impl World {
         let before = self.log.len();
         self.log.extend(items);
         let is_answered = |id: &RequestId| {
-            self.naive.answer(*id).is_some_and(|answer| answer != Err(Refusal::Closed))
+            self.naive.answer(*id).is_some_and(|answer| answer != Err(Rejection::Closed))
         };
         let changed = !naive.changes.is_empty() || !naive.leases.is_empty();
         if changed || naive.compacted.is_some() || unanswered.iter().any(is_answered) {
@@ -535,15 +535,15 @@ impl Tally {
         *self.0.entry(what).or_insert(0) += 1;
     }
 
-    fn refusal(&mut self, refusal: Option<&Refusal>) {
+    fn refusal(&mut self, refusal: Option<&Rejection>) {
         match refusal {
-            Some(Refusal::Alarm(_)) => self.count("alarm"),
-            Some(Refusal::Closed) => self.count("closed"),
-            Some(Refusal::Future { .. }) => self.count("future"),
-            Some(Refusal::Compacted { .. }) => self.count("compacted"),
-            Some(Refusal::KeyNotFound) => self.count("key not found"),
-            Some(Refusal::LeaseExists(_)) => self.count("lease exists"),
-            Some(Refusal::LeaseNotFound(_)) => self.count("lease not found"),
+            Some(Rejection::Alarm(_)) => self.count("alarm"),
+            Some(Rejection::Closed) => self.count("closed"),
+            Some(Rejection::Future { .. }) => self.count("future"),
+            Some(Rejection::Compacted { .. }) => self.count("compacted"),
+            Some(Rejection::KeyNotFound) => self.count("key not found"),
+            Some(Rejection::LeaseExists(_)) => self.count("lease exists"),
+            Some(Rejection::LeaseNotFound(_)) => self.count("lease not found"),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Compare, Error, Guard, LeaseId, LockError, Node, Refusal, Session};
+use bowline::{Compare, Error, Guard, LeaseId, LockError, Node, Rejection, Session};
 
 /// A lock whose owner can return after a restart.
 struct Lock {
@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let unknown = LeaseId::new(4_711).ok_or("no id")?;
     match Lock::found_again(cluster.node(0), "import", unknown).await {
-        Err(Error::Refused(Refusal::LeaseNotFound(id))) => println!("{id} is unknown"),
+        Err(Error::Rejected(Rejection::LeaseNotFound(id))) => println!("{id} is unknown"),
         _ => return Err("an id that nobody has found a lock".into()),
     }
     Ok(())

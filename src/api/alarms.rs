@@ -20,7 +20,7 @@ pub struct AlarmReply {
 impl Client {
     /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
     /// stands, what it [forbids](crate::AlarmKind) is refused on every node with
-    /// [`Refusal::Alarm`](crate::Refusal::Alarm), also to this program, and has no effect; it stands until somebody ends
+    /// [`Rejection::Alarm`](crate::Rejection::Alarm), also to this program, and has no effect; it stands until somebody ends
     /// it, whatever is restarted or replaced meanwhile. This program's locks are released and broken, its sessions renewed and
     /// leases ended all the same; nobody comes into a line. Whoever would enter anew behind a hold of its own node's
     /// (after [`commit_and_release`](crate::GuardTxn::commit_and_release), say) is refused too; a candidacy tries again until
@@ -31,10 +31,10 @@ impl Client {
     /// store.
     ///
     /// # Errors
-    /// [`Refusal::TooManyAlarms`](crate::Refusal::TooManyAlarms); see [`Error`] for the rest.
+    /// [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms); see [`Error`] for the rest.
     ///
     /// ```
-    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Refusal, Blocking};
+    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Rejection, Blocking};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
@@ -42,7 +42,7 @@ impl Client {
     /// let full = Alarm { member: None, kind: AlarmKind::NoSpace };
     /// kv.change_alarms(AlarmChange::Raise(full)).block()?;
     /// let refused = kv.put("k", "w").block().unwrap_err();
-    /// assert_eq!(refused, Error::Refused(Refusal::Alarm(AlarmKind::NoSpace)));
+    /// assert_eq!(refused, Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace)));
     /// assert_eq!(kv.get("k").block()?.unwrap().value, "v");
     /// kv.delete("k").block()?;
     /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).block()?.alarms, [full]);
@@ -76,7 +76,7 @@ impl UserClient {
     /// As [`Client::change_alarms`]; only for callers with the role `root`.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`](crate::AccessRefusal).
+    /// As there, and [`AuthError`](crate::AuthError).
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         self.0.change_alarms(change).await
     }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::model::{
-    Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, RevokeReply, SessionInfo,
+    Caller, Command, KeyRange, LeaseId, Moment, Rejection, Reply, Revision, RevokeReply,
+    SessionInfo,
 };
-use crate::node::{CallError, LeaseWish, Shared};
+use crate::node::{CallError, LeaseRequest, Shared};
 
 use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
 use super::lease::{GrantCall, LeaseInfoCall, SessionStatus};
@@ -173,15 +174,15 @@ impl Client {
     /// watches from before it do not. Returns the store's revision when the compaction was applied.
     ///
     /// # Errors
-    /// [`Refusal::Compacted`](crate::Refusal::Compacted) if that was done already,
-    /// [`Refusal::Future`](crate::Refusal::Future) if there is no such revision yet.
+    /// [`Rejection::Compacted`](crate::Rejection::Compacted) if that was done already,
+    /// [`Rejection::Future`](crate::Rejection::Future) if there is no such revision yet.
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         Ok(self.propose(Command::Compact(revision), None).await?.revision())
     }
 
     /// Makes a lease that lives for `ttl`: a millisecond to
     /// [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX), 285 years, else
-    /// [`Refusal::LeaseTtl`](crate::Refusal::LeaseTtl). Nobody renews it: for one that lives as long as this node
+    /// [`Rejection::LeaseTtl`](crate::Rejection::LeaseTtl). Nobody renews it: for one that lives as long as this node
     /// does, open a [`Session`](crate::Session), which lives for 100 ms at least.
     pub fn grant(&self, ttl: Duration) -> GrantCall {
         GrantCall::new(self.clone(), ttl)
@@ -190,7 +191,7 @@ impl Client {
     /// Revokes a lease and deletes its keys, all in one revision. Returns that revision and the number of keys.
     ///
     /// # Errors
-    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound).
+    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound).
     pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         match self.propose(Command::Revoke(lease), None).await? {
             Reply::Revoke(reply) => Ok(reply),
@@ -207,7 +208,7 @@ impl Client {
     /// in the lease for too long. While the lease's end is being decided there is no answer.
     ///
     /// # Errors
-    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound) if there is no such lease any more. After
+    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if there is no such lease any more. After
     /// [`Error::Deadline`] it may have been renewed.
     ///
     /// ```
@@ -224,7 +225,7 @@ impl Client {
     /// ```
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
         let deadline = self.shared.deadline(None);
-        Ok(self.shared.lease_call(lease, LeaseWish::Renew, deadline).await?)
+        Ok(self.shared.lease_call(lease, LeaseRequest::Renew, deadline).await?)
     }
 
     /// How long a lease still lives if nobody renews it, as the leader counts; `None` if there is no such lease
@@ -234,9 +235,9 @@ impl Client {
     /// See [`Error`].
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let deadline = self.shared.deadline(None);
-        match self.shared.lease_call(lease, LeaseWish::Look, deadline).await {
+        match self.shared.lease_call(lease, LeaseRequest::Look, deadline).await {
             Ok(left) => Ok(Some(left)),
-            Err(CallError::Refused(Refusal::LeaseNotFound(_))) => Ok(None),
+            Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

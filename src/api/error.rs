@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use thiserror::Error as ThisError;
 
-use crate::model::{MemberRefusal, Refusal, Revision};
-use crate::node::{CallError, DataErrorKind, ResumeRefusal, SessionEndReason, Shared, StopReason};
+use crate::model::{MembershipError, Rejection, Revision};
+use crate::node::{
+    CallError, DataErrorKind, ResumeSessionError, SessionEndReason, Shared, StopReason,
+};
 use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
@@ -32,7 +34,7 @@ pub enum Effect {
 pub enum Error {
     /// The store says no. Nothing was changed.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Rejected(#[from] Rejection),
     /// Too many calls of this node are without an answer. Nothing was changed: slow down and try
     /// again.
     #[error("too busy, not applied: too many calls on this node have no answer yet; try again")]
@@ -124,7 +126,7 @@ pub enum Error {
     },
     /// A lease is not kept alive as was asked for. Nothing was changed.
     #[error("not resumed: {0}")]
-    NotResumed(ResumeRefusal),
+    NotResumed(ResumeSessionError),
     /// The change was applied. What it answered was large, and was gone when this node, which had been
     /// cut off meanwhile, could hear of it: read what you need.
     #[error("applied, at revision {revision}; its answer came too late to be kept")]
@@ -134,7 +136,7 @@ pub enum Error {
     },
     /// The members of the cluster stay as they are.
     #[error("not applied: {0}")]
-    Members(MemberRefusal),
+    Members(MembershipError),
     /// A backup could not be made, in words that say why. Nothing was changed.
     #[error("no backup was made: {0}")]
     Backup(String),
@@ -154,7 +156,7 @@ impl Error {
             | Error::SessionEnded { effect, .. } => *effect,
             Error::Halfway(_) => Effect::Unknown,
             Error::AnswerLost { .. } => Effect::Applied,
-            Error::Refused(_)
+            Error::Rejected(_)
             | Error::Busy
             | Error::Diverged
             | Error::NotFounded { .. }
@@ -206,7 +208,7 @@ impl Error {
     pub(crate) fn needs_room(&self) -> bool {
         matches!(
             self,
-            Error::NoSpace | Error::QuotaExceeded { .. } | Error::Refused(Refusal::Alarm(_))
+            Error::NoSpace | Error::QuotaExceeded { .. } | Error::Rejected(Rejection::Alarm(_))
         )
     }
 }
@@ -229,7 +231,7 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
         let effect = |maybe| if maybe { Effect::Unknown } else { Effect::NotApplied };
         match error {
-            CallError::Refused(refusal) => Error::Refused(refusal),
+            CallError::Rejected(rejection) => Error::Rejected(rejection),
             CallError::Busy => Error::Busy,
             CallError::Diverged => Error::Diverged,
             CallError::QuotaExceeded { bytes, quota } => Error::QuotaExceeded { bytes, quota },
@@ -243,7 +245,7 @@ impl From<CallError> for Error {
             CallError::NotFounded { waiting_for } => Error::NotFounded { waiting_for },
             CallError::NoTransferee => Error::NoTransferee,
             CallError::AnswerLost { revision } => Error::AnswerLost { revision },
-            CallError::Members(refusal) => Error::Members(refusal),
+            CallError::Members(rejection) => Error::Members(rejection),
             CallError::NotResumed(why) => Error::NotResumed(why),
             CallError::Backup(why) => Error::Backup(why.to_string()),
         }

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{
-    self, ClusterId, Command, JoinAsk, LeaseId, MemberRefusal, MemberRole, MemberWish, Members,
-    Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
+    self, ClusterId, Command, JoinAsk, LeaseId, MemberRole, Members, MembershipError,
+    MembershipRequest, Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
 };
 use crate::node::{
     Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, Origin, Role, Running,
@@ -211,7 +211,7 @@ impl Node {
     /// sessions takes from queues with one that it does not resume.
     ///
     /// # Errors
-    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound) if there is no such lease, or none any
+    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if there is no such lease, or none any
     /// more. [`Error::NotResumed`] says what else is in the way. [`Error::Deadline`] if no renewal was
     /// confirmed in time, also because the lease's expiry is under way. The lease is left as it was,
     /// at most renewed.
@@ -378,7 +378,7 @@ impl Node {
         role: MemberRole,
     ) -> Result<NodeId, Error> {
         let (address, votes) = (address.into(), role == MemberRole::Voter);
-        let wish = MemberWish::Keep { address, votes };
+        let wish = MembershipRequest::Keep { address, votes };
         Ok(self.shared.step(wish, self.shared.deadline(None)).await?)
     }
 
@@ -389,8 +389,8 @@ impl Node {
     /// after all. Answers when this node has applied it.
     ///
     /// # Errors
-    /// [`Error::Members`] if that is no address; [`Refusal::NotMember`](crate::Refusal::NotMember);
-    /// [`Refusal::AddressTaken`](crate::Refusal::AddressTaken); see [`Error`] for the rest.
+    /// [`Error::Members`] if that is no address; [`Rejection::NotMember`](crate::Rejection::NotMember);
+    /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken); see [`Error`] for the rest.
     ///
     /// ```
     /// use bowline::{Config, Node, Blocking};
@@ -410,7 +410,7 @@ impl Node {
     ) -> Result<(), Error> {
         let address = address.into();
         if !are_addresses(&address) {
-            return Err(Error::Members(MemberRefusal::BadAddress(address)));
+            return Err(Error::Members(MembershipError::BadAddress(address)));
         }
         let change = Command::Move { member, address };
         match self.client().propose(change, None).await? {
@@ -426,7 +426,7 @@ impl Node {
     /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
     /// true.
     pub async fn promote(&self, member: NodeId) -> Result<(), Error> {
-        self.step(MemberWish::Promote(member)).await
+        self.step(MembershipRequest::Promote(member)).await
     }
 
     /// Removes a member, for ever: its id is never used again, and its node stops when it hears of it.
@@ -437,10 +437,10 @@ impl Node {
     /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
     /// true.
     pub async fn remove_member(&self, member: NodeId) -> Result<(), Error> {
-        self.step(MemberWish::Remove(member)).await
+        self.step(MembershipRequest::Remove(member)).await
     }
 
-    async fn step(&self, wish: MemberWish) -> Result<(), Error> {
+    async fn step(&self, wish: MembershipRequest) -> Result<(), Error> {
         self.shared.step(wish, self.shared.deadline(None)).await?;
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::model::{Command, LeaseId, Limits, Moment, Refusal, SessionInfo};
+use crate::model::{Command, LeaseId, Limits, Moment, Rejection, SessionInfo};
 use crate::node::{Claim, Input, Parting, SessionEndReason, SessionState, Shared, SharedSession};
 
 use super::Client;
@@ -158,7 +158,7 @@ impl Session {
         }
         let effect = Effect::Unknown;
         match self.client().propose(Command::Revoke(state.lease), None).await {
-            Ok(_) | Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(()),
+            Ok(_) | Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(()),
             // What this request has done is unknown; unless the session was not renewed in time before, the
             // node has one of its own, and goes on trying.
             Err(Error::Stopped { reason, .. }) => Err(Error::Stopped { reason, effect }),

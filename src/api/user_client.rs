@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::model::{
-    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, OpenKeys, Refusal,
+    Access, AccessChange, AuthError, Caller, Command, KeyRange, LeaseId, OpenKeys, Rejection,
     Revision, RevokeReply, Right,
 };
 use crate::watch::WatchError;
@@ -19,7 +19,7 @@ use super::{
 
 impl Client {
     /// A client for what somebody else asks of this program: each of its calls is refused
-    /// ([`AccessRefusal`]) where the users and roles of the cluster forbid it. Writes are judged where they are
+    /// ([`AuthError`]) where the users and roles of the cluster forbid it. Writes are judged where they are
     /// applied, by the table as it is there; reads before and after they are made; watches with every batch.
     ///
     /// The program itself may do everything, through its own clients. Who the caller is, it has found out by means of
@@ -72,7 +72,7 @@ impl Client {
     /// was applied.
     ///
     /// # Errors
-    /// An [`AccessRefusal`] if the change makes no sense; see [`Error`] for the rest.
+    /// An [`AuthError`] if the change makes no sense; see [`Error`] for the rest.
     pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         Ok(self.propose(Command::Access(change), None).await?.revision())
     }
@@ -80,8 +80,8 @@ impl Client {
     /// Judges a read for whom this client acts, by the table as it is now.
     pub(crate) fn may(
         &self,
-        read: impl Fn(&Access, &Caller) -> Result<(), AccessRefusal>,
-    ) -> Result<(), Refusal> {
+        read: impl Fn(&Access, &Caller) -> Result<(), AuthError>,
+    ) -> Result<(), Rejection> {
         match &self.caller {
             None => Ok(()),
             Some(caller) => Ok(read(&self.access(), caller)?),
@@ -89,12 +89,12 @@ impl Client {
     }
 
     /// The same, of a range.
-    pub(crate) fn may_read(&self, keys: &KeyRange) -> Result<(), Refusal> {
+    pub(crate) fn may_read(&self, keys: &KeyRange) -> Result<(), Rejection> {
         self.may(|access, caller| access.may_read(caller, keys))
     }
 
     /// The same, of what a command would do: for one that only reads, and is not judged where it is applied.
-    pub(crate) fn may_do(&self, command: &Command) -> Result<(), Refusal> {
+    pub(crate) fn may_do(&self, command: &Command) -> Result<(), Rejection> {
         match &self.caller {
             None => Ok(()),
             Some(caller) => Ok(self.shared.reader.judge(caller, command)?),
@@ -177,7 +177,7 @@ impl UserClient {
     /// As [`Client::compact`]; only for callers with the role `root`.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`].
+    /// As there, and [`AuthError`].
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         self.0.compact(revision).await
     }
@@ -190,7 +190,7 @@ impl UserClient {
     /// As [`Client::revoke`]; all keys of the lease must be the caller's to write.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`].
+    /// As there, and [`AuthError`].
     pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         self.0.revoke(lease).await
     }
@@ -198,7 +198,7 @@ impl UserClient {
     /// As [`Client::renew`]; all keys of the lease, as this replica knows them, must be the caller's to write.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`].
+    /// As there, and [`AuthError`].
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
         // Who decides how long they live may as well end them.
         self.0.may_do(&Command::Revoke(lease))?;
@@ -208,7 +208,7 @@ impl UserClient {
     /// As [`Client::lease_time_to_live`]; for any user.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`].
+    /// As there, and [`AuthError`].
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         self.0.may(Access::is_user)?;
         self.0.lease_time_to_live(lease).await
@@ -217,14 +217,14 @@ impl UserClient {
     /// Returns the TTL, the session and the keys of a lease, as [`Client::lease_info`] does; all keys of the lease must be the caller's to read.
     ///
     /// # Errors
-    /// As there, and [`AccessRefusal`].
+    /// As there, and [`AuthError`].
     pub async fn lease_info(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.0.may(Access::is_user)?;
         let status = self.0.lease_info(lease).with_keys().await?;
         let open = self.readable()?;
         match &status {
             Some(status) if !status.keys.iter().all(|key| open.has(key)) => {
-                Err(Refusal::from(AccessRefusal::Denied).into())
+                Err(Rejection::from(AuthError::Denied).into())
             }
             _ => Ok(status),
         }
@@ -233,7 +233,7 @@ impl UserClient {
     /// As [`Client::leases`]: those with no keys but the caller's to read.
     ///
     /// # Errors
-    /// [`AccessRefusal`].
+    /// [`AuthError`].
     pub fn leases(&self) -> Result<Vec<LeaseId>, Error> {
         self.0.may(Access::is_user)?;
         let mut leases = self.0.leases();
@@ -254,7 +254,7 @@ impl UserClient {
         self.0.change_access(change).await
     }
 
-    fn readable(&self) -> Result<OpenKeys, Refusal> {
+    fn readable(&self) -> Result<OpenKeys, Rejection> {
         let Some(caller) = &self.0.caller else { return Ok(OpenKeys::All) };
         Ok(self.0.access().open(caller, Right::Read)?)
     }

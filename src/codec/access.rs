@@ -19,7 +19,7 @@ use bytes::Bytes;
 use super::outcome::yes_or_no;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    Access, AccessChange, AccessGrant, AccessRefusal, AccessRole, Caller, KeyRange, Rights, Secret,
+    Access, AccessChange, AccessGrant, AccessRole, AuthError, Caller, KeyRange, Rights, Secret,
     User,
 };
 
@@ -40,46 +40,46 @@ mod refusal {
     pub(super) const TOO_MUCH: u8 = 14;
 }
 
-impl Encode for AccessRefusal {
+impl Encode for AuthError {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         to.byte(match self {
-            AccessRefusal::Denied => refusal::DENIED,
-            AccessRefusal::Outdated => refusal::OUTDATED,
-            AccessRefusal::NoUser => refusal::NO_USER,
-            AccessRefusal::NoRoot => refusal::NO_ROOT,
-            AccessRefusal::RootWithoutRole => refusal::ROOT_WITHOUT_ROLE,
-            AccessRefusal::UserExists => refusal::USER_EXISTS,
-            AccessRefusal::UserNotFound => refusal::USER_NOT_FOUND,
-            AccessRefusal::RoleExists => refusal::ROLE_EXISTS,
-            AccessRefusal::RoleNotFound => refusal::ROLE_NOT_FOUND,
-            AccessRefusal::NoRole => refusal::NO_ROLE,
-            AccessRefusal::RoleNotGranted => refusal::ROLE_NOT_GRANTED,
-            AccessRefusal::NotGranted => refusal::NOT_GRANTED,
-            AccessRefusal::Invalid => refusal::INVALID,
-            AccessRefusal::TooMuch => refusal::TOO_MUCH,
+            AuthError::Denied => refusal::DENIED,
+            AuthError::Outdated => refusal::OUTDATED,
+            AuthError::NoUser => refusal::NO_USER,
+            AuthError::NoRoot => refusal::NO_ROOT,
+            AuthError::RootWithoutRole => refusal::ROOT_WITHOUT_ROLE,
+            AuthError::UserExists => refusal::USER_EXISTS,
+            AuthError::UserNotFound => refusal::USER_NOT_FOUND,
+            AuthError::RoleExists => refusal::ROLE_EXISTS,
+            AuthError::RoleNotFound => refusal::ROLE_NOT_FOUND,
+            AuthError::NoRole => refusal::NO_ROLE,
+            AuthError::RoleNotGranted => refusal::ROLE_NOT_GRANTED,
+            AuthError::NotGranted => refusal::NOT_GRANTED,
+            AuthError::Invalid => refusal::INVALID,
+            AuthError::TooMuch => refusal::TOO_MUCH,
         });
     }
 }
 
-impl Decode for AccessRefusal {
+impl Decode for AuthError {
     const BYTES_MIN: usize = 1;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            refusal::DENIED => AccessRefusal::Denied,
-            refusal::OUTDATED => AccessRefusal::Outdated,
-            refusal::NO_USER => AccessRefusal::NoUser,
-            refusal::NO_ROOT => AccessRefusal::NoRoot,
-            refusal::ROOT_WITHOUT_ROLE => AccessRefusal::RootWithoutRole,
-            refusal::USER_EXISTS => AccessRefusal::UserExists,
-            refusal::USER_NOT_FOUND => AccessRefusal::UserNotFound,
-            refusal::ROLE_EXISTS => AccessRefusal::RoleExists,
-            refusal::ROLE_NOT_FOUND => AccessRefusal::RoleNotFound,
-            refusal::NO_ROLE => AccessRefusal::NoRole,
-            refusal::ROLE_NOT_GRANTED => AccessRefusal::RoleNotGranted,
-            refusal::NOT_GRANTED => AccessRefusal::NotGranted,
-            refusal::INVALID => AccessRefusal::Invalid,
-            refusal::TOO_MUCH => AccessRefusal::TooMuch,
+            refusal::DENIED => AuthError::Denied,
+            refusal::OUTDATED => AuthError::Outdated,
+            refusal::NO_USER => AuthError::NoUser,
+            refusal::NO_ROOT => AuthError::NoRoot,
+            refusal::ROOT_WITHOUT_ROLE => AuthError::RootWithoutRole,
+            refusal::USER_EXISTS => AuthError::UserExists,
+            refusal::USER_NOT_FOUND => AuthError::UserNotFound,
+            refusal::ROLE_EXISTS => AuthError::RoleExists,
+            refusal::ROLE_NOT_FOUND => AuthError::RoleNotFound,
+            refusal::NO_ROLE => AuthError::NoRole,
+            refusal::ROLE_NOT_GRANTED => AuthError::RoleNotGranted,
+            refusal::NOT_GRANTED => AuthError::NotGranted,
+            refusal::INVALID => AuthError::Invalid,
+            refusal::TOO_MUCH => AuthError::TooMuch,
             found => {
                 return Err(CodecError::Newer { what: "refusal of access", found: found.into() });
             }

@@ -15,8 +15,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    DiskId, Introduction, JoinAsk, LogIndex, Member, MemberAnswer, MemberChange, MemberRefusal,
-    MemberRole, MemberWish, Members, NodeId, SnapshotId, Term,
+    DiskId, Introduction, JoinAsk, LogIndex, Member, MemberAnswer, MemberChange, MemberRole,
+    Members, MembershipError, MembershipRequest, NodeId, SnapshotId, Term,
 };
 
 /// The format of changes that this build writes, and the newest that it reads.
@@ -109,25 +109,25 @@ impl Decode for MemberChange {
     }
 }
 
-impl Encode for MemberWish {
+impl Encode for MembershipRequest {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         match self {
-            MemberWish::Add { disk, name, address, replaces } => {
+            MembershipRequest::Add { disk, name, address, replaces } => {
                 to.byte(1);
                 to.fixed_u128(disk.0);
                 to.bytes(name.as_bytes());
                 to.bytes(address.as_bytes());
                 put_optional(*replaces, to);
             }
-            MemberWish::Promote(id) => {
+            MembershipRequest::Promote(id) => {
                 to.byte(2);
                 to.number(id.get());
             }
-            MemberWish::Remove(id) => {
+            MembershipRequest::Remove(id) => {
                 to.byte(3);
                 to.number(id.get());
             }
-            MemberWish::Keep { address, votes } => {
+            MembershipRequest::Keep { address, votes } => {
                 to.byte(4);
                 to.bytes(address.as_bytes());
                 to.number((*votes).into());
@@ -136,20 +136,20 @@ impl Encode for MemberWish {
     }
 }
 
-impl Decode for MemberWish {
+impl Decode for MembershipRequest {
     const BYTES_MIN: usize = 2;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            1 => MemberWish::Add {
+            1 => MembershipRequest::Add {
                 disk: DiskId(from.fixed_u128()?),
                 name: wished(from)?,
                 address: wished(from)?,
                 replaces: take_optional(from)?,
             },
-            2 => MemberWish::Promote(NodeId::decode(from)?),
-            3 => MemberWish::Remove(NodeId::decode(from)?),
-            4 => MemberWish::Keep {
+            2 => MembershipRequest::Promote(NodeId::decode(from)?),
+            3 => MembershipRequest::Remove(NodeId::decode(from)?),
+            4 => MembershipRequest::Keep {
                 address: wished(from)?,
                 votes: from.flags("kept place", 1)? == 1,
             },
@@ -194,46 +194,46 @@ impl Decode for MemberAnswer {
         Ok(match from.byte()? {
             1 => MemberAnswer::Done { id: NodeId::decode(from)?, index: LogIndex(from.number()?) },
             2 => MemberAnswer::NotLeader(take_optional(from)?),
-            3 => MemberAnswer::Refused(MemberRefusal::decode(from)?),
+            3 => MemberAnswer::Refused(MembershipError::decode(from)?),
             found => return Err(CodecError::Newer { what: "member answer", found: found.into() }),
         })
     }
 }
 
-impl Encode for MemberRefusal {
+impl Encode for MembershipError {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         let mut id = |kind: u8, id: &NodeId| {
             to.byte(kind);
             to.number(id.get());
         };
         match self {
-            MemberRefusal::Unknown(node) => id(1, node),
-            MemberRefusal::Voter(node) => id(2, node),
-            MemberRefusal::NotVoter(node) => id(3, node),
-            MemberRefusal::LastVoter(node) => id(4, node),
-            MemberRefusal::NotCaughtUp(node) => id(5, node),
-            MemberRefusal::NotNext(node) => id(6, node),
-            MemberRefusal::NameTaken(name) => {
+            MembershipError::Unknown(node) => id(1, node),
+            MembershipError::Voter(node) => id(2, node),
+            MembershipError::NotVoter(node) => id(3, node),
+            MembershipError::LastVoter(node) => id(4, node),
+            MembershipError::NotCaughtUp(node) => id(5, node),
+            MembershipError::NotNext(node) => id(6, node),
+            MembershipError::NameTaken(name) => {
                 to.byte(7);
                 to.bytes(name.as_bytes());
             }
-            MemberRefusal::TooMany(count) => {
+            MembershipError::TooMany(count) => {
                 to.byte(8);
                 to.number(*count as u64);
             }
-            MemberRefusal::TooManyVoters(count) => {
+            MembershipError::TooManyVoters(count) => {
                 to.byte(9);
                 to.number(*count as u64);
             }
-            MemberRefusal::Pending => to.byte(10),
-            MemberRefusal::LosesQuorum { active, voters, needed } => {
+            MembershipError::Pending => to.byte(10),
+            MembershipError::LosesQuorum { active, voters, needed } => {
                 to.byte(11);
                 for count in [active, voters, needed] {
                     to.number(*count as u64);
                 }
             }
-            MemberRefusal::NotJoint => to.byte(12),
-            MemberRefusal::BadAddress(address) => {
+            MembershipError::NotJoint => to.byte(12),
+            MembershipError::BadAddress(address) => {
                 to.byte(13);
                 to.bytes(address.as_bytes());
             }
@@ -241,29 +241,29 @@ impl Encode for MemberRefusal {
     }
 }
 
-impl Decode for MemberRefusal {
+impl Decode for MembershipError {
     const BYTES_MIN: usize = 1;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         let count = |from: &mut Decoder| from.number().map(|count| count as usize);
         Ok(match from.byte()? {
-            1 => MemberRefusal::Unknown(NodeId::decode(from)?),
-            2 => MemberRefusal::Voter(NodeId::decode(from)?),
-            3 => MemberRefusal::NotVoter(NodeId::decode(from)?),
-            4 => MemberRefusal::LastVoter(NodeId::decode(from)?),
-            5 => MemberRefusal::NotCaughtUp(NodeId::decode(from)?),
-            6 => MemberRefusal::NotNext(NodeId::decode(from)?),
-            7 => MemberRefusal::NameTaken(from.text()?),
-            8 => MemberRefusal::TooMany(count(from)?),
-            9 => MemberRefusal::TooManyVoters(count(from)?),
-            10 => MemberRefusal::Pending,
-            11 => MemberRefusal::LosesQuorum {
+            1 => MembershipError::Unknown(NodeId::decode(from)?),
+            2 => MembershipError::Voter(NodeId::decode(from)?),
+            3 => MembershipError::NotVoter(NodeId::decode(from)?),
+            4 => MembershipError::LastVoter(NodeId::decode(from)?),
+            5 => MembershipError::NotCaughtUp(NodeId::decode(from)?),
+            6 => MembershipError::NotNext(NodeId::decode(from)?),
+            7 => MembershipError::NameTaken(from.text()?),
+            8 => MembershipError::TooMany(count(from)?),
+            9 => MembershipError::TooManyVoters(count(from)?),
+            10 => MembershipError::Pending,
+            11 => MembershipError::LosesQuorum {
                 active: count(from)?,
                 voters: count(from)?,
                 needed: count(from)?,
             },
-            12 => MemberRefusal::NotJoint,
-            13 => MemberRefusal::BadAddress(from.text()?),
+            12 => MembershipError::NotJoint,
+            13 => MembershipError::BadAddress(from.text()?),
             found => return Err(CodecError::Newer { what: "member refusal", found: found.into() }),
         })
     }

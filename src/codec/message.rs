@@ -19,7 +19,8 @@ use std::time::Duration;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
     ClusterId, ClusterVersion, DiskId, FoundingState, Hello, Incarnation, LeaseId, LeaseLife,
-    LogIndex, MemberAnswer, MemberWish, NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId,
+    LogIndex, MemberAnswer, MembershipRequest, NodeId, PeerMessage, Proposal, ProposeRejection,
+    SnapshotId,
 };
 
 /// The format of messages that this build writes, and the newest that it reads.
@@ -85,7 +86,7 @@ impl Encode for PeerMessage {
                 to.byte(kind::PROPOSE);
                 proposal.encode(to);
             }
-            PeerMessage::ProposeRefused { incarnation, seqs, why } => {
+            PeerMessage::ProposeRejected { incarnation, seqs, why } => {
                 to.byte(kind::PROPOSE_REFUSED);
                 to.number(incarnation.get());
                 to.list(seqs);
@@ -191,10 +192,10 @@ impl Decode for PeerMessage {
             kind::HELLO => PeerMessage::Hello(Hello::decode(from)?),
             kind::RAFT => PeerMessage::Raft(from.rest()),
             kind::PROPOSE => PeerMessage::Propose(Proposal::decode(from)?),
-            kind::PROPOSE_REFUSED => PeerMessage::ProposeRefused {
+            kind::PROPOSE_REFUSED => PeerMessage::ProposeRejected {
                 incarnation: Incarnation(from.number()?),
                 seqs: from.list()?,
-                why: ProposeRefusal::decode(from)?,
+                why: ProposeRejection::decode(from)?,
             },
             kind::READ_ASK => PeerMessage::ReadAsk {
                 round: from.number()?,
@@ -241,7 +242,7 @@ impl Decode for PeerMessage {
             kind::MEMBER_ASK => PeerMessage::MemberAsk {
                 round: from.number()?,
                 incarnation: Incarnation(from.number()?),
-                wish: MemberWish::decode(from)?,
+                wish: MembershipRequest::decode(from)?,
             },
             kind::MEMBER_ANSWER => PeerMessage::MemberAnswer {
                 round: from.number()?,
@@ -347,33 +348,33 @@ pub(super) fn decode_founding(from: &mut Decoder) -> Result<BTreeMap<NodeId, Dis
     Ok(founding)
 }
 
-impl Encode for ProposeRefusal {
+impl Encode for ProposeRejection {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         match self {
-            ProposeRefusal::NotLeader(None) => to.byte(0),
-            ProposeRefusal::NotLeader(Some(leader)) => {
+            ProposeRejection::NotLeader(None) => to.byte(0),
+            ProposeRejection::NotLeader(Some(leader)) => {
                 to.byte(1);
                 to.number(leader.get());
             }
-            ProposeRefusal::Busy => to.byte(2),
-            ProposeRefusal::Diverged => to.byte(3),
-            ProposeRefusal::QuotaExceeded => to.byte(4),
-            ProposeRefusal::NoSpace => to.byte(5),
+            ProposeRejection::Busy => to.byte(2),
+            ProposeRejection::Diverged => to.byte(3),
+            ProposeRejection::QuotaExceeded => to.byte(4),
+            ProposeRejection::NoSpace => to.byte(5),
         }
     }
 }
 
-impl Decode for ProposeRefusal {
+impl Decode for ProposeRejection {
     const BYTES_MIN: usize = 1;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            0 => ProposeRefusal::NotLeader(None),
-            1 => ProposeRefusal::NotLeader(Some(NodeId::decode(from)?)),
-            2 => ProposeRefusal::Busy,
-            3 => ProposeRefusal::Diverged,
-            4 => ProposeRefusal::QuotaExceeded,
-            5 => ProposeRefusal::NoSpace,
+            0 => ProposeRejection::NotLeader(None),
+            1 => ProposeRejection::NotLeader(Some(NodeId::decode(from)?)),
+            2 => ProposeRejection::Busy,
+            3 => ProposeRejection::Diverged,
+            4 => ProposeRejection::QuotaExceeded,
+            5 => ProposeRejection::NoSpace,
             found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
         })
     }

@@ -21,8 +21,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    AccessRefusal, AlarmKind, DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome,
-    PutReply, RangeReply, Refusal, Reply, Revision, RevokeReply, TxnReply, TxnResult,
+    AlarmKind, AuthError, DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome, PutReply,
+    RangeReply, Rejection, Reply, Revision, RevokeReply, TxnReply, TxnResult,
 };
 
 mod kind {
@@ -107,7 +107,7 @@ impl Decode for Outcome {
             kind::ALARMS => {
                 Reply::Alarms { revision: Revision::decode(from)?, alarms: from.list()? }
             }
-            kind::REFUSAL => return Ok(Err(Refusal::decode(from)?)),
+            kind::REFUSAL => return Ok(Err(Rejection::decode(from)?)),
             found => return Err(CodecError::Newer { what: "answer", found: found.into() }),
         }))
     }
@@ -269,48 +269,52 @@ mod refusal {
     pub(super) const ADDRESS_TAKEN: u8 = 20;
 }
 
-impl Encode for Refusal {
+impl Encode for Rejection {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         let (kind, figures) = match self {
-            Refusal::EmptyKey => (refusal::EMPTY_KEY, vec![]),
-            Refusal::KeyNotFound => (refusal::KEY_NOT_FOUND, vec![]),
-            Refusal::Compacted { asked, compacted } => {
+            Rejection::EmptyKey => (refusal::EMPTY_KEY, vec![]),
+            Rejection::KeyNotFound => (refusal::KEY_NOT_FOUND, vec![]),
+            Rejection::Compacted { asked, compacted } => {
                 (refusal::COMPACTED, vec![asked.get(), compacted.get()])
             }
-            Refusal::Future { asked, newest } => (refusal::FUTURE, vec![asked.get(), newest.get()]),
-            Refusal::LeaseNotFound(lease) => (refusal::LEASE_NOT_FOUND, vec![lease.get()]),
-            Refusal::LeaseExists(lease) => (refusal::LEASE_EXISTS, vec![lease.get()]),
-            Refusal::LeaseTtl { asked, max } => {
+            Rejection::Future { asked, newest } => {
+                (refusal::FUTURE, vec![asked.get(), newest.get()])
+            }
+            Rejection::LeaseNotFound(lease) => (refusal::LEASE_NOT_FOUND, vec![lease.get()]),
+            Rejection::LeaseExists(lease) => (refusal::LEASE_EXISTS, vec![lease.get()]),
+            Rejection::LeaseTtl { asked, max } => {
                 to.byte(refusal::LEASE_TTL);
                 asked.encode(to);
                 return max.encode(to);
             }
-            Refusal::DuplicateKey(key) => {
+            Rejection::DuplicateKey(key) => {
                 to.byte(refusal::DUPLICATE_KEY);
                 return to.bytes(key);
             }
-            Refusal::TooManyOps { count, max } => (refusal::TOO_MANY_OPS, sizes([*count, *max])),
-            Refusal::TooDeep { max } => (refusal::TOO_DEEP, sizes([*max])),
-            Refusal::TooManyKeys { max } => (refusal::TOO_MANY_KEYS, sizes([*max])),
-            Refusal::KeyTooLarge { bytes, max } => (refusal::KEY_TOO_LARGE, sizes([*bytes, *max])),
-            Refusal::ValueTooLarge { bytes, max } => {
+            Rejection::TooManyOps { count, max } => (refusal::TOO_MANY_OPS, sizes([*count, *max])),
+            Rejection::TooDeep { max } => (refusal::TOO_DEEP, sizes([*max])),
+            Rejection::TooManyKeys { max } => (refusal::TOO_MANY_KEYS, sizes([*max])),
+            Rejection::KeyTooLarge { bytes, max } => {
+                (refusal::KEY_TOO_LARGE, sizes([*bytes, *max]))
+            }
+            Rejection::ValueTooLarge { bytes, max } => {
                 (refusal::VALUE_TOO_LARGE, sizes([*bytes, *max]))
             }
-            Refusal::RequestTooLarge { bytes, max } => {
+            Rejection::RequestTooLarge { bytes, max } => {
                 (refusal::REQUEST_TOO_LARGE, sizes([*bytes, *max]))
             }
-            Refusal::Closed => (refusal::CLOSED, vec![]),
-            Refusal::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
-            Refusal::AddressTaken(node) => (refusal::ADDRESS_TAKEN, vec![node.get()]),
-            Refusal::Access(why) => {
+            Rejection::Closed => (refusal::CLOSED, vec![]),
+            Rejection::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
+            Rejection::AddressTaken(node) => (refusal::ADDRESS_TAKEN, vec![node.get()]),
+            Rejection::Access(why) => {
                 to.byte(refusal::ACCESS);
                 return why.encode(to);
             }
-            Refusal::Alarm(kind) => {
+            Rejection::Alarm(kind) => {
                 to.byte(refusal::ALARM);
                 return kind.encode(to);
             }
-            Refusal::TooManyAlarms { max } => (refusal::TOO_MANY_ALARMS, sizes([*max])),
+            Rejection::TooManyAlarms { max } => (refusal::TOO_MANY_ALARMS, sizes([*max])),
         };
         to.byte(kind);
         for figure in figures {
@@ -319,43 +323,48 @@ impl Encode for Refusal {
     }
 }
 
-impl Decode for Refusal {
+impl Decode for Rejection {
     const BYTES_MIN: usize = 1;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            refusal::EMPTY_KEY => Refusal::EmptyKey,
-            refusal::KEY_NOT_FOUND => Refusal::KeyNotFound,
-            refusal::COMPACTED => Refusal::Compacted {
+            refusal::EMPTY_KEY => Rejection::EmptyKey,
+            refusal::KEY_NOT_FOUND => Rejection::KeyNotFound,
+            refusal::COMPACTED => Rejection::Compacted {
                 asked: Revision::decode(from)?,
                 compacted: Revision::decode(from)?,
             },
-            refusal::FUTURE => {
-                Refusal::Future { asked: Revision::decode(from)?, newest: Revision::decode(from)? }
-            }
-            refusal::LEASE_NOT_FOUND => Refusal::LeaseNotFound(LeaseId::decode(from)?),
-            refusal::LEASE_EXISTS => Refusal::LeaseExists(LeaseId::decode(from)?),
+            refusal::FUTURE => Rejection::Future {
+                asked: Revision::decode(from)?,
+                newest: Revision::decode(from)?,
+            },
+            refusal::LEASE_NOT_FOUND => Rejection::LeaseNotFound(LeaseId::decode(from)?),
+            refusal::LEASE_EXISTS => Rejection::LeaseExists(LeaseId::decode(from)?),
             refusal::LEASE_TTL => {
-                Refusal::LeaseTtl { asked: Duration::decode(from)?, max: Duration::decode(from)? }
+                Rejection::LeaseTtl { asked: Duration::decode(from)?, max: Duration::decode(from)? }
             }
             // A key that a refusal shows is never long, and must not keep the buffer alive.
-            refusal::DUPLICATE_KEY => Refusal::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?)),
-            refusal::TOO_MANY_OPS => Refusal::TooManyOps { count: size(from)?, max: size(from)? },
-            refusal::TOO_DEEP => Refusal::TooDeep { max: size(from)? },
-            refusal::TOO_MANY_KEYS => Refusal::TooManyKeys { max: size(from)? },
-            refusal::KEY_TOO_LARGE => Refusal::KeyTooLarge { bytes: size(from)?, max: size(from)? },
+            refusal::DUPLICATE_KEY => {
+                Rejection::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?))
+            }
+            refusal::TOO_MANY_OPS => Rejection::TooManyOps { count: size(from)?, max: size(from)? },
+            refusal::TOO_DEEP => Rejection::TooDeep { max: size(from)? },
+            refusal::TOO_MANY_KEYS => Rejection::TooManyKeys { max: size(from)? },
+            refusal::KEY_TOO_LARGE => {
+                Rejection::KeyTooLarge { bytes: size(from)?, max: size(from)? }
+            }
             refusal::VALUE_TOO_LARGE => {
-                Refusal::ValueTooLarge { bytes: size(from)?, max: size(from)? }
+                Rejection::ValueTooLarge { bytes: size(from)?, max: size(from)? }
             }
             refusal::REQUEST_TOO_LARGE => {
-                Refusal::RequestTooLarge { bytes: size(from)?, max: size(from)? }
+                Rejection::RequestTooLarge { bytes: size(from)?, max: size(from)? }
             }
-            refusal::CLOSED => Refusal::Closed,
-            refusal::NOT_MEMBER => Refusal::NotMember(NodeId::decode(from)?),
-            refusal::ADDRESS_TAKEN => Refusal::AddressTaken(NodeId::decode(from)?),
-            refusal::ACCESS => Refusal::Access(AccessRefusal::decode(from)?),
-            refusal::ALARM => Refusal::Alarm(AlarmKind::decode(from)?),
-            refusal::TOO_MANY_ALARMS => Refusal::TooManyAlarms { max: size(from)? },
+            refusal::CLOSED => Rejection::Closed,
+            refusal::NOT_MEMBER => Rejection::NotMember(NodeId::decode(from)?),
+            refusal::ADDRESS_TAKEN => Rejection::AddressTaken(NodeId::decode(from)?),
+            refusal::ACCESS => Rejection::Access(AuthError::decode(from)?),
+            refusal::ALARM => Rejection::Alarm(AlarmKind::decode(from)?),
+            refusal::TOO_MANY_ALARMS => Rejection::TooManyAlarms { max: size(from)? },
             found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
         })
     }

@@ -280,9 +280,9 @@ mod tests {
     use super::super::sample::Sample;
     use super::*;
     use crate::model::{
-        AccessChange, AccessGrant, AccessRefusal, Alarm, AlarmKind, DeleteReply, GrantReply,
-        KeyRange, Member, MemberRole, PutReply, ROOT, RangeReply, Refusal, Reply, RevokeReply,
-        Rights, Secret, TxnReply, TxnResult,
+        AccessChange, AccessGrant, Alarm, AlarmKind, AuthError, DeleteReply, GrantReply, KeyRange,
+        Member, MemberRole, PutReply, ROOT, RangeReply, Rejection, Reply, RevokeReply, Rights,
+        Secret, TxnReply, TxnResult,
     };
 
     /// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
@@ -449,33 +449,33 @@ mod tests {
             Ok(Reply::AppliedBefore { revision }),
         ];
         let refusals = vec![
-            Refusal::EmptyKey,
-            Refusal::KeyNotFound,
-            Refusal::Compacted { asked: Revision(1), compacted: Revision(2) },
-            Refusal::Future { asked: Revision(9), newest: Revision(8) },
-            Refusal::LeaseNotFound(lease(16)),
-            Refusal::LeaseExists(lease(16)),
-            Refusal::LeaseTtl { asked: Duration::ZERO, max: ttl },
-            Refusal::DuplicateKey(Bytes::from_static(b"k")),
-            Refusal::TooManyOps { count: 200, max: 128 },
-            Refusal::TooDeep { max: 16 },
-            Refusal::KeyTooLarge { bytes: 5000, max: 4096 },
-            Refusal::ValueTooLarge { bytes: 5000, max: 4096 },
-            Refusal::RequestTooLarge { bytes: 5000, max: 4096 },
-            Refusal::Closed,
-            Refusal::NotMember(node(2)),
+            Rejection::EmptyKey,
+            Rejection::KeyNotFound,
+            Rejection::Compacted { asked: Revision(1), compacted: Revision(2) },
+            Rejection::Future { asked: Revision(9), newest: Revision(8) },
+            Rejection::LeaseNotFound(lease(16)),
+            Rejection::LeaseExists(lease(16)),
+            Rejection::LeaseTtl { asked: Duration::ZERO, max: ttl },
+            Rejection::DuplicateKey(Bytes::from_static(b"k")),
+            Rejection::TooManyOps { count: 200, max: 128 },
+            Rejection::TooDeep { max: 16 },
+            Rejection::KeyTooLarge { bytes: 5000, max: 4096 },
+            Rejection::ValueTooLarge { bytes: 5000, max: 4096 },
+            Rejection::RequestTooLarge { bytes: 5000, max: 4096 },
+            Rejection::Closed,
+            Rejection::NotMember(node(2)),
         ];
         let numbered = |outcomes: Vec<Outcome>| {
             let id = |seq| RequestId { node: node(2), incarnation: Incarnation(3), seq };
             let numbered = outcomes.into_iter().zip(200..).map(|(outcome, seq)| (id(seq), outcome));
             Piece::Answers(numbered.collect())
         };
-        let of_access = AccessRefusal::ALL.map(|refusal| Err(Refusal::Access(refusal))).to_vec();
+        let of_access = AuthError::ALL.map(|refusal| Err(Rejection::Access(refusal))).to_vec();
         let of_alarms = vec![
             Ok(Reply::Alarms { revision, alarms: alarms() }),
-            Err(Refusal::Alarm(AlarmKind::NoSpace)),
-            Err(Refusal::Alarm(AlarmKind::Corrupt)),
-            Err(Refusal::TooManyAlarms { max: 256 }),
+            Err(Rejection::Alarm(AlarmKind::NoSpace)),
+            Err(Rejection::Alarm(AlarmKind::Corrupt)),
+            Err(Rejection::TooManyAlarms { max: 256 }),
         ];
         vec![
             ("rows", Piece::Rows(vec![row(), KeyValue { lease: None, ..row() }])),
@@ -497,11 +497,11 @@ mod tests {
             ("answers to changes of alarms, and refusals for them", numbered(of_alarms)),
             (
                 "a refusal for too many keys",
-                numbered(vec![Err(Refusal::TooManyKeys { max: 262_144 })]),
+                numbered(vec![Err(Rejection::TooManyKeys { max: 262_144 })]),
             ),
             (
                 "a refusal for an address that is another's",
-                numbered(vec![Err(Refusal::AddressTaken(node(2)))]),
+                numbered(vec![Err(Rejection::AddressTaken(node(2)))]),
             ),
         ]
     }

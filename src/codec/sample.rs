@@ -241,40 +241,40 @@ impl Sample {
         }
     }
 
-    fn member_wish(&mut self) -> MemberWish {
+    fn membership_request(&mut self) -> MembershipRequest {
         match self.below(4) {
-            0 => MemberWish::Add {
+            0 => MembershipRequest::Add {
                 disk: self.disk(),
                 name: self.text(),
                 address: self.text(),
                 replaces: self.maybe(Self::node),
             },
-            1 => MemberWish::Promote(self.node()),
-            2 => MemberWish::Keep { address: self.text(), votes: self.below(2) == 0 },
-            _ => MemberWish::Remove(self.node()),
+            1 => MembershipRequest::Promote(self.node()),
+            2 => MembershipRequest::Keep { address: self.text(), votes: self.below(2) == 0 },
+            _ => MembershipRequest::Remove(self.node()),
         }
     }
 
-    fn member_refusal(&mut self) -> MemberRefusal {
+    fn membership_error(&mut self) -> MembershipError {
         let count = |sample: &mut Self| sample.below(100) as usize;
         match self.below(13) {
-            0 => MemberRefusal::Unknown(self.node()),
-            1 => MemberRefusal::Voter(self.node()),
-            2 => MemberRefusal::NotVoter(self.node()),
-            3 => MemberRefusal::NameTaken(self.text()),
-            4 => MemberRefusal::TooMany(count(self)),
-            5 => MemberRefusal::TooManyVoters(count(self)),
-            6 => MemberRefusal::LastVoter(self.node()),
-            7 => MemberRefusal::Pending,
-            8 => MemberRefusal::LosesQuorum {
+            0 => MembershipError::Unknown(self.node()),
+            1 => MembershipError::Voter(self.node()),
+            2 => MembershipError::NotVoter(self.node()),
+            3 => MembershipError::NameTaken(self.text()),
+            4 => MembershipError::TooMany(count(self)),
+            5 => MembershipError::TooManyVoters(count(self)),
+            6 => MembershipError::LastVoter(self.node()),
+            7 => MembershipError::Pending,
+            8 => MembershipError::LosesQuorum {
                 active: count(self),
                 voters: count(self),
                 needed: count(self),
             },
-            9 => MemberRefusal::NotCaughtUp(self.node()),
-            10 => MemberRefusal::NotNext(self.node()),
-            11 => MemberRefusal::BadAddress(self.text()),
-            _ => MemberRefusal::NotJoint,
+            9 => MembershipError::NotCaughtUp(self.node()),
+            10 => MembershipError::NotNext(self.node()),
+            11 => MembershipError::BadAddress(self.text()),
+            _ => MembershipError::NotJoint,
         }
     }
 
@@ -282,7 +282,7 @@ impl Sample {
         match self.below(3) {
             0 => MemberAnswer::Done { id: self.node(), index: LogIndex(self.number()) },
             1 => MemberAnswer::NotLeader(self.maybe(Self::node)),
-            _ => MemberAnswer::Refused(self.member_refusal()),
+            _ => MemberAnswer::Refused(self.membership_error()),
         }
     }
 
@@ -359,29 +359,29 @@ impl Sample {
         Duration::new(self.number(), self.below(1_000_000_000) as u32)
     }
 
-    fn refusal(&mut self) -> Refusal {
+    fn refusal(&mut self) -> Rejection {
         let size = |sample: &mut Self| sample.number() as usize;
         match self.below(20) {
-            19 => Refusal::AddressTaken(self.node()),
-            16 => Refusal::Alarm(self.alarm().kind),
-            17 => Refusal::TooManyAlarms { max: size(self) },
-            18 => Refusal::TooManyKeys { max: size(self) },
-            0 => Refusal::EmptyKey,
-            1 => Refusal::KeyNotFound,
-            2 => Refusal::Compacted { asked: self.revision(), compacted: self.revision() },
-            3 => Refusal::Future { asked: self.revision(), newest: self.revision() },
-            4 => Refusal::LeaseNotFound(self.lease()),
-            5 => Refusal::LeaseExists(self.lease()),
-            6 => Refusal::LeaseTtl { asked: self.time(), max: self.time() },
-            7 => Refusal::DuplicateKey(self.bytes()),
-            8 => Refusal::TooManyOps { count: size(self), max: size(self) },
-            9 => Refusal::TooDeep { max: size(self) },
-            10 => Refusal::KeyTooLarge { bytes: size(self), max: size(self) },
-            11 => Refusal::ValueTooLarge { bytes: size(self), max: size(self) },
-            12 => Refusal::RequestTooLarge { bytes: size(self), max: size(self) },
-            13 => Refusal::Closed,
-            14 => Refusal::Access(AccessRefusal::Outdated),
-            _ => Refusal::NotMember(self.node()),
+            19 => Rejection::AddressTaken(self.node()),
+            16 => Rejection::Alarm(self.alarm().kind),
+            17 => Rejection::TooManyAlarms { max: size(self) },
+            18 => Rejection::TooManyKeys { max: size(self) },
+            0 => Rejection::EmptyKey,
+            1 => Rejection::KeyNotFound,
+            2 => Rejection::Compacted { asked: self.revision(), compacted: self.revision() },
+            3 => Rejection::Future { asked: self.revision(), newest: self.revision() },
+            4 => Rejection::LeaseNotFound(self.lease()),
+            5 => Rejection::LeaseExists(self.lease()),
+            6 => Rejection::LeaseTtl { asked: self.time(), max: self.time() },
+            7 => Rejection::DuplicateKey(self.bytes()),
+            8 => Rejection::TooManyOps { count: size(self), max: size(self) },
+            9 => Rejection::TooDeep { max: size(self) },
+            10 => Rejection::KeyTooLarge { bytes: size(self), max: size(self) },
+            11 => Rejection::ValueTooLarge { bytes: size(self), max: size(self) },
+            12 => Rejection::RequestTooLarge { bytes: size(self), max: size(self) },
+            13 => Rejection::Closed,
+            14 => Rejection::Access(AuthError::Outdated),
+            _ => Rejection::NotMember(self.node()),
         }
     }
 
@@ -547,16 +547,16 @@ impl Sample {
             0 => PeerMessage::Hello(self.hello()),
             1 => PeerMessage::Raft(self.bytes()),
             2 => PeerMessage::Propose(self.proposal()),
-            3 => PeerMessage::ProposeRefused {
+            3 => PeerMessage::ProposeRejected {
                 incarnation,
                 seqs: self.list(9, Self::number),
                 why: match self.below(6) {
-                    0 => ProposeRefusal::NotLeader(None),
-                    1 => ProposeRefusal::NotLeader(Some(self.node())),
-                    2 => ProposeRefusal::Busy,
-                    3 => ProposeRefusal::QuotaExceeded,
-                    4 => ProposeRefusal::NoSpace,
-                    _ => ProposeRefusal::Diverged,
+                    0 => ProposeRejection::NotLeader(None),
+                    1 => ProposeRejection::NotLeader(Some(self.node())),
+                    2 => ProposeRejection::Busy,
+                    3 => ProposeRejection::QuotaExceeded,
+                    4 => ProposeRejection::NoSpace,
+                    _ => ProposeRejection::Diverged,
                 },
             },
             4 => PeerMessage::ReadAsk { round, incarnation },
@@ -596,7 +596,7 @@ impl Sample {
             11 => PeerMessage::SnapshotGone { id: self.snapshot() },
             12 => PeerMessage::SnapshotWanted { least: LogIndex(self.number()) },
             13 => PeerMessage::SnapshotHere { id: self.snapshot() },
-            14 => PeerMessage::MemberAsk { round, incarnation, wish: self.member_wish() },
+            14 => PeerMessage::MemberAsk { round, incarnation, wish: self.membership_request() },
             15 => PeerMessage::MemberAnswer { round, incarnation, answer: self.member_answer() },
             _ => PeerMessage::Space { low: self.flip() },
         }

@@ -212,27 +212,27 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
     let Some(Item::Proposal(proposal)) = entry(Command::Put(Put::new("k", "v"))).pop() else {
         unreachable!("an entry of one proposal");
     };
-    let refused = |why| PeerMessage::ProposeRefused { incarnation, seqs: vec![1, 300], why };
+    let refused = |why| PeerMessage::ProposeRejected { incarnation, seqs: vec![1, 300], why };
     let answer = |index| PeerMessage::ReadAnswer { round: 4, incarnation, index };
     let id = SnapshotId { index: LogIndex(1000), term: Term(7), bytes: 5000, checksum: 0xaabb };
-    let add = MemberWish::Add {
+    let add = MembershipRequest::Add {
         disk: DiskId(0xaabb),
         name: "d".to_owned(),
         address: "h:1".to_owned(),
         replaces: Some(node(2)),
     };
-    let wish = MemberWish::Remove(node(2));
+    let wish = MembershipRequest::Remove(node(2));
     let done = |answer| PeerMessage::MemberAnswer { round: 4, incarnation, answer };
-    let refusal = MemberRefusal::LosesQuorum { active: 1, voters: 4, needed: 3 };
+    let refusal = MembershipError::LosesQuorum { active: 1, voters: 4, needed: 3 };
     vec![
         ("the hello of a blank member", PeerMessage::Hello(hello)),
         ("the hello of a founded member", PeerMessage::Hello(founded)),
         ("a message of the consensus", PeerMessage::Raft(Bytes::from_static(b"raft"))),
         ("a proposal", PeerMessage::Propose(proposal)),
-        ("refused: nobody leads", refused(ProposeRefusal::NotLeader(None))),
-        ("refused: another leads", refused(ProposeRefusal::NotLeader(Some(node(3))))),
-        ("refused: busy", refused(ProposeRefusal::Busy)),
-        ("refused: diverged", refused(ProposeRefusal::Diverged)),
+        ("refused: nobody leads", refused(ProposeRejection::NotLeader(None))),
+        ("refused: another leads", refused(ProposeRejection::NotLeader(Some(node(3))))),
+        ("refused: busy", refused(ProposeRejection::Busy)),
+        ("refused: diverged", refused(ProposeRejection::Diverged)),
         ("a question for the read index", PeerMessage::ReadAsk { round: 4, incarnation }),
         ("the read index", answer(Some(LogIndex(1000)))),
         ("no read index here", answer(None)),
@@ -533,8 +533,8 @@ fn changes_of_the_members_read_back_as_they_were_written() {
 fn nobody_wishes_for_more_than_a_change_of_the_members_may_say() {
     let long = || "x".repeat(JoinAsk::TEXT_BYTES_MAX + 1);
     let (disk, replaces) = (DiskId(9), None);
-    let add = |name, address| MemberWish::Add { disk, name, address, replaces };
-    let keep = MemberWish::Keep { address: long(), votes: false };
+    let add = |name, address| MembershipRequest::Add { disk, name, address, replaces };
+    let keep = MembershipRequest::Keep { address: long(), votes: false };
     for wish in [add(long(), String::new()), add(String::new(), long()), keep] {
         let message = PeerMessage::MemberAsk { round: 1, incarnation: Incarnation(1), wish };
         let error = decode_message(message_bytes(&message)).unwrap_err();

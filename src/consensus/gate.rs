@@ -36,7 +36,7 @@ const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
 /// Why a message of a peer was not let in. Nothing of it was processed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub(crate) enum GateRefusal {
+pub(crate) enum GateRejection {
     /// The bytes are not a message.
     #[error("not a message of the consensus: {0}")]
     Bytes(#[from] WireError),
@@ -124,10 +124,10 @@ pub(crate) enum GateRefusal {
     },
 }
 
-impl GateRefusal {
-    /// Whether this member must stop. Any other refusal is the sender's problem.
+impl GateRejection {
+    /// Whether this member must stop. Any other rejection is the sender's problem.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self, GateRefusal::LogLost { .. })
+        matches!(self, GateRejection::LogLost { .. })
     }
 }
 
@@ -148,20 +148,20 @@ pub(super) fn judge(
     message: &Message,
     from: NodeId,
     here: &impl Standpoint,
-) -> Result<(), GateRefusal> {
+) -> Result<(), GateRejection> {
     if message.from != from.get() {
-        return Err(GateRefusal::Sender { claimed: message.from });
+        return Err(GateRejection::Sender { claimed: message.from });
     }
     if message.to != here.id().get() {
-        return Err(GateRefusal::Addressee { to: message.to });
+        return Err(GateRejection::Addressee { to: message.to });
     }
     if from == here.id() {
-        return Err(GateRefusal::Oneself);
+        return Err(GateRejection::Oneself);
     }
     // A leader whose going is committed still leads its term, until it has applied that itself.
     let leads_me = here.leader() == Some(from) && message.term == here.term().get();
     if here.is_removed(from) && !leads_me {
-        return Err(GateRefusal::Removed);
+        return Err(GateRejection::Removed);
     }
     judge_kind(message)?;
     judge_numbers(message, here.term())?;
@@ -185,7 +185,7 @@ pub(super) fn judge(
             // Only a leader that this member follows, and knows to follow, may say so; what comes too
             // late is of an earlier term.
             if message.term > here.term().get() {
-                return Err(GateRefusal::Term { term: message.term, mine: here.term() });
+                return Err(GateRejection::Term { term: message.term, mine: here.term() });
             }
             judge_leader(message, from, here)
         }
@@ -193,7 +193,7 @@ pub(super) fn judge(
     }
 }
 
-fn judge_kind(message: &Message) -> Result<(), GateRefusal> {
+fn judge_kind(message: &Message) -> Result<(), GateRejection> {
     match message.get_msg_type() {
         MessageType::MsgAppend
         | MessageType::MsgAppendResponse
@@ -214,14 +214,14 @@ fn judge_kind(message: &Message) -> Result<(), GateRefusal> {
         | MessageType::MsgCheckQuorum
         | MessageType::MsgTransferLeader
         | MessageType::MsgReadIndex
-        | MessageType::MsgReadIndexResp) => Err(GateRefusal::Kind { kind: kind as i32 }),
+        | MessageType::MsgReadIndexResp) => Err(GateRejection::Kind { kind: kind as i32 }),
     }
 }
 
-fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRefusal> {
+fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
     let term = message.term;
     if term == 0 || term >= NUMBER_MAX || term > mine.get().saturating_add(TERM_LEAP_MAX) {
-        return Err(GateRefusal::Term { term, mine });
+        return Err(GateRejection::Term { term, mine });
     }
     let numbers = [
         ("log term", message.log_term, term),
@@ -232,14 +232,14 @@ fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRefusal> {
     ];
     for (name, value, max) in numbers {
         if value > max {
-            return Err(GateRefusal::Number { name, value });
+            return Err(GateRejection::Number { name, value });
         }
     }
     Ok(())
 }
 
 /// Fields that no message has, or that only some have.
-fn judge_fields(message: &Message) -> Result<(), GateRefusal> {
+fn judge_fields(message: &Message) -> Result<(), GateRejection> {
     let kind = message.get_msg_type();
     let context_fits = match kind {
         MessageType::MsgHeartbeat | MessageType::MsgHeartbeatResponse => {
@@ -258,7 +258,7 @@ fn judge_fields(message: &Message) -> Result<(), GateRefusal> {
         ("a priority", message.priority == 0 && message.deprecated_priority == 0),
     ];
     match fields.into_iter().find(|(_, fits)| !fits) {
-        Some((name, _)) => Err(GateRefusal::Field { name }),
+        Some((name, _)) => Err(GateRejection::Field { name }),
         None => Ok(()),
     }
 }
@@ -268,29 +268,29 @@ fn judge_leader(
     message: &Message,
     from: NodeId,
     here: &impl Standpoint,
-) -> Result<(), GateRefusal> {
+) -> Result<(), GateRejection> {
     match here.leader() {
         Some(leader) if leader != from && message.term == here.term().get() => {
-            Err(GateRefusal::SecondLeader { term: here.term(), leader })
+            Err(GateRejection::SecondLeader { term: here.term(), leader })
         }
         _ => Ok(()),
     }
 }
 
-fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRefusal> {
+fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     // Everything starts from (1, 1). An index of 0, or a term of 0 at an index beyond the log, would
     // pass for a place where both logs agree.
     if message.index == 0 {
-        return Err(GateRefusal::Number { name: "index", value: 0 });
+        return Err(GateRejection::Number { name: "index", value: 0 });
     }
     if message.log_term == 0 {
-        return Err(GateRefusal::Number { name: "log term", value: 0 });
+        return Err(GateRejection::Number { name: "log term", value: 0 });
     }
     let mut prev_term = message.log_term;
     for (entry, index) in message.entries.iter().zip(message.index + 1..) {
         let term = entry.term;
         if entry.index != index || term < prev_term || term > message.term {
-            return Err(GateRefusal::Entries { index: entry.index, term });
+            return Err(GateRejection::Entries { index: entry.index, term });
         }
         prev_term = term;
     }
@@ -304,24 +304,24 @@ fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRef
         .chain(message.entries.iter().map(|entry| (entry.index, entry.term)));
     for (index, term) in places.take_while(|(index, _)| *index <= commit.get()) {
         if here.term_at(LogIndex(index)).is_some_and(|mine| mine.get() != term) {
-            return Err(GateRefusal::Contradiction { index: LogIndex(index) });
+            return Err(GateRejection::Contradiction { index: LogIndex(index) });
         }
     }
     Ok(())
 }
 
-fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), GateRefusal> {
+fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     // A leader tells each follower no more than what that follower has acknowledged in its term.
     let (promised, last) = (LogIndex(message.commit), here.last());
     if message.term >= here.term().get() && promised > last {
-        return Err(GateRefusal::LogLost { promised, last });
+        return Err(GateRejection::LogLost { promised, last });
     }
     Ok(())
 }
 
-fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateRefusal> {
+fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     let (id, configuration) =
-        snapshot::from_raft(message.get_snapshot()).ok_or(GateRefusal::Snapshot)?;
+        snapshot::from_raft(message.get_snapshot()).ok_or(GateRejection::Snapshot)?;
     let SnapshotId { index, term, .. } = id;
     // (1, 1) is where everybody starts. Raft panics at a configuration that makes no sense, and passes
     // over one without this member.
@@ -330,37 +330,37 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
         && configuration.contains(here.id())
         && (message.index, message.log_term, message.commit) == (0, 0, 0);
     if !makes_sense {
-        return Err(GateRefusal::Snapshot);
+        return Err(GateRejection::Snapshot);
     }
     let differs = here.term_at(index).is_some_and(|mine| mine != term);
     if message.term >= here.term().get() && index <= here.commit() && differs {
-        return Err(GateRefusal::Contradiction { index });
+        return Err(GateRejection::Contradiction { index });
     }
     Ok(())
 }
 
-fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRefusal> {
+fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     if message.reject {
         // (1, 1) is refused by nobody, so what is refused and what is hinted at lie after it.
         if message.index < 2 {
-            return Err(GateRefusal::Number { name: "rejected index", value: message.index });
+            return Err(GateRejection::Number { name: "rejected index", value: message.index });
         }
         if message.reject_hint == 0 || message.reject_hint > message.index {
             let value = message.reject_hint;
-            return Err(GateRefusal::Number { name: "reject hint", value });
+            return Err(GateRejection::Number { name: "reject hint", value });
         }
         if message.log_term == 0 {
-            return Err(GateRefusal::Number { name: "log term", value: 0 });
+            return Err(GateRejection::Number { name: "log term", value: 0 });
         }
     }
     let answers_me = here.role() == Role::Leader && message.term == here.term().get();
     if answers_me && message.index > here.last().get() {
-        return Err(GateRefusal::Number { name: "acknowledged index", value: message.index });
+        return Err(GateRejection::Number { name: "acknowledged index", value: message.index });
     }
     Ok(())
 }
 
-fn judge_vote_request(message: &Message) -> Result<(), GateRefusal> {
+fn judge_vote_request(message: &Message) -> Result<(), GateRejection> {
     let numbers = [
         ("index", message.index, message.index >= 1),
         ("log term", message.log_term, message.log_term >= 1 && message.log_term < message.term),
@@ -368,7 +368,7 @@ fn judge_vote_request(message: &Message) -> Result<(), GateRefusal> {
         ("commit term", message.commit_term, message.commit_term <= message.log_term),
     ];
     match numbers.into_iter().find(|(_, _, fits)| !fits) {
-        Some((name, value, _)) => Err(GateRefusal::Number { name, value }),
+        Some((name, value, _)) => Err(GateRejection::Number { name, value }),
         None => Ok(()),
     }
 }

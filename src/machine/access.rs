@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use super::lease::LeaseTable;
 use crate::model::{
-    Access, AccessRefusal, Caller, Command, Delete, KeyRange, LeaseId, Op, OpenKeys, Put, PutLease,
+    Access, AuthError, Caller, Command, Delete, KeyRange, LeaseId, Op, OpenKeys, Put, PutLease,
     Right, Txn,
 };
 
@@ -20,7 +20,7 @@ pub(super) fn judge(
     caller: &Caller,
     command: &Command,
     leases: &LeaseTable,
-) -> Result<(), AccessRefusal> {
+) -> Result<(), AuthError> {
     if access.is_root(caller).is_ok() {
         return Ok(());
     }
@@ -81,14 +81,14 @@ struct Judge<'a> {
     /// How often it was asked.
     asked: Cell<u32>,
     /// What the caller may read and write, put together when that is asked for often.
-    readable: OnceCell<Result<OpenKeys, AccessRefusal>>,
-    writable: OnceCell<Result<OpenKeys, AccessRefusal>>,
+    readable: OnceCell<Result<OpenKeys, AuthError>>,
+    writable: OnceCell<Result<OpenKeys, AuthError>>,
     /// Those whose keys are all the caller's to write: each is looked at once, however many puts attach it.
     judged: RefCell<BTreeSet<LeaseId>>,
 }
 
 impl Judge<'_> {
-    fn open(&self, right: Right) -> Result<&OpenKeys, AccessRefusal> {
+    fn open(&self, right: Right) -> Result<&OpenKeys, AuthError> {
         let open = match right {
             Right::Read => &self.readable,
             Right::Write => &self.writable,
@@ -96,34 +96,34 @@ impl Judge<'_> {
         open.get_or_init(|| self.access.open(self.caller, right)).as_ref().map_err(|why| *why)
     }
 
-    fn may(&self, right: Right, keys: &KeyRange) -> Result<(), AccessRefusal> {
+    fn may(&self, right: Right, keys: &KeyRange) -> Result<(), AuthError> {
         let asked = self.asked.replace(self.asked.get() + 1);
         // To put everything together is worth it for whoever asks often.
         if asked < ASKED_FEW {
             return self.access.may(self.caller, right, keys);
         }
-        if self.open(right)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+        if self.open(right)?.hold(keys) { Ok(()) } else { Err(AuthError::Denied) }
     }
 
-    fn read(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
+    fn read(&self, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(Right::Read, keys)
     }
 
-    fn write(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
+    fn write(&self, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(Right::Write, keys)
     }
 
     /// Whoever binds a key to a lease, or ends it, decides about all of its keys.
-    fn lease(&self, lease: LeaseId) -> Result<(), AccessRefusal> {
+    fn lease(&self, lease: LeaseId) -> Result<(), AuthError> {
         let open = self.open(Right::Write)?;
         let is_new = self.judged.borrow_mut().insert(lease);
         if is_new && !self.leases.keys(lease).all(|key| open.has(key)) {
-            return Err(AccessRefusal::Denied);
+            return Err(AuthError::Denied);
         }
         Ok(())
     }
 
-    fn put(&self, put: &Put) -> Result<(), AccessRefusal> {
+    fn put(&self, put: &Put) -> Result<(), AuthError> {
         let key = KeyRange::key(put.key.clone());
         self.write(&key)?;
         if put.prev_kv {
@@ -135,12 +135,12 @@ impl Judge<'_> {
         }
     }
 
-    fn delete(&self, delete: &Delete) -> Result<(), AccessRefusal> {
+    fn delete(&self, delete: &Delete) -> Result<(), AuthError> {
         self.write(&delete.range)?;
         if delete.prev_kv { self.read(&delete.range) } else { Ok(()) }
     }
 
-    fn txn(&self, txn: &Txn) -> Result<(), AccessRefusal> {
+    fn txn(&self, txn: &Txn) -> Result<(), AuthError> {
         // One without anything to do is still somebody's.
         self.access.is_user(self.caller)?;
         txn.compares.iter().try_for_each(|compare| self.read(&compare.range))?;

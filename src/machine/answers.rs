@@ -25,7 +25,7 @@ use super::digest::Fingerprint;
 use super::range_set::OpenSet;
 use crate::model::{
     AckWindow, DeleteReply, Incarnation, KeyValue, LifeRow, NodeId, Outcome, PutReply, RangeReply,
-    Refusal, Reply, RequestId, TxnReply, TxnResult,
+    Rejection, Reply, RequestId, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 
@@ -129,7 +129,7 @@ impl Answers {
             return None;
         }
         if life.incarnation > id.incarnation || life.open.is_closed(id.seq) {
-            return Some(Err(Refusal::Closed));
+            return Some(Err(Rejection::Closed));
         }
         life.answers.get(&id.seq).cloned()
     }
@@ -296,7 +296,7 @@ fn row_bytes(outcome: &Outcome) -> usize {
 
 /// What an answer says without its rows: that it was applied, and when.
 pub(super) fn without_rows(outcome: &Outcome) -> Outcome {
-    outcome.as_ref().map_err(Refusal::clone).map(|reply| {
+    outcome.as_ref().map_err(Rejection::clone).map(|reply| {
         let revision = reply.revision();
         Reply::AppliedBefore { revision }
     })
@@ -333,9 +333,9 @@ fn copied(outcome: &Outcome) -> Outcome {
         Ok(Reply::Put(reply)) => Ok(Reply::Put(put(reply))),
         Ok(Reply::Delete(reply)) => Ok(Reply::Delete(delete(reply))),
         Ok(Reply::Txn(reply)) => Ok(Reply::Txn(txn(reply))),
-        Err(Refusal::DuplicateKey(key)) => {
+        Err(Rejection::DuplicateKey(key)) => {
             let shown = &key[..key.len().min(REFUSED_KEY_BYTES_MAX)];
-            Err(Refusal::DuplicateKey(Bytes::copy_from_slice(shown)))
+            Err(Rejection::DuplicateKey(Bytes::copy_from_slice(shown)))
         }
         Ok(
             Reply::Compacted { .. }
@@ -402,7 +402,7 @@ mod tests {
         // An older window that comes late opens nothing.
         hear(&mut answers, 1, 2, &[1..2]);
         assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
-        assert_eq!(answers.answer(id(1, 1)), Some(Err(Refusal::Closed)));
+        assert_eq!(answers.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(answers.answer(id(1, 2)), Some(put(3, 0)));
         assert_eq!(answers.answer(id(1, 9)), None);
         assert!(matches!(answers.judge(id(1, 0)), Verdict::Closed));
@@ -418,7 +418,7 @@ mod tests {
         assert!(is_new(&mut answers, id(2, 1)));
         hear(&mut answers, 1, 1, &[]);
         assert!(matches!(answers.judge(id(1, 5)), Verdict::Closed));
-        assert_eq!(answers.answer(id(1, 1)), Some(Err(Refusal::Closed)));
+        assert_eq!(answers.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(answers.answer(id(3, 1)), None);
     }
 

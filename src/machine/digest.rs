@@ -10,8 +10,8 @@ use std::ops::Range as Span;
 
 use crate::model::{
     Access, Alarm, AlarmKind, Alarms, ClusterVersion, Incarnation, KeyRange, KeyValue, LogIndex,
-    MemberRole, Members, NodeId, Outcome, RangeEnd, RangeReply, Refusal, Reply, Revision, TxnReply,
-    TxnResult,
+    MemberRole, Members, NodeId, Outcome, RangeEnd, RangeReply, Rejection, Reply, Revision,
+    TxnReply, TxnResult,
 };
 
 /// What is compared.
@@ -235,8 +235,8 @@ impl Fingerprint {
                 }
             }
             // Their texts say what an operator is to do, and will be worded anew.
-            Err(Refusal::Alarm(kind)) => self.number(11).alarm_kind(*kind),
-            Err(Refusal::TooManyAlarms { max }) => self.number(12).number(*max as u64),
+            Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
+            Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
             // The text names the kind of refusal and its figures.
             Err(refusal) => self.number(8).bytes(refusal.to_string().as_bytes()),
         }
@@ -246,7 +246,7 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{AccessRefusal, PutReply, Revision};
+    use crate::model::{AuthError, PutReply, Revision};
     use std::time::Duration;
 
     #[test]
@@ -257,8 +257,8 @@ mod tests {
             put(3),
             Ok(Reply::AppliedBefore { revision: Revision(2) }),
             Ok(Reply::Compacted { revision: Revision(2) }),
-            Err(Refusal::EmptyKey),
-            Err(Refusal::KeyNotFound),
+            Err(Rejection::EmptyKey),
+            Err(Rejection::KeyNotFound),
         ];
         let prints: std::collections::BTreeSet<u64> =
             outcomes.iter().map(|o| Fingerprint::default().outcome(o).finish()).collect();
@@ -267,48 +267,50 @@ mod tests {
 
     /// Members of two versions compare their digests, and a state is opened by a later one: whoever words one of these
     /// anew gives it a number first, as alarms have. `None` is what has one.
-    fn words(refusal: &Refusal) -> Option<&'static str> {
+    fn words(refusal: &Rejection) -> Option<&'static str> {
         Some(match refusal {
-            Refusal::EmptyKey => "key is not provided",
-            Refusal::KeyNotFound => "key not found",
-            Refusal::Compacted { .. } => {
+            Rejection::EmptyKey => "key is not provided",
+            Rejection::KeyNotFound => "key not found",
+            Rejection::Compacted { .. } => {
                 "required revision 7 has been compacted; the oldest left is 5"
             }
-            Refusal::Future { .. } => "required revision 7 is a future revision; the newest is 5",
-            Refusal::LeaseNotFound(_) => "requested lease not found: 2a",
-            Refusal::LeaseExists(_) => "lease already exists: 2a",
-            Refusal::LeaseTtl { .. } => "lease TTL of 0ns is not between 1 ms and 9s",
-            Refusal::DuplicateKey(_) => "duplicate key given in txn request: k",
-            Refusal::TooManyOps { .. } => "too many operations in txn request: 9, at most 8",
-            Refusal::TooDeep { .. } => "transactions nested deeper than 8",
-            Refusal::TooManyKeys { .. } => {
+            Rejection::Future { .. } => "required revision 7 is a future revision; the newest is 5",
+            Rejection::LeaseNotFound(_) => "requested lease not found: 2a",
+            Rejection::LeaseExists(_) => "lease already exists: 2a",
+            Rejection::LeaseTtl { .. } => "lease TTL of 0ns is not between 1 ms and 9s",
+            Rejection::DuplicateKey(_) => "duplicate key given in txn request: k",
+            Rejection::TooManyOps { .. } => "too many operations in txn request: 9, at most 8",
+            Rejection::TooDeep { .. } => "transactions nested deeper than 8",
+            Rejection::TooManyKeys { .. } => {
                 "the ranges of the transaction pass over more than 8 keys: name fewer, or make several of it"
             }
-            Refusal::KeyTooLarge { .. } => "key of 9 bytes, at most 8",
-            Refusal::ValueTooLarge { .. } => "value of 9 bytes, at most 8",
-            Refusal::RequestTooLarge { .. } => "request is too large: 9 bytes, at most 8",
-            Refusal::Closed => "request is closed: its node gave it up or has restarted",
-            Refusal::Access(refusal) => match refusal {
-                AccessRefusal::Denied => "permission denied",
-                AccessRefusal::Outdated => "revision of auth store is old",
-                AccessRefusal::NoUser => "user name is empty",
-                AccessRefusal::NoRoot => "root user does not exist",
-                AccessRefusal::RootWithoutRole => "root user does not have root role",
-                AccessRefusal::UserExists => "user name already exists",
-                AccessRefusal::UserNotFound => "user name not found",
-                AccessRefusal::RoleExists => "role name already exists",
-                AccessRefusal::RoleNotFound => "role name not found",
-                AccessRefusal::NoRole => "role name is empty",
-                AccessRefusal::RoleNotGranted => "role is not granted to the user",
-                AccessRefusal::NotGranted => "permission is not granted to the role",
-                AccessRefusal::Invalid => "invalid auth management",
-                AccessRefusal::TooMuch => {
+            Rejection::KeyTooLarge { .. } => "key of 9 bytes, at most 8",
+            Rejection::ValueTooLarge { .. } => "value of 9 bytes, at most 8",
+            Rejection::RequestTooLarge { .. } => "request is too large: 9 bytes, at most 8",
+            Rejection::Closed => "request is closed: its node gave it up or has restarted",
+            Rejection::Access(refusal) => match refusal {
+                AuthError::Denied => "permission denied",
+                AuthError::Outdated => "revision of auth store is old",
+                AuthError::NoUser => "user name is empty",
+                AuthError::NoRoot => "root user does not exist",
+                AuthError::RootWithoutRole => "root user does not have root role",
+                AuthError::UserExists => "user name already exists",
+                AuthError::UserNotFound => "user name not found",
+                AuthError::RoleExists => "role name already exists",
+                AuthError::RoleNotFound => "role name not found",
+                AuthError::NoRole => "role name is empty",
+                AuthError::RoleNotGranted => "role is not granted to the user",
+                AuthError::NotGranted => "permission is not granted to the role",
+                AuthError::Invalid => "invalid auth management",
+                AuthError::TooMuch => {
                     "users, roles and permissions take more than 262144 bytes, or a name more than 256"
                 }
             },
-            Refusal::Alarm(_) | Refusal::TooManyAlarms { .. } => return None,
-            Refusal::NotMember(_) => "node 3 is not a member of the cluster",
-            Refusal::AddressTaken(_) => "member 3 is at this address, or is to be: choose another",
+            Rejection::Alarm(_) | Rejection::TooManyAlarms { .. } => return None,
+            Rejection::NotMember(_) => "node 3 is not a member of the cluster",
+            Rejection::AddressTaken(_) => {
+                "member 3 is at this address, or is to be: choose another"
+            }
         })
     }
 
@@ -319,25 +321,25 @@ mod tests {
         let node = crate::model::NodeId::new(3).unwrap();
         let (bytes, max) = (9, 8);
         let mut refusals = vec![
-            Refusal::EmptyKey,
-            Refusal::KeyNotFound,
-            Refusal::Compacted { asked, compacted: newest },
-            Refusal::Future { asked, newest },
-            Refusal::LeaseNotFound(lease),
-            Refusal::LeaseExists(lease),
-            Refusal::LeaseTtl { asked: Duration::ZERO, max: Duration::from_secs(9) },
-            Refusal::DuplicateKey(bytes::Bytes::from_static(b"k")),
-            Refusal::TooManyOps { count: 9, max },
-            Refusal::TooDeep { max },
-            Refusal::TooManyKeys { max },
-            Refusal::KeyTooLarge { bytes, max },
-            Refusal::ValueTooLarge { bytes, max },
-            Refusal::RequestTooLarge { bytes, max },
-            Refusal::Closed,
-            Refusal::NotMember(node),
-            Refusal::AddressTaken(node),
+            Rejection::EmptyKey,
+            Rejection::KeyNotFound,
+            Rejection::Compacted { asked, compacted: newest },
+            Rejection::Future { asked, newest },
+            Rejection::LeaseNotFound(lease),
+            Rejection::LeaseExists(lease),
+            Rejection::LeaseTtl { asked: Duration::ZERO, max: Duration::from_secs(9) },
+            Rejection::DuplicateKey(bytes::Bytes::from_static(b"k")),
+            Rejection::TooManyOps { count: 9, max },
+            Rejection::TooDeep { max },
+            Rejection::TooManyKeys { max },
+            Rejection::KeyTooLarge { bytes, max },
+            Rejection::ValueTooLarge { bytes, max },
+            Rejection::RequestTooLarge { bytes, max },
+            Rejection::Closed,
+            Rejection::NotMember(node),
+            Rejection::AddressTaken(node),
         ];
-        refusals.extend(AccessRefusal::ALL.map(Refusal::Access));
+        refusals.extend(AuthError::ALL.map(Rejection::Access));
         for refusal in &refusals {
             assert_eq!(Some(&*refusal.to_string()), words(refusal));
         }

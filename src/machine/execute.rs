@@ -11,7 +11,7 @@ use super::txn::{Path, Unfit, check_put, is_wide};
 use super::{Applied, LeaseChange, Machine, access};
 use crate::model::{
     Access, Alarms, ClusterVersion, Command, Delete, DeleteReply, Fault, GrantReply, Incarnation,
-    LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Refusal, Reply,
+    LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Rejection, Reply,
     RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
@@ -37,13 +37,13 @@ pub(super) struct Turn<'a> {
 /// Why a command was not executed to its end.
 pub(super) enum Stop {
     /// It had no effect.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The node must stop.
     Fault(Fault),
 }
 
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
+impl From<Rejection> for Stop {
+    fn from(refusal: Rejection) -> Self {
         Stop::Refused(refusal)
     }
 }
@@ -81,7 +81,7 @@ impl Machine {
         let (command, is_acting) = match command {
             Command::As(caller, command) => {
                 let leases = self.store.shared().leases();
-                access::judge(&self.access, &caller, &command, &leases).map_err(Refusal::from)?;
+                access::judge(&self.access, &caller, &command, &leases).map_err(Rejection::from)?;
                 (*command, true)
             }
             command => (command, false),
@@ -129,13 +129,13 @@ impl Machine {
             }
             Command::Revoke(id) => {
                 let Some(deleted) = self.end_lease(id, turn)? else {
-                    return Err(Refusal::LeaseNotFound(id).into());
+                    return Err(Rejection::LeaseNotFound(id).into());
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
             Command::Announce(introduction) => self.change_members(turn, |members| {
                 let is_member = members.announce(by.node, &introduction);
-                is_member.then_some(()).ok_or(Refusal::NotMember(by.node))
+                is_member.then_some(()).ok_or(Rejection::NotMember(by.node))
             }),
             Command::Move { member, address } => {
                 self.change_members(turn, |members| members.move_to(member, &address))
@@ -143,7 +143,7 @@ impl Machine {
             Command::Raise(version) => self.raise(version),
             Command::Access(change) => {
                 let mut access = Access::clone(&self.access);
-                access.apply(change).map_err(Refusal::from)?;
+                access.apply(change).map_err(Rejection::from)?;
                 self.set_access(Arc::new(access));
                 Ok(Reply::Noted { revision: self.store.revision() })
             }
@@ -163,7 +163,7 @@ impl Machine {
     fn change_members(
         &mut self,
         turn: &mut Turn<'_>,
-        change: impl FnOnce(&mut Members) -> Result<(), Refusal>,
+        change: impl FnOnce(&mut Members) -> Result<(), Rejection>,
     ) -> Result<Reply, Stop> {
         let mut members = Members::clone(&self.members);
         change(&mut members)?;
@@ -313,12 +313,12 @@ impl Machine {
     fn compact(&mut self, at: Revision, turn: &mut Turn<'_>) -> Result<Reply, Stop> {
         let newest = self.store.revision();
         if at > newest {
-            return Err(Refusal::Future { asked: at, newest }.into());
+            return Err(Rejection::Future { asked: at, newest }.into());
         }
         if let Some(compacted) = self.store.compacted()
             && at <= compacted
         {
-            return Err(Refusal::Compacted { asked: at, compacted }.into());
+            return Err(Rejection::Compacted { asked: at, compacted }.into());
         }
         self.store.compact(at);
         turn.done.compacted = Some(at);
@@ -336,7 +336,7 @@ impl Machine {
         if let Some(id) = id
             && shared.leases().contains(id)
         {
-            return Err(Refusal::LeaseExists(id).into());
+            return Err(Rejection::LeaseExists(id).into());
         }
         if let Some((node, incarnation, SessionInfo { own: true, .. })) = session {
             let ghosts = shared.leases().left_behind(node, incarnation);

@@ -82,7 +82,7 @@ use store::Store;
 
 use crate::model::{
     Access, Alarms, ClusterVersion, Event, Fault, Incarnation, Item, LeaseId, LogIndex,
-    MemberChange, Members, NodeId, Outcome, Piece, Proposal, Refusal, RequestId, Revision,
+    MemberChange, Members, NodeId, Outcome, Piece, Proposal, Rejection, RequestId, Revision,
     SessionInfo, StateHead, Term,
 };
 use crate::mutant::{self, Mutant};
@@ -338,7 +338,7 @@ impl Machine {
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
             let outcome = match self.answers.judge(id) {
-                Verdict::Closed => Err(Refusal::Closed),
+                Verdict::Closed => Err(Rejection::Closed),
                 Verdict::Answered(outcome) => outcome,
                 Verdict::New => {
                     let outcome = match self.execute(id, command, turn) {
@@ -475,11 +475,11 @@ impl Machine {
         self.store.revision()
     }
 
-    /// What the table of answers knows of a request: what became of it; [`Refusal::Closed`], if it
+    /// What the table of answers knows of a request: what became of it; [`Rejection::Closed`], if it
     /// is too late to say and it will not be applied any more; or nothing.
     pub fn answer(&self, id: RequestId) -> Option<Outcome> {
         if self.members.is_removed(id.node) {
-            return Some(Err(Refusal::Closed));
+            return Some(Err(Rejection::Closed));
         }
         self.answers.answer(id)
     }

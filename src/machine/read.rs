@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use super::row::{Row, RowRef};
 use super::shared::{Published, Replaced, Scan, Snapshot};
 use crate::model::{
-    Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Refusal, Revision,
+    Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Rejection, Revision,
     RevisionBounds, Sort, SortOrder, SortTarget,
 };
 use crate::mutant::{self, Mutant};
@@ -15,14 +15,14 @@ use crate::mutant::{self, Mutant};
 pub(super) fn resolve(
     asked: Option<Revision>,
     Published { revision: newest, compacted }: Published,
-) -> Result<Revision, Refusal> {
+) -> Result<Revision, Rejection> {
     let Some(asked) = asked.filter(|&asked| asked > Revision(0)) else { return Ok(newest) };
     if asked > newest {
-        return Err(Refusal::Future { asked, newest });
+        return Err(Rejection::Future { asked, newest });
     }
     match compacted {
         Some(compacted) if asked < compacted && !mutant::is(Mutant::M37) => {
-            Err(Refusal::Compacted { asked, compacted })
+            Err(Rejection::Compacted { asked, compacted })
         }
         _ => Ok(asked),
     }

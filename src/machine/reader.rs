@@ -16,8 +16,8 @@ use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
 use super::txn::{Path, Unfit, only_reads, ranges};
 use super::{Change, access};
 use crate::model::{
-    Access, AccessRefusal, Alarms, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op,
-    Range, RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
+    Access, Alarms, AuthError, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op, Range,
+    RangeReply, Rejection, Revision, Txn, TxnReply, TxnResult,
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
@@ -84,8 +84,8 @@ impl Reader {
     /// Answers a range.
     ///
     /// # Errors
-    /// [`Refusal::Future`] or [`Refusal::Compacted`], if it asks for such a revision.
-    pub fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+    /// [`Rejection::Future`] or [`Rejection::Compacted`], if it asks for such a revision.
+    pub fn range(&self, range: &Range) -> Result<RangeReply, Rejection> {
         self.answer(range, |snapshot, range, newest| snapshot.range(range, newest))
     }
 
@@ -94,7 +94,7 @@ impl Reader {
     ///
     /// # Errors
     /// As there.
-    pub fn page(&self, range: &Range) -> Result<RangeReply, Refusal> {
+    pub fn page(&self, range: &Range) -> Result<RangeReply, Rejection> {
         self.answer(range, |snapshot, range, newest| snapshot.page(range, newest))
     }
 
@@ -102,7 +102,7 @@ impl Reader {
         &self,
         range: &Range,
         read: impl Fn(&Snapshot<'_>, &Range, Revision) -> Result<RangeReply, Replaced>,
-    ) -> Result<RangeReply, Refusal> {
+    ) -> Result<RangeReply, Rejection> {
         loop {
             let state = self.shared.state();
             let newest = state.published.revision;
@@ -128,11 +128,11 @@ impl Reader {
     /// Answers a transaction that [only reads](only_reads), at one revision.
     ///
     /// # Errors
-    /// [`Refusal::Future`] or [`Refusal::Compacted`], if a range of it asks for such a revision.
+    /// [`Rejection::Future`] or [`Rejection::Compacted`], if a range of it asks for such a revision.
     ///
     /// # Panics
     /// If the transaction writes: that is for the log to do.
-    pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+    pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         assert!(only_reads(txn), "a transaction that writes goes through the log");
         loop {
             match self.try_txn(txn) {
@@ -179,13 +179,13 @@ impl Reader {
     /// the changes come along and count, except at the compacted revision itself, where they are gone.
     ///
     /// # Errors
-    /// [`Refusal::Compacted`], if `from` lies before the compacted revision.
+    /// [`Rejection::Compacted`], if `from` lies before the compacted revision.
     pub fn events(
         &self,
         range: &KeyRange,
         from: Revision,
         bytes_max: usize,
-    ) -> Result<HistoryPage, Refusal> {
+    ) -> Result<HistoryPage, Rejection> {
         loop {
             match self.try_events(range, from, bytes_max) {
                 Ok(page) => return Ok(page),
@@ -206,7 +206,7 @@ impl Reader {
         if let Some(compacted) = compacted
             && from < compacted
         {
-            return Err(Refusal::Compacted { asked: from, compacted }.into());
+            return Err(Rejection::Compacted { asked: from, compacted }.into());
         }
         // From here on nothing that is not compacted now is swept, whatever is compacted meanwhile.
         let oldest = compacted.unwrap_or(Revision::FIRST);
@@ -362,8 +362,8 @@ impl Reader {
     /// Whether a caller may have a command executed, by users, roles and leases as of the last entry applied.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AuthError> {
         access::judge(&self.access(), caller, command, &self.shared.leases())
     }
 

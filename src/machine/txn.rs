@@ -6,7 +6,7 @@
 
 use super::read::resolve;
 use super::shared::{Published, Replaced, Snapshot};
-use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Refusal, Txn};
+use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Rejection, Txn};
 
 /// Which branch a transaction takes, and which ones those nested in that branch take, in order.
 #[derive(PartialEq, Eq, Debug)]
@@ -18,13 +18,13 @@ pub(super) struct Path {
 /// Why a transaction cannot be executed on the state at hand.
 pub(super) enum Unfit {
     /// It is refused.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The state is another one by now.
     Replaced,
 }
 
-impl From<Refusal> for Unfit {
-    fn from(refusal: Refusal) -> Self {
+impl From<Rejection> for Unfit {
+    fn from(refusal: Rejection) -> Self {
         Unfit::Refused(refusal)
     }
 }
@@ -98,7 +98,7 @@ fn check_inner_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
 fn check_lease(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     match put.lease {
         PutLease::Attach(lease) if !before.has_lease(lease) => {
-            Err(Refusal::LeaseNotFound(lease).into())
+            Err(Rejection::LeaseNotFound(lease).into())
         }
         _ => Ok(()),
     }
@@ -107,7 +107,7 @@ fn check_lease(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
 fn check_kept(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
     match keeps && before.get(&put.key)?.is_none() {
-        true => Err(Refusal::KeyNotFound.into()),
+        true => Err(Rejection::KeyNotFound.into()),
         false => Ok(()),
     }
 }

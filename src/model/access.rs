@@ -195,7 +195,7 @@ impl AccessChange {
 /// Why something is not allowed, or the table stays as it is. The texts are etcd's where etcd has one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Error)]
 #[non_exhaustive]
-pub enum AccessRefusal {
+pub enum AuthError {
     /// The caller may not do this.
     #[error("permission denied")]
     Denied,
@@ -245,7 +245,7 @@ pub enum AccessRefusal {
 }
 
 #[cfg(test)]
-impl AccessRefusal {
+impl AuthError {
     /// Each of them.
     pub(crate) const ALL: [Self; 14] = [
         Self::Denied,
@@ -350,47 +350,47 @@ impl Access {
     /// Whether a caller may read and watch all of these keys.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn may_read(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub fn may_read(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Read, keys)
     }
 
     /// Whether a caller may put and delete all of these keys.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn may_write(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub fn may_write(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Write, keys)
     }
 
     /// Whether a caller is a user at all.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn is_user(&self, caller: &Caller) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub fn is_user(&self, caller: &Caller) -> Result<(), AuthError> {
         self.powers(caller).map(|_| ())
     }
 
     /// Whether a caller may administer the cluster: its user has the role `root`.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn is_root(&self, caller: &Caller) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub fn is_root(&self, caller: &Caller) -> Result<(), AuthError> {
         match self.powers(caller)? {
             Powers::Everything => Ok(()),
-            Powers::Of(_) => Err(AccessRefusal::Denied),
+            Powers::Of(_) => Err(AuthError::Denied),
         }
     }
 
-    fn powers(&self, caller: &Caller) -> Result<Powers<'_>, AccessRefusal> {
+    fn powers(&self, caller: &Caller) -> Result<Powers<'_>, AuthError> {
         if !self.enabled {
             return Ok(Powers::Everything);
         }
-        let name = caller.user.as_ref().ok_or(AccessRefusal::NoUser)?;
+        let name = caller.user.as_ref().ok_or(AuthError::NoUser)?;
         if caller.revision != self.revision {
-            return Err(AccessRefusal::Outdated);
+            return Err(AuthError::Outdated);
         }
-        let user = self.users.get(name).ok_or(AccessRefusal::Denied)?;
+        let user = self.users.get(name).ok_or(AuthError::Denied)?;
         Ok(if user.roles.contains(ROOT) { Powers::Everything } else { Powers::Of(user) })
     }
 
@@ -400,7 +400,7 @@ impl Access {
         caller: &Caller,
         right: Right,
         keys: &KeyRange,
-    ) -> Result<(), AccessRefusal> {
+    ) -> Result<(), AuthError> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(()) };
         let mut grants = self.granted(user, right);
         // One key, or a range as it was granted, needs nothing put together.
@@ -408,11 +408,11 @@ impl Access {
             Some(key) => grants.any(|range| range.contains(key)),
             None => grants.any(|range| range == keys) || self.open_to(user, right).hold(keys),
         };
-        if may { Ok(()) } else { Err(AccessRefusal::Denied) }
+        if may { Ok(()) } else { Err(AuthError::Denied) }
     }
 
     /// The keys to which a caller has a right: for who asks more than once.
-    pub(crate) fn open(&self, caller: &Caller, right: Right) -> Result<OpenKeys, AccessRefusal> {
+    pub(crate) fn open(&self, caller: &Caller, right: Right) -> Result<OpenKeys, AuthError> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(OpenKeys::All) };
         Ok(self.open_to(user, right))
     }
@@ -430,24 +430,24 @@ impl Access {
     /// Makes a change. A refused one changes nothing.
     ///
     /// # Errors
-    /// See [`AccessRefusal`].
-    pub(crate) fn apply(&mut self, change: AccessChange) -> Result<(), AccessRefusal> {
+    /// See [`AuthError`].
+    pub(crate) fn apply(&mut self, change: AccessChange) -> Result<(), AuthError> {
         let mut after = self.clone();
         after.change(change)?;
         if after.bytes() > Self::BYTES_MAX && after.bytes() > self.bytes() {
-            return Err(AccessRefusal::TooMuch);
+            return Err(AuthError::TooMuch);
         }
         *self = after;
         Ok(())
     }
 
-    fn change(&mut self, change: AccessChange) -> Result<(), AccessRefusal> {
+    fn change(&mut self, change: AccessChange) -> Result<(), AuthError> {
         let next = self.revision + 1;
         match change {
             AccessChange::Enable { secret } => {
-                let root = self.users.get(ROOT).ok_or(AccessRefusal::NoRoot)?;
+                let root = self.users.get(ROOT).ok_or(AuthError::NoRoot)?;
                 if !root.roles.contains(ROOT) {
-                    return Err(AccessRefusal::RootWithoutRole);
+                    return Err(AuthError::RootWithoutRole);
                 }
                 if !self.enabled {
                     (self.enabled, self.secret) = (true, secret);
@@ -458,27 +458,27 @@ impl Access {
             AccessChange::Disable if !self.enabled => return Ok(()),
             AccessChange::Disable => self.enabled = false,
             AccessChange::AddUser { user, password } => {
-                named(&user, AccessRefusal::NoUser)?;
+                named(&user, AuthError::NoUser)?;
                 if self.users.contains_key(&user) {
-                    return Err(AccessRefusal::UserExists);
+                    return Err(AuthError::UserExists);
                 }
                 let roles = BTreeSet::new();
                 self.users.insert(user, User { password, roles, since: next });
             }
             AccessChange::DeleteUser(user) => {
                 if self.enabled && user == ROOT {
-                    return Err(AccessRefusal::Invalid);
+                    return Err(AuthError::Invalid);
                 }
-                self.users.remove(&user).ok_or(AccessRefusal::UserNotFound)?;
+                self.users.remove(&user).ok_or(AuthError::UserNotFound)?;
             }
             AccessChange::SetPassword { user, password } => {
-                let user = self.users.get_mut(&user).ok_or(AccessRefusal::UserNotFound)?;
+                let user = self.users.get_mut(&user).ok_or(AuthError::UserNotFound)?;
                 (user.password, user.since) = (password, next);
             }
             AccessChange::GrantRole { user, role } => {
-                let user = self.users.get_mut(&user).ok_or(AccessRefusal::UserNotFound)?;
+                let user = self.users.get_mut(&user).ok_or(AuthError::UserNotFound)?;
                 if role != ROOT && !self.roles.contains_key(&role) {
-                    return Err(AccessRefusal::RoleNotFound);
+                    return Err(AuthError::RoleNotFound);
                 }
                 if !user.roles.insert(role) {
                     return Ok(());
@@ -486,33 +486,33 @@ impl Access {
             }
             AccessChange::RevokeRole { user, role } => {
                 if self.enabled && user == ROOT && role == ROOT {
-                    return Err(AccessRefusal::Invalid);
+                    return Err(AuthError::Invalid);
                 }
-                let user = self.users.get_mut(&user).ok_or(AccessRefusal::UserNotFound)?;
+                let user = self.users.get_mut(&user).ok_or(AuthError::UserNotFound)?;
                 if !user.roles.remove(&role) {
-                    return Err(AccessRefusal::RoleNotGranted);
+                    return Err(AuthError::RoleNotGranted);
                 }
             }
             AccessChange::AddRole(role) => {
-                named(&role, AccessRefusal::NoRole)?;
+                named(&role, AuthError::NoRole)?;
                 if self.roles.contains_key(&role) {
-                    return Err(AccessRefusal::RoleExists);
+                    return Err(AuthError::RoleExists);
                 }
                 self.roles.insert(role, Role::new());
             }
             AccessChange::DeleteRole(role) => {
                 if self.enabled && role == ROOT {
-                    return Err(AccessRefusal::Invalid);
+                    return Err(AuthError::Invalid);
                 }
-                self.roles.remove(&role).ok_or(AccessRefusal::RoleNotFound)?;
+                self.roles.remove(&role).ok_or(AuthError::RoleNotFound)?;
                 for user in self.users.values_mut() {
                     user.roles.remove(&role);
                 }
             }
             AccessChange::Grant { role, grant } => {
-                let role = self.roles.get_mut(&role).ok_or(AccessRefusal::RoleNotFound)?;
+                let role = self.roles.get_mut(&role).ok_or(AuthError::RoleNotFound)?;
                 if is_empty(&grant.range) {
-                    return Err(AccessRefusal::Invalid);
+                    return Err(AuthError::Invalid);
                 }
                 match role.binary_search_by_key(&order(&grant.range), |at| order(&at.range)) {
                     Ok(at) => role[at].rights = grant.rights,
@@ -520,9 +520,9 @@ impl Access {
                 }
             }
             AccessChange::Revoke { role, range } => {
-                let role = self.roles.get_mut(&role).ok_or(AccessRefusal::RoleNotFound)?;
+                let role = self.roles.get_mut(&role).ok_or(AuthError::RoleNotFound)?;
                 let at = role.binary_search_by_key(&order(&range), |at| order(&at.range));
-                role.remove(at.map_err(|_| AccessRefusal::NotGranted)?);
+                role.remove(at.map_err(|_| AuthError::NotGranted)?);
             }
         }
         self.revision = next;
@@ -545,11 +545,11 @@ impl Access {
     }
 }
 
-fn named(name: &str, empty: AccessRefusal) -> Result<(), AccessRefusal> {
+fn named(name: &str, empty: AuthError) -> Result<(), AuthError> {
     match name.len() {
         0 => Err(empty),
         1..=Access::NAME_BYTES_MAX => Ok(()),
-        _ => Err(AccessRefusal::TooMuch),
+        _ => Err(AuthError::TooMuch),
     }
 }
 
@@ -660,15 +660,15 @@ mod tests {
         let (nobody, ann, bob) =
             (caller(&access, None), caller(&access, Some(ANN)), caller(&access, Some("bob")));
         let root = caller(&access, Some(ROOT));
-        assert_eq!(access.may_read(&nobody, &key), Err(AccessRefusal::NoUser));
-        assert_eq!(access.may_read(&bob, &key), Err(AccessRefusal::Denied));
+        assert_eq!(access.may_read(&nobody, &key), Err(AuthError::NoUser));
+        assert_eq!(access.may_read(&bob, &key), Err(AuthError::Denied));
         assert_eq!(access.may_read(&ann, &key), Ok(()));
-        assert_eq!(access.is_root(&ann), Err(AccessRefusal::Denied));
+        assert_eq!(access.is_root(&ann), Err(AuthError::Denied));
         assert_eq!(access.is_root(&root), Ok(()));
         assert_eq!(access.may_write(&root, &KeyRange::all()), Ok(()));
         access.apply(AccessChange::AddRole("more".to_owned())).unwrap();
-        assert_eq!(access.may_read(&ann, &key), Err(AccessRefusal::Outdated));
-        assert_eq!(access.is_root(&root), Err(AccessRefusal::Outdated));
+        assert_eq!(access.may_read(&ann, &key), Err(AuthError::Outdated));
+        assert_eq!(access.is_root(&root), Err(AuthError::Outdated));
         access.apply(AccessChange::Disable).unwrap();
         assert_eq!(access.may_write(&nobody, &KeyRange::all()), Ok(()));
     }
@@ -683,14 +683,14 @@ mod tests {
             AccessChange::RevokeRole { user: text(ROOT), role: text(ROOT) },
             AccessChange::DeleteRole(text(ROOT)),
         ] {
-            assert_eq!(access.apply(change), Err(AccessRefusal::Invalid));
+            assert_eq!(access.apply(change), Err(AuthError::Invalid));
         }
         assert_eq!(access, before);
         let mut none = Access::default();
         let enable = AccessChange::Enable { secret: Secret::new("s") };
-        assert_eq!(none.apply(enable.clone()), Err(AccessRefusal::NoRoot));
+        assert_eq!(none.apply(enable.clone()), Err(AuthError::NoRoot));
         none.apply(AccessChange::AddUser { user: text(ROOT), password: None }).unwrap();
-        assert_eq!(none.apply(enable), Err(AccessRefusal::RootWithoutRole));
+        assert_eq!(none.apply(enable), Err(AuthError::RootWithoutRole));
     }
 
     #[test]
@@ -699,23 +699,23 @@ mod tests {
         for range in [KeyRange::key(""), KeyRange::between("b", "a"), KeyRange::between("b", "b")] {
             let grant = AccessGrant { range, rights: Rights::Read };
             let change = AccessChange::Grant { role: "some".to_owned(), grant };
-            assert_eq!(access.apply(change), Err(AccessRefusal::Invalid));
+            assert_eq!(access.apply(change), Err(AuthError::Invalid));
         }
         access.apply(AccessChange::DeleteRole("some".to_owned())).unwrap();
         assert!(access.users()[ANN].roles.is_empty());
         let ann = caller(&access, Some(ANN));
-        assert_eq!(access.may_read(&ann, &KeyRange::key("k")), Err(AccessRefusal::Denied));
+        assert_eq!(access.may_read(&ann, &KeyRange::key("k")), Err(AuthError::Denied));
     }
 
     #[test]
     fn the_table_has_a_largest_size_and_names_a_longest_length() {
         let mut access = Access::default();
         let long = "n".repeat(Access::NAME_BYTES_MAX + 1);
-        assert_eq!(access.apply(AccessChange::AddRole(long)), Err(AccessRefusal::TooMuch));
+        assert_eq!(access.apply(AccessChange::AddRole(long)), Err(AuthError::TooMuch));
         let refused = (0..2000).find_map(|number| {
             access.apply(AccessChange::AddRole(format!("{number:0>256}"))).err()
         });
-        assert_eq!(refused, Some(AccessRefusal::TooMuch));
+        assert_eq!(refused, Some(AuthError::TooMuch));
         assert!(access.bytes() <= Access::BYTES_MAX);
         access.apply(AccessChange::DeleteRole(format!("{:0>256}", 1))).unwrap();
     }

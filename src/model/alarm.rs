@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::collections::btree_set::Iter;
 use std::fmt;
 
-use super::{Command, NodeId, Op, Refusal, Txn};
+use super::{Command, NodeId, Op, Rejection, Txn};
 
 /// What an alarm says, and so what it forbids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -110,12 +110,12 @@ impl Alarms {
     /// Carries a change out. Answers with the alarm that was raised, or was there already; or with those that have ended.
     ///
     /// # Errors
-    /// [`Refusal::TooManyAlarms`]: nothing has changed.
-    pub fn apply(&mut self, change: &AlarmChange) -> Result<Vec<Alarm>, Refusal> {
+    /// [`Rejection::TooManyAlarms`]: nothing has changed.
+    pub fn apply(&mut self, change: &AlarmChange) -> Result<Vec<Alarm>, Rejection> {
         match change {
             AlarmChange::Raise(alarm) => {
                 if self.0.len() >= Self::COUNT_MAX && !self.0.contains(alarm) {
-                    return Err(Refusal::TooManyAlarms { max: Self::COUNT_MAX });
+                    return Err(Rejection::TooManyAlarms { max: Self::COUNT_MAX });
                 }
                 self.0.insert(*alarm);
                 Ok(vec![*alarm])
@@ -135,8 +135,8 @@ impl Alarms {
     /// the cluster asks for it.
     ///
     /// # Errors
-    /// [`Refusal::Alarm`].
-    pub(crate) fn judge(&self, command: &Command, is_acting: bool) -> Result<(), Refusal> {
+    /// [`Rejection::Alarm`].
+    pub(crate) fn judge(&self, command: &Command, is_acting: bool) -> Result<(), Rejection> {
         // As a rule there is none, and nothing is looked at.
         if self.is_empty() {
             return Ok(());
@@ -151,7 +151,7 @@ impl Alarms {
         let why = [AlarmKind::Corrupt, AlarmKind::NoSpace];
         match why.into_iter().find(|kind| takes(*kind) && self.stands(*kind)) {
             None => Ok(()),
-            Some(kind) => Err(Refusal::Alarm(kind)),
+            Some(kind) => Err(Rejection::Alarm(kind)),
         }
     }
 }
@@ -251,7 +251,7 @@ mod tests {
         let all: Vec<_> = (1..=Alarms::COUNT_MAX as u64).map(|member| (member, NoSpace)).collect();
         let mut alarms = table(&all);
         let raise = |member| AlarmChange::Raise(alarm(member, NoSpace));
-        let full = Err(Refusal::TooManyAlarms { max: Alarms::COUNT_MAX });
+        let full = Err(Rejection::TooManyAlarms { max: Alarms::COUNT_MAX });
         assert_eq!(alarms.apply(&raise(0)), full);
         assert_eq!(alarms.apply(&raise(1)), Ok(vec![alarm(1, NoSpace)]));
         alarms.apply(&AlarmChange::End(alarm(1, NoSpace))).unwrap();
@@ -293,7 +293,7 @@ mod tests {
         ];
         let (no_space, corrupt) = (table(&[(9, NoSpace)]), table(&[(0, Corrupt)]));
         let both = table(&[(0, NoSpace), (5, Corrupt)]);
-        let refused = |kind| Err(Refusal::Alarm(kind));
+        let refused = |kind| Err(Rejection::Alarm(kind));
         for is_acting in [false, true] {
             for command in &grows {
                 let judged = |alarms: &Alarms| alarms.judge(command, is_acting);

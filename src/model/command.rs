@@ -100,7 +100,7 @@ pub struct Proposal {
     pub incarnation: Incarnation,
     /// What it says about its earlier requests.
     pub window: AckWindow,
-    /// Requests by number. Each is applied on its own: one's refusal does not touch the others.
+    /// Requests by number. Each is applied on its own: one's rejection does not touch the others.
     pub requests: Vec<(u64, Command)>,
 }
 

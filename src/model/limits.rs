@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::written;
-use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Refusal, Txn};
+use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Rejection, Txn};
 
 /// How large requests may be. Judged where the call is made, before anything is proposed, so all
 /// members should be configured alike; the state machine itself takes what the log holds. Each has a least
@@ -76,8 +76,8 @@ impl Limits {
     /// Whether a transaction puts no key twice in one branch, whatever its size.
     ///
     /// # Errors
-    /// The [`Refusal`] that names the key.
-    pub(crate) fn check_written(txn: &Txn) -> Result<(), Refusal> {
+    /// The [`Rejection`] that names the key.
+    pub(crate) fn check_written(txn: &Txn) -> Result<(), Rejection> {
         written::check(txn)
     }
 
@@ -85,16 +85,16 @@ impl Limits {
     /// the state: keys not empty, no key put twice in one branch.
     ///
     /// # Errors
-    /// The [`Refusal`] that names the limit and the figure.
+    /// The [`Rejection`] that names the limit and the figure.
     #[doc(hidden)]
-    pub fn check(&self, command: &Command) -> Result<(), Refusal> {
+    pub fn check(&self, command: &Command) -> Result<(), Rejection> {
         let bytes = match command {
             Command::Put(put) => self.check_put(put)?,
             Command::Delete(delete) => self.check_keys(&delete.range)?,
             Command::Txn(txn) => self.check_txn(txn)?,
             Command::Grant { ttl, session, .. } => {
                 if ttl.as_millis() == 0 || *ttl > Self::LEASE_TTL_MAX {
-                    return Err(Refusal::LeaseTtl { asked: *ttl, max: Self::LEASE_TTL_MAX });
+                    return Err(Rejection::LeaseTtl { asked: *ttl, max: Self::LEASE_TTL_MAX });
                 }
                 session.as_ref().map_or(0, |session| session.label.len())
             }
@@ -110,7 +110,7 @@ impl Limits {
             }
         };
         if bytes > self.request_bytes_max {
-            return Err(Refusal::RequestTooLarge { bytes, max: self.request_bytes_max });
+            return Err(Rejection::RequestTooLarge { bytes, max: self.request_bytes_max });
         }
         Ok(())
     }
@@ -118,28 +118,28 @@ impl Limits {
     /// The same for a read that does not travel through the log.
     ///
     /// # Errors
-    /// The [`Refusal`] that names the limit and the figure.
+    /// The [`Rejection`] that names the limit and the figure.
     #[doc(hidden)]
-    pub fn check_range(&self, range: &Range) -> Result<(), Refusal> {
+    pub fn check_range(&self, range: &Range) -> Result<(), Rejection> {
         self.check_keys(&range.range).map(|_| ())
     }
 
-    fn check_key(&self, key: &[u8]) -> Result<(), Refusal> {
+    fn check_key(&self, key: &[u8]) -> Result<(), Rejection> {
         if key.is_empty() {
-            return Err(Refusal::EmptyKey);
+            return Err(Rejection::EmptyKey);
         }
         if key.len() > self.key_bytes_max {
-            return Err(Refusal::KeyTooLarge { bytes: key.len(), max: self.key_bytes_max });
+            return Err(Rejection::KeyTooLarge { bytes: key.len(), max: self.key_bytes_max });
         }
         Ok(())
     }
 
-    fn check_keys(&self, range: &KeyRange) -> Result<usize, Refusal> {
+    fn check_keys(&self, range: &KeyRange) -> Result<usize, Rejection> {
         self.check_key(range.start())?;
         let end = match range.end() {
             // One byte more than a key: the end of the prefix of a longest key, and its successor.
             RangeEnd::Before(end) if end.len() > self.key_bytes_max.saturating_add(1) => {
-                return Err(Refusal::KeyTooLarge { bytes: end.len(), max: self.key_bytes_max });
+                return Err(Rejection::KeyTooLarge { bytes: end.len(), max: self.key_bytes_max });
             }
             RangeEnd::Before(end) => end.len(),
             RangeEnd::Single | RangeEnd::Unbounded => 0,
@@ -147,19 +147,19 @@ impl Limits {
         Ok(Self::OP_BYTES + range.start().len() + end)
     }
 
-    fn check_put(&self, put: &super::Put) -> Result<usize, Refusal> {
+    fn check_put(&self, put: &super::Put) -> Result<usize, Rejection> {
         self.check_key(&put.key)?;
         let value = match &put.value {
             PutValue::Set(value) => value.len(),
             PutValue::Keep => 0,
         };
         if value > self.value_bytes_max {
-            return Err(Refusal::ValueTooLarge { bytes: value, max: self.value_bytes_max });
+            return Err(Rejection::ValueTooLarge { bytes: value, max: self.value_bytes_max });
         }
         Ok(Self::OP_BYTES + put.key.len() + value)
     }
 
-    fn check_txn(&self, txn: &Txn) -> Result<usize, Refusal> {
+    fn check_txn(&self, txn: &Txn) -> Result<usize, Rejection> {
         let bytes = self.check_level(txn, self.txn_ops_max, 1)?;
         // What is too large is refused, whatever it writes.
         if bytes <= self.request_bytes_max {
@@ -168,14 +168,14 @@ impl Limits {
         Ok(bytes)
     }
 
-    fn check_level(&self, txn: &Txn, budget: usize, depth: usize) -> Result<usize, Refusal> {
+    fn check_level(&self, txn: &Txn, budget: usize, depth: usize) -> Result<usize, Rejection> {
         let depth_max = self.txn_depth_max.min(Self::TXN_DEPTH_CEILING);
         if depth > depth_max {
-            return Err(Refusal::TooDeep { max: depth_max });
+            return Err(Rejection::TooDeep { max: depth_max });
         }
         let count = txn.compares.len().max(txn.success.len()).max(txn.failure.len());
         if count > budget {
-            return Err(Refusal::TooManyOps { count, max: budget });
+            return Err(Rejection::TooManyOps { count, max: budget });
         }
         let mut bytes = 0;
         for compare in &txn.compares {
@@ -183,7 +183,7 @@ impl Limits {
             if let super::CompareTarget::Value(value) = &compare.target {
                 if value.len() > self.value_bytes_max {
                     let (bytes, max) = (value.len(), self.value_bytes_max);
-                    return Err(Refusal::ValueTooLarge { bytes, max });
+                    return Err(Rejection::ValueTooLarge { bytes, max });
                 }
                 bytes += value.len();
             }
@@ -220,7 +220,7 @@ mod tests {
         Txn { success, ..Txn::default() }
     }
 
-    fn check(txn: Txn) -> Result<(), Refusal> {
+    fn check(txn: Txn) -> Result<(), Rejection> {
         Limits::default().check(&Command::Txn(txn))
     }
 
@@ -230,9 +230,9 @@ mod tests {
             small().check(&Command::Put(Put::new(key, value)))
         };
         assert_eq!(put("four", "eightttt"), Ok(()));
-        assert_eq!(put("", ""), Err(Refusal::EmptyKey));
-        assert_eq!(put("fives", ""), Err(Refusal::KeyTooLarge { bytes: 5, max: 4 }));
-        assert_eq!(put("k", "nine bytes"), Err(Refusal::ValueTooLarge { bytes: 10, max: 8 }));
+        assert_eq!(put("", ""), Err(Rejection::EmptyKey));
+        assert_eq!(put("fives", ""), Err(Rejection::KeyTooLarge { bytes: 5, max: 4 }));
+        assert_eq!(put("k", "nine bytes"), Err(Rejection::ValueTooLarge { bytes: 10, max: 8 }));
         let delete =
             |range: KeyRange| small().check(&Command::Delete(Delete { range, prev_kv: false }));
         assert_eq!(delete(KeyRange::all()), Ok(()));
@@ -243,16 +243,16 @@ mod tests {
             "the successor of a longest key"
         );
         let long = KeyRange::between("a", "sixsix");
-        assert_eq!(delete(long), Err(Refusal::KeyTooLarge { bytes: 6, max: 4 }));
-        assert_eq!(delete(KeyRange::starting_at("")), Err(Refusal::EmptyKey));
-        assert_eq!(small().check_range(&Range::new("")), Err(Refusal::EmptyKey));
+        assert_eq!(delete(long), Err(Rejection::KeyTooLarge { bytes: 6, max: 4 }));
+        assert_eq!(delete(KeyRange::starting_at("")), Err(Rejection::EmptyKey));
+        assert_eq!(small().check_range(&Range::new("")), Err(Rejection::EmptyKey));
         assert_eq!(small().check_range(&Range::new("four")), Ok(()));
         let compare = |compare| {
             small().check(&Command::Txn(Txn { compares: vec![compare], ..Txn::default() }))
         };
-        assert_eq!(compare(Compare::missing("")), Err(Refusal::EmptyKey));
+        assert_eq!(compare(Compare::missing("")), Err(Rejection::EmptyKey));
         let long = compare(Compare::value("k").eq("nine bytes"));
-        assert_eq!(long, Err(Refusal::ValueTooLarge { bytes: 10, max: 8 }));
+        assert_eq!(long, Err(Rejection::ValueTooLarge { bytes: 10, max: 8 }));
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
         assert_eq!(exact.check(&Command::Txn(fits.clone())), Ok(()));
         let max = bytes - 1;
         let tight = Limits { request_bytes_max: max, ..small() };
-        let refusal = Refusal::RequestTooLarge { bytes, max };
-        assert_eq!(tight.check(&Command::Txn(fits)), Err(refusal));
+        let rejection = Rejection::RequestTooLarge { bytes, max };
+        assert_eq!(tight.check(&Command::Txn(fits)), Err(rejection));
         let label = "l".repeat(201);
         let session = Some(SessionInfo { label, own: true });
         let grant = Command::Grant { id: None, ttl: Duration::from_secs(1), session };
-        let refusal = Refusal::RequestTooLarge { bytes: 201, max: 200 };
-        assert_eq!(small().check(&grant), Err(refusal));
+        let rejection = Rejection::RequestTooLarge { bytes: 201, max: 200 };
+        assert_eq!(small().check(&grant), Err(rejection));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let compares = vec![Compare::exists("k"); max];
         let full = Txn { compares, success: gets(max), failure: gets(max) };
         assert_eq!(check(full), Ok(()), "each list has the limit to itself");
-        let too_many = |count, max| Err(Refusal::TooManyOps { count, max });
+        let too_many = |count, max| Err(Rejection::TooManyOps { count, max });
         assert_eq!(check(then(gets(max + 1))), too_many(max + 1, max));
         let compares = vec![Compare::exists("k"); max + 1];
         assert_eq!(check(Txn { compares, ..Txn::default() }), too_many(max + 1, max));
@@ -298,11 +298,11 @@ mod tests {
         let deep = |depth| (1..depth).fold(Txn::default(), |txn, _| then(vec![txn.into()]));
         let depth_max = Limits::default().txn_depth_max;
         assert_eq!(check(deep(depth_max)), Ok(()));
-        assert_eq!(check(deep(depth_max + 1)), Err(Refusal::TooDeep { max: depth_max }));
+        assert_eq!(check(deep(depth_max + 1)), Err(Rejection::TooDeep { max: depth_max }));
         let max = Limits::TXN_DEPTH_CEILING;
         let endless = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
         assert_eq!(endless.check(&Command::Txn(deep(max))), Ok(()));
-        assert_eq!(endless.check(&Command::Txn(deep(max + 1))), Err(Refusal::TooDeep { max }));
+        assert_eq!(endless.check(&Command::Txn(deep(max + 1))), Err(Rejection::TooDeep { max }));
     }
 
     #[test]
@@ -340,10 +340,10 @@ mod tests {
             vec![branches(vec![branches(vec![], vec![put()])], vec![]), put()],
         ];
         for ops in twice {
-            let refusal = Err(Refusal::DuplicateKey("k".into()));
-            assert_eq!(check(then(ops.clone())), refusal, "{ops:?}");
+            let rejection = Err(Rejection::DuplicateKey("k".into()));
+            assert_eq!(check(then(ops.clone())), rejection, "{ops:?}");
             let txn = Txn { failure: ops, ..Txn::default() };
-            assert_eq!(check(txn), refusal, "in the branch that will not run, too");
+            assert_eq!(check(txn), rejection, "in the branch that will not run, too");
         }
     }
 
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(grant(max), Ok(()));
         for asked in [Duration::ZERO, Duration::from_nanos(999_999), max + Duration::from_nanos(1)]
         {
-            assert_eq!(grant(asked), Err(Refusal::LeaseTtl { asked, max }));
+            assert_eq!(grant(asked), Err(Rejection::LeaseTtl { asked, max }));
         }
     }
 

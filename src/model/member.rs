@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 
 use thiserror::Error;
 
-use super::{DiskId, JoinAsk, LogIndex, NodeId, Refusal, Term};
+use super::{DiskId, JoinAsk, LogIndex, NodeId, Rejection, Term};
 
 /// A member's part in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -174,7 +174,7 @@ pub enum MemberChange {
 
 /// A step that somebody wants the leader to take.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum MemberWish {
+pub enum MembershipRequest {
     /// As [`MemberChange::Add`], or [`MemberChange::Take`] if a place is kept at the address; the leader mints the
     /// id. If the disk is a member's, nothing is to do.
     Add {
@@ -203,7 +203,7 @@ pub enum MemberWish {
 /// Why a step is not taken. Nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub enum MemberRefusal {
+pub enum MembershipError {
     /// There is no such member.
     #[error("there is no member {0}")]
     Unknown(NodeId),
@@ -376,25 +376,25 @@ impl Members {
     /// # Errors
     /// Why not.
     #[doc(hidden)]
-    pub fn judge(&self, change: &MemberChange) -> Result<(), MemberRefusal> {
+    pub fn judge(&self, change: &MemberChange) -> Result<(), MembershipError> {
         let known = |id: &NodeId| match self.get(*id) {
             Some(member) => Ok(member),
             // It is about to go.
-            None if self.outgoing.contains(id) => Err(MemberRefusal::Pending),
-            None => Err(MemberRefusal::Unknown(*id)),
+            None if self.outgoing.contains(id) => Err(MembershipError::Pending),
+            None => Err(MembershipError::Unknown(*id)),
         };
         let voter = |id: &NodeId| match known(id)?.role {
             MemberRole::Voter => Ok(()),
-            MemberRole::Learner => Err(MemberRefusal::NotVoter(*id)),
+            MemberRole::Learner => Err(MembershipError::NotVoter(*id)),
         };
         let learner = |id: &NodeId| match known(id)?.role {
             MemberRole::Learner => Ok(()),
-            MemberRole::Voter => Err(MemberRefusal::Voter(*id)),
+            MemberRole::Voter => Err(MembershipError::Voter(*id)),
         };
         let nameless = |name: &String, replaces: Option<NodeId>| {
             let namesake = self.named(name).filter(|_| !name.is_empty());
             match namesake.is_some_and(|namesake| Some(namesake) != replaces) {
-                true => Err(MemberRefusal::NameTaken(name.clone())),
+                true => Err(MembershipError::NameTaken(name.clone())),
                 false => Ok(()),
             }
         };
@@ -402,19 +402,19 @@ impl Members {
         match change {
             MemberChange::Add { id, name, replaces, .. } => {
                 if id.get() != self.next {
-                    return Err(MemberRefusal::NotNext(*id));
+                    return Err(MembershipError::NotNext(*id));
                 }
                 if let Some(old) = replaces.filter(|old| old != id) {
                     voter(&old)?;
                 }
                 nameless(name, *replaces)?;
                 if self.rows.len() >= Self::MEMBERS_MAX {
-                    return Err(MemberRefusal::TooMany(self.rows.len()));
+                    return Err(MembershipError::TooMany(self.rows.len()));
                 }
             }
             MemberChange::Take { id, name, .. } => {
                 if known(id)?.is_taken() {
-                    return Err(MemberRefusal::Unknown(*id));
+                    return Err(MembershipError::Unknown(*id));
                 }
                 nameless(name, None)?;
             }
@@ -422,13 +422,13 @@ impl Members {
                 learner(id)?;
                 let voters = self.voters().count();
                 if voters >= Self::VOTERS_MAX {
-                    return Err(MemberRefusal::TooManyVoters(voters));
+                    return Err(MembershipError::TooManyVoters(voters));
                 }
             }
             MemberChange::Remove(id) => {
                 known(id)?;
                 if self.voters().eq([*id]) {
-                    return Err(MemberRefusal::LastVoter(*id));
+                    return Err(MembershipError::LastVoter(*id));
                 }
             }
             MemberChange::Replace { old, new } => {
@@ -436,10 +436,10 @@ impl Members {
                 learner(new)?;
             }
             MemberChange::LeaveJoint if self.is_joint() => return Ok(()),
-            MemberChange::LeaveJoint => return Err(MemberRefusal::NotJoint),
+            MemberChange::LeaveJoint => return Err(MembershipError::NotJoint),
         }
         match self.is_joint() {
-            true => Err(MemberRefusal::Pending),
+            true => Err(MembershipError::Pending),
             false => Ok(()),
         }
     }
@@ -507,14 +507,14 @@ impl Members {
     ///
     /// # Errors
     /// There is no such member, or another one is there, or is to be.
-    pub fn move_to(&mut self, id: NodeId, address: &str) -> Result<(), Refusal> {
+    pub fn move_to(&mut self, id: NodeId, address: &str) -> Result<(), Rejection> {
         let is_there =
             |member: &Member| member.address == address || member.destination() == address;
         let other = self.rows.iter().find(|(other, member)| **other != id && is_there(member));
         let other = other.map(|(other, _)| *other);
-        let member = self.rows.get_mut(&id).ok_or(Refusal::NotMember(id))?;
+        let member = self.rows.get_mut(&id).ok_or(Rejection::NotMember(id))?;
         if let Some(other) = other {
-            return Err(Refusal::AddressTaken(other));
+            return Err(Rejection::AddressTaken(other));
         }
         if !member.is_taken() {
             address.clone_into(&mut member.address);
@@ -581,7 +581,7 @@ mod tests {
         assert_eq!(voters(&members), [1, 2, 3, 4]);
         members.apply(LogIndex(9), &MemberChange::Remove(id(4)));
         assert!(members.is_removed(id(4)) && !members.is_removed(id(5)));
-        assert_eq!(members.judge(&add(4, None)), Err(MemberRefusal::NotNext(id(4))));
+        assert_eq!(members.judge(&add(4, None)), Err(MembershipError::NotNext(id(4))));
         assert_eq!(members.judge(&add(5, None)), Ok(()));
     }
 
@@ -606,7 +606,7 @@ mod tests {
         assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
         assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
         members.announce(id(1), &introduction("a", "h:1"));
-        assert_eq!(members.judge(&take(4, "a")), Err(MemberRefusal::NameTaken("a".to_owned())));
+        assert_eq!(members.judge(&take(4, "a")), Err(MembershipError::NameTaken("a".to_owned())));
         members.apply(LogIndex(9), &take(4, "d"));
         let taken = members.get(id(4)).unwrap();
         assert_eq!(
@@ -615,7 +615,7 @@ mod tests {
         );
         assert_eq!((members.kept_at("h:4"), members.named("d")), (None, Some(id(4))));
         for gone in [4, 1, 9] {
-            assert_eq!(members.judge(&take(gone, "e")), Err(MemberRefusal::Unknown(id(gone))));
+            assert_eq!(members.judge(&take(gone, "e")), Err(MembershipError::Unknown(id(gone))));
         }
         members.apply(LogIndex(10), &MemberChange::Promote(id(4)));
         assert_eq!(
@@ -633,11 +633,11 @@ mod tests {
             members.announce(id(number), &introduction("", &format!("h:{number}")));
         }
         let moves_to = |members: &Members| members.get(id(1)).unwrap().moves_to.clone();
-        assert_eq!(members.move_to(id(9), "h:9"), Err(Refusal::NotMember(id(9))));
-        assert_eq!(members.move_to(id(1), "h:2"), Err(Refusal::AddressTaken(id(2))));
+        assert_eq!(members.move_to(id(9), "h:9"), Err(Rejection::NotMember(id(9))));
+        assert_eq!(members.move_to(id(1), "h:2"), Err(Rejection::AddressTaken(id(2))));
         members.move_to(id(1), "h:9").unwrap();
-        assert_eq!(members.move_to(id(2), "h:9"), Err(Refusal::AddressTaken(id(1))));
-        assert_eq!(members.move_to(id(2), "h:1"), Err(Refusal::AddressTaken(id(1))));
+        assert_eq!(members.move_to(id(2), "h:9"), Err(Rejection::AddressTaken(id(1))));
+        assert_eq!(members.move_to(id(2), "h:1"), Err(Rejection::AddressTaken(id(1))));
         let row = members.get(id(1)).unwrap();
         assert_eq!((row.address.as_str(), row.destination()), ("h:1", "h:9"));
         members.announce(id(1), &introduction("a", "h:1"));
@@ -664,17 +664,17 @@ mod tests {
     fn a_replacement_is_one_step_and_joint_until_it_is_left() {
         let mut members = three();
         members.apply(LogIndex(2), &add(4, Some(2)));
-        assert_eq!(members.judge(&MemberChange::LeaveJoint), Err(MemberRefusal::NotJoint));
+        assert_eq!(members.judge(&MemberChange::LeaveJoint), Err(MembershipError::NotJoint));
         members.apply(LogIndex(3), &MemberChange::Replace { old: id(2), new: id(4) });
         assert_eq!(voters(&members), [1, 3, 4]);
         assert_eq!(members.outgoing().iter().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(members.is_voter(id(2)) && !members.is_removed(id(2)));
         for (change, why) in [
-            (MemberChange::Remove(id(1)), MemberRefusal::Pending),
-            (MemberChange::Remove(id(2)), MemberRefusal::Pending),
-            (MemberChange::Promote(id(2)), MemberRefusal::Pending),
-            (MemberChange::Remove(id(9)), MemberRefusal::Unknown(id(9))),
-            (MemberChange::Promote(id(4)), MemberRefusal::Voter(id(4))),
+            (MemberChange::Remove(id(1)), MembershipError::Pending),
+            (MemberChange::Remove(id(2)), MembershipError::Pending),
+            (MemberChange::Promote(id(2)), MembershipError::Pending),
+            (MemberChange::Remove(id(9)), MembershipError::Unknown(id(9))),
+            (MemberChange::Promote(id(4)), MembershipError::Voter(id(4))),
         ] {
             assert_eq!(members.judge(&change), Err(why), "{change:?}");
         }
@@ -694,16 +694,16 @@ mod tests {
             address: String::new(),
             replaces: None,
         };
-        assert_eq!(members.judge(&named("a")), Err(MemberRefusal::NameTaken("a".to_owned())));
+        assert_eq!(members.judge(&named("a")), Err(MembershipError::NameTaken("a".to_owned())));
         assert_eq!(members.judge(&named("b")), Ok(()));
-        assert_eq!(members.judge(&add(4, Some(9))), Err(MemberRefusal::Unknown(id(9))));
+        assert_eq!(members.judge(&add(4, Some(9))), Err(MembershipError::Unknown(id(9))));
         let promote = MemberChange::Promote(id(1));
-        assert_eq!(members.judge(&promote), Err(MemberRefusal::Voter(id(1))));
+        assert_eq!(members.judge(&promote), Err(MembershipError::Voter(id(1))));
         for gone in [1, 2] {
             members.apply(LogIndex(2), &MemberChange::Remove(id(gone)));
         }
         let last = MemberChange::Remove(id(3));
-        assert_eq!(members.judge(&last), Err(MemberRefusal::LastVoter(id(3))));
+        assert_eq!(members.judge(&last), Err(MembershipError::LastVoter(id(3))));
         members.apply(LogIndex(3), &add(4, Some(3)));
         members.apply(LogIndex(4), &add(5, None));
         members.apply(LogIndex(5), &MemberChange::Replace { old: id(3), new: id(4) });

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, MemberRefusal, MemberWish,
-    NodeId, Proposal, SnapshotId,
+    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, MembershipError,
+    MembershipRequest, NodeId, Proposal, SnapshotId,
 };
 
 /// Which connection a message travels on: bulk must never delay a heartbeat.
@@ -63,13 +63,13 @@ pub enum PeerMessage {
     /// Requests to be proposed by the leader.
     Propose(Proposal),
     /// The leader did not propose these requests.
-    ProposeRefused {
+    ProposeRejected {
         /// The incarnation of the node that asked.
         incarnation: Incarnation,
         /// Which requests.
         seqs: Vec<u64>,
         /// Why.
-        why: ProposeRefusal,
+        why: ProposeRejection,
     },
     /// Which log index must be applied before a linearizable read may be answered?
     ReadAsk {
@@ -176,7 +176,7 @@ pub enum PeerMessage {
         /// The asking node's incarnation.
         incarnation: Incarnation,
         /// Which step.
-        wish: MemberWish,
+        wish: MembershipRequest,
     },
     /// What became of it.
     MemberAnswer {
@@ -203,7 +203,7 @@ pub struct LeaseLife {
     pub left: Duration,
 }
 
-/// What a leader says to a [`MemberWish`].
+/// What a leader says to a [`MembershipRequest`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberAnswer {
     /// The step is taken, at this log index; whom it is about.
@@ -216,7 +216,7 @@ pub enum MemberAnswer {
     /// I do not lead; `Some` names who does, as far as I know. Nothing has changed.
     NotLeader(Option<NodeId>),
     /// It is not taken. Nothing has changed.
-    Refused(MemberRefusal),
+    Refused(MembershipError),
 }
 
 impl PeerMessage {
@@ -232,7 +232,7 @@ impl PeerMessage {
 
 /// Why a leader did not propose a request. It was not applied by this attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ProposeRefusal {
+pub enum ProposeRejection {
     /// I do not lead; `Some` names who does, as far as I know.
     NotLeader(Option<NodeId>),
     /// Too much is waiting already.

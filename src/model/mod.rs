@@ -23,8 +23,8 @@ mod written;
 
 pub(crate) use access::Right;
 pub use access::{
-    Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Role as AccessRole,
-    Secret, User,
+    Access, AccessChange, AccessGrant, AuthError, Caller, ROOT, Rights, Role as AccessRole, Secret,
+    User,
 };
 pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
@@ -36,16 +36,17 @@ pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
 pub use member::{
-    Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
+    Introduction, Member, MemberChange, MemberRole, Members, MembershipError, MembershipRequest,
+    SnapshotId,
 };
 pub(crate) use member::{addresses, are_addresses, is_address, is_nowhere};
 pub use message::{
-    FoundingState, Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal,
+    FoundingState, Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRejection,
 };
 pub use moment::Moment;
 pub(crate) use open::OpenKeys;
 pub use outcome::{
-    DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,
+    DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Rejection, Reply, RevokeReply,
     TxnReply, TxnResult,
 };
 pub use piece::{LeaseRow, LifeRow, Piece, PieceCounts, RowChange, StateHead};

@@ -1,15 +1,15 @@
-//! What becomes of a command: an answer, or a refusal that is the same on every replica.
+//! What becomes of a command: an answer, or a rejection that is the same on every replica.
 
 use bytes::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
 use super::{
-    AccessRefusal, Alarm, AlarmKind, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision,
+    Alarm, AlarmKind, AuthError, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision,
 };
 
 /// What became of one request when it was applied.
-pub type Outcome = Result<Reply, Refusal>;
+pub type Outcome = Result<Reply, Rejection>;
 
 /// The answer to a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -163,7 +163,7 @@ pub struct RevokeReply {
 /// The texts are etcd's where etcd has one.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum Rejection {
     /// A key must have at least one byte.
     #[error("key is not provided")]
     EmptyKey,
@@ -255,7 +255,7 @@ pub enum Refusal {
     Closed,
     /// Users and roles forbid it, or stay as they are.
     #[error(transparent)]
-    Access(#[from] AccessRefusal),
+    Access(#[from] AuthError),
     /// An alarm of this kind stands. It was raised by somebody, and stands until somebody
     /// [ends it](crate::Client::change_alarms).
     #[error("{}", .0.forbids())]

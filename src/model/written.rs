@@ -1,17 +1,17 @@
 //! What a transaction writes, to find a key that is written twice in one way that it can take.
 //!
 //! A delete may overlap a delete; the two branches of a nested transaction may write the same key, since only
-//! one runs. Replicas must come to the same refusal, so which key is named is part of what is decided here:
+//! one runs. Replicas must come to the same rejection, so which key is named is part of what is decided here:
 //! deletes are judged in their order, puts in the order of their keys. What it costs is the number of writes
 //! times the logarithm of that: the driver judges what others have sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
-use super::{KeyRange, Op, RangeEnd, Refusal, Txn};
+use super::{KeyRange, Op, RangeEnd, Rejection, Txn};
 
 /// Judges both branches.
-pub(super) fn check(txn: &Txn) -> Result<(), Refusal> {
+pub(super) fn check(txn: &Txn) -> Result<(), Rejection> {
     Written::of(&txn.success)?;
     Written::of(&txn.failure)?;
     Ok(())
@@ -27,7 +27,7 @@ struct Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    fn of(ops: &'a [Op]) -> Result<Self, Refusal> {
+    fn of(ops: &'a [Op]) -> Result<Self, Rejection> {
         let mut all = Self::default();
         // Deletes first: etcd refuses a put inside a delete's range in whichever order they stand.
         for op in ops {
@@ -47,12 +47,12 @@ impl<'a> Written<'a> {
 
     /// The branches of a nested transaction, each judged by itself, and then against what stands beside it: they do
     /// not meet each other.
-    fn nested(&mut self, success: &'a [Op], failure: &'a [Op]) -> Result<(), Refusal> {
+    fn nested(&mut self, success: &'a [Op], failure: &'a [Op]) -> Result<(), Rejection> {
         let (success, failure) = (Self::of(success)?, Self::of(failure)?);
         let ranges = || success.ranges.iter().chain(&failure.ranges);
         for range in ranges() {
             if let Some(key) = first_within(&self.puts, range) {
-                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+                return Err(Rejection::DuplicateKey(key.to_vec().into()));
             }
         }
         for key in success.puts.union(&failure.puts) {
@@ -64,9 +64,9 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    fn put(&mut self, key: &'a [u8]) -> Result<(), Refusal> {
+    fn put(&mut self, key: &'a [u8]) -> Result<(), Rejection> {
         if !self.puts.insert(key) || self.deletes.contain(key) {
-            return Err(Refusal::DuplicateKey(key.to_vec().into()));
+            return Err(Rejection::DuplicateKey(key.to_vec().into()));
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     impl<'a> Pairs<'a> {
-        fn of(ops: &'a [Op]) -> Result<Self, Refusal> {
+        fn of(ops: &'a [Op]) -> Result<Self, Rejection> {
             let mut all = Self::default();
             let ranges = ops.iter().filter_map(|op| match op {
                 Op::Delete(delete) => Some(&delete.range),
@@ -160,7 +160,7 @@ mod tests {
                         inner.deletes.extend(failure.deletes);
                         for range in &inner.deletes {
                             if let Some(key) = all.puts.iter().find(|key| range.contains(key)) {
-                                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+                                return Err(Rejection::DuplicateKey(key.to_vec().into()));
                             }
                         }
                         for key in inner.puts {
@@ -174,9 +174,9 @@ mod tests {
             Ok(all)
         }
 
-        fn put(&mut self, key: &'a [u8]) -> Result<(), Refusal> {
+        fn put(&mut self, key: &'a [u8]) -> Result<(), Rejection> {
             if !self.puts.insert(key) || self.deletes.iter().any(|range| range.contains(key)) {
-                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+                return Err(Rejection::DuplicateKey(key.to_vec().into()));
             }
             Ok(())
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::model::{MemberRefusal, Refusal, Revision};
+use crate::model::{MembershipError, Rejection, Revision};
 use crate::watch::waking;
 
-use super::session::ResumeRefusal;
+use super::session::ResumeSessionError;
 
 /// What became of a call.
 pub(crate) type CallResult<T> = Result<T, CallError>;
@@ -18,7 +18,7 @@ pub(crate) type CallResult<T> = Result<T, CallError>;
 pub(crate) enum CallError {
     /// The store says no; the same on every replica. Nothing was applied.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Rejected(#[from] Rejection),
     /// Too much is waiting. Nothing was applied.
     #[error("too busy")]
     Busy,
@@ -64,10 +64,10 @@ pub(crate) enum CallError {
     },
     /// The members stay as they are.
     #[error(transparent)]
-    Members(MemberRefusal),
+    Members(MembershipError),
     /// A lease is not kept alive as was asked for. Nothing was changed.
     #[error(transparent)]
-    NotResumed(ResumeRefusal),
+    NotResumed(ResumeSessionError),
     /// A backup could not be made.
     #[error("{0}")]
     Backup(Arc<str>),

@@ -112,7 +112,7 @@ impl Backups {
         image: impl FnOnce() -> Image,
     ) {
         let mut state = self.0.lock();
-        let refusal = match (&state.over, &state.running) {
+        let rejection = match (&state.over, &state.running) {
             (Some(why), _) => why.clone(),
             (None, Some(Running { path, reply: None, .. })) => hangs(path),
             _ if state.waiting.len() >= BACKUPS_MAX => CallError::Busy,
@@ -123,7 +123,7 @@ impl Backups {
             }
         };
         drop(state);
-        reply.send(Err(refusal));
+        reply.send(Err(rejection));
     }
 
     /// Lets go of what hangs, and of what waits for it.

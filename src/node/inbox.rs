@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::metrics::Meters;
 use crate::model::{
-    Command, Hello, JoinAsk, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision, SnapshotId,
+    Command, Hello, JoinAsk, MembershipRequest, Moment, NodeId, PeerMessage, Reply, Revision,
+    SnapshotId,
 };
 use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
@@ -69,7 +70,7 @@ pub(crate) enum Input {
     /// Somebody wants a step of the members.
     Step {
         /// Which.
-        wish: MemberWish,
+        wish: MembershipRequest,
         /// When to give up.
         deadline: Moment,
         /// Who wants to know whom it was about.
@@ -237,7 +238,7 @@ fn weight(message: &PeerMessage) -> usize {
                 .iter()
                 .map(|(_, command)| crate::codec::encoded_len_hint(command) + FIXED)
                 .sum(),
-            PeerMessage::ProposeRefused { seqs, .. } => seqs.len() * 8,
+            PeerMessage::ProposeRejected { seqs, .. } => seqs.len() * 8,
             PeerMessage::SnapshotPart { data, .. } => data.len(),
             PeerMessage::Renew { leases, .. } => leases.len() * 8,
             PeerMessage::Renewed { renewed, gone, .. } => (renewed.len() + gone.len()) * 8,

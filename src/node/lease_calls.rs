@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::model::{LeaseId, LeaseLife, Moment, Refusal};
+use crate::model::{LeaseId, LeaseLife, Moment, Rejection};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::sessions::ASKED_AT_ONCE;
@@ -16,7 +16,7 @@ use super::shared::OpenRead;
 
 /// What a caller wants of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum LeaseWish {
+pub(crate) enum LeaseRequest {
     /// That it lives for another TTL from now on.
     Renew,
     /// To know how long it lives.
@@ -28,7 +28,7 @@ pub(crate) struct LeaseCall {
     /// Which lease.
     pub(crate) lease: LeaseId,
     /// What is wanted.
-    pub(crate) wish: LeaseWish,
+    pub(crate) wish: LeaseRequest,
     /// When to give up.
     pub(crate) deadline: Moment,
     /// What admission counts, as long as this is here.
@@ -51,7 +51,7 @@ pub(crate) struct LeaseQuestion {
 /// The calls that have no answer yet.
 pub(crate) struct LeaseCalls {
     /// What no question asks yet.
-    waiting: BTreeMap<(LeaseId, LeaseWish), Vec<LeaseCall>>,
+    waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
     asked: BTreeMap<u64, Asked>,
     next_round: u64,
     ask_again: Duration,
@@ -59,7 +59,7 @@ pub(crate) struct LeaseCalls {
 
 struct Asked {
     sent: Moment,
-    calls: BTreeMap<(LeaseId, LeaseWish), Vec<LeaseCall>>,
+    calls: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
 }
 
 impl Asked {
@@ -68,7 +68,7 @@ impl Asked {
             let leases = self.calls.keys().filter(move |(_, wished)| *wished == wish);
             leases.map(|(lease, _)| *lease).collect()
         };
-        LeaseQuestion { round, renew: of(LeaseWish::Renew), look: of(LeaseWish::Look) }
+        LeaseQuestion { round, renew: of(LeaseRequest::Renew), look: of(LeaseRequest::Look) }
     }
 }
 
@@ -108,15 +108,15 @@ impl LeaseCalls {
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
         let Some(asked) = self.asked.get_mut(&round) else { return };
         let mut done: Vec<(LeaseCall, Result<Duration, CallError>)> = Vec::new();
-        for wish in [LeaseWish::Renew, LeaseWish::Look] {
+        for wish in [LeaseRequest::Renew, LeaseRequest::Look] {
             for LeaseLife { lease, left } in living {
                 let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
                 done.extend(calls.into_iter().map(|call| (call, Ok(*left))));
             }
             for lease in gone {
                 let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
-                let refusal = || Err(CallError::Refused(Refusal::LeaseNotFound(*lease)));
-                done.extend(calls.into_iter().map(|call| (call, refusal())));
+                let rejection = || Err(CallError::Rejected(Rejection::LeaseNotFound(*lease)));
+                done.extend(calls.into_iter().map(|call| (call, rejection())));
             }
         }
         if asked.calls.is_empty() {
@@ -144,7 +144,7 @@ impl LeaseCalls {
                 let over = |call: &mut LeaseCall| call.deadline <= now || call.reply.is_gone();
                 for call in calls.extract_if(.., over) {
                     // A renewal may have been heard of.
-                    let maybe_applied = call.wish == LeaseWish::Renew;
+                    let maybe_applied = call.wish == LeaseRequest::Renew;
                     call.reply.send(Err(CallError::Deadline { maybe_applied }));
                 }
                 !calls.is_empty()
@@ -157,7 +157,7 @@ impl LeaseCalls {
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         self.leader_changed();
         for call in std::mem::take(&mut self.waiting).into_values().flatten() {
-            let (reason, maybe_applied) = (reason.clone(), call.wish == LeaseWish::Renew);
+            let (reason, maybe_applied) = (reason.clone(), call.wish == LeaseRequest::Renew);
             call.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
     }
@@ -184,7 +184,7 @@ mod tests {
 
     type Answer = oneshot::Receiver<CallResult<Duration>>;
 
-    fn call(calls: &mut LeaseCalls, id: u64, wish: LeaseWish) -> Answer {
+    fn call(calls: &mut LeaseCalls, id: u64, wish: LeaseRequest) -> Answer {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(5000), ReplyTo::Waiting(sender));
         calls.add(LeaseCall {
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn callers_share_a_question_and_each_hears_of_its_lease() {
         let mut calls = none();
-        let mut one = call(&mut calls, 1, LeaseWish::Renew);
-        let mut same = call(&mut calls, 1, LeaseWish::Renew);
-        let mut two = call(&mut calls, 2, LeaseWish::Look);
+        let mut one = call(&mut calls, 1, LeaseRequest::Renew);
+        let mut same = call(&mut calls, 1, LeaseRequest::Renew);
+        let mut two = call(&mut calls, 2, LeaseRequest::Look);
         let question = calls.ask(at(0)).unwrap();
         assert_eq!((question.renew, question.look), (vec![lease(1)], vec![lease(2)]));
         assert_eq!(calls.ask(at(1)), None);
@@ -214,7 +214,7 @@ mod tests {
         for answer in [&mut one, &mut same] {
             assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(900)));
         }
-        let gone = CallError::Refused(Refusal::LeaseNotFound(lease(2)));
+        let gone = CallError::Rejected(Rejection::LeaseNotFound(lease(2)));
         assert_eq!(two.try_recv().unwrap(), Err(gone));
         assert_eq!(calls.ask(at(5000)), None);
     }
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn what_is_not_judged_is_asked_again_and_an_answer_of_another_leader_counts_for_nothing() {
         let mut calls = none();
-        let mut answer = call(&mut calls, 1, LeaseWish::Renew);
+        let mut answer = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
         calls.answered(first.round, &[], &[]);
         assert_eq!(calls.ask(at(199)), None);
@@ -239,10 +239,10 @@ mod tests {
     #[test]
     fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
         let mut calls = none();
-        let mut early = call(&mut calls, 1, LeaseWish::Renew);
+        let mut early = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
         // Who comes later asks for a renewal that is later, too.
-        let mut late = call(&mut calls, 1, LeaseWish::Renew);
+        let mut late = call(&mut calls, 1, LeaseRequest::Renew);
         let second = calls.ask(at(100)).unwrap();
         assert_eq!(calls.ask(at(200)), Some(first.clone()));
         calls.answered(first.round, &[lives(1, 900)], &[]);
@@ -258,7 +258,7 @@ mod tests {
         let mut calls = none();
         let count = 2 * ASKED_AT_ONCE as u64 + 7;
         let _answers: Vec<Answer> =
-            (1..=count).map(|id| call(&mut calls, id, LeaseWish::Renew)).collect();
+            (1..=count).map(|id| call(&mut calls, id, LeaseRequest::Renew)).collect();
         let asked = std::iter::from_fn(|| calls.ask(at(0))).map(|question| question.renew.len());
         assert_eq!(asked.collect::<Vec<_>>(), [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
     }
@@ -266,10 +266,10 @@ mod tests {
     #[test]
     fn nobody_waits_longer_than_its_deadline() {
         let mut calls = none();
-        let mut asked = call(&mut calls, 1, LeaseWish::Look);
+        let mut asked = call(&mut calls, 1, LeaseRequest::Look);
         calls.ask(at(0)).unwrap();
-        let mut waiting = call(&mut calls, 2, LeaseWish::Renew);
-        drop(call(&mut calls, 3, LeaseWish::Look));
+        let mut waiting = call(&mut calls, 2, LeaseRequest::Renew);
+        drop(call(&mut calls, 3, LeaseRequest::Look));
         calls.expire(at(4999));
         assert_eq!(asked.try_recv(), Err(TryRecvError::Empty));
         calls.expire(at(5000));

@@ -3,7 +3,7 @@
 //! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
 //! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
-//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `rejections` (peers that are not connected because one of the two rejects the other), `log_times` and `story` (where the time of a
+//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `peer_rejections` (peers that are not connected because one of the two rejects the other), `log_times` and `story` (where the time of a
 //! request went). `inbox` is the way in; `shared` is
 //! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state; `data_fault`: what keeps one from starting),
 //! and `thread` runs it for real.
@@ -26,11 +26,11 @@ mod log_times;
 mod log_worker;
 mod offline;
 mod origin;
+mod peer_rejections;
 mod proposals;
 mod quota;
 mod reads;
-mod refusals;
-mod rejections;
+mod rejected_requests;
 mod retain;
 mod roster;
 mod session;
@@ -55,12 +55,12 @@ pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, HealthStatus};
 pub(crate) use inbox::Input;
 pub(crate) use joining::{contacts, disk_to_join, is_joining, told_of, was_told};
-pub(crate) use lease_calls::LeaseWish;
+pub(crate) use lease_calls::LeaseRequest;
 pub(crate) use offline::{Offline, OfflineError, Stopped, load_file};
 pub(crate) use origin::{Origin, OriginError, RESTORING};
 pub use retain::History;
 pub(crate) use session::{Claim, Parting, SharedSession};
-pub use session::{ResumeRefusal, SessionEndReason, SessionState};
+pub use session::{ResumeSessionError, SessionEndReason, SessionState};
 pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};
 pub use status::{MemberStatus, NodeStatus, Progress, Role};

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::codec::encoded_len_hint;
 use crate::model::{
-    AckWindow, Command, Incarnation, LogIndex, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
+    AckWindow, Command, Incarnation, LogIndex, Moment, NodeId, Outcome, Proposal, Rejection, Reply,
     Revision,
 };
 use crate::mutant::{self, Mutant};
@@ -233,7 +233,7 @@ impl Proposals {
     }
 
     /// The leader says that it did not take these: hand them over again, later. An attempt may be in a log all the same: a
-    /// message may be doubled, and a refusal with it.
+    /// message may be doubled, and a rejection with it.
     pub(crate) fn refused(&mut self, seqs: &[u64]) {
         self.unsent.extend(seqs.iter().filter(|seq| self.open.contains_key(seq)));
     }
@@ -261,11 +261,11 @@ impl Proposals {
     pub(crate) fn applied(&mut self, seq: u64, outcome: Outcome) -> Option<Closed> {
         // A second entry with the same request may have been refused as closed after the answer to
         // the first was known here; an open one is never refused so.
-        if outcome == Err(Refusal::Closed) {
+        if outcome == Err(Rejection::Closed) {
             debug_assert!(!self.open.contains_key(&seq), "an open request was taken for closed");
         }
         self.close(seq, |open| match (outcome, &open.given_up) {
-            (Err(Refusal::Future { asked: NEVER, .. }), Some(why)) => Err(why.clone()),
+            (Err(Rejection::Future { asked: NEVER, .. }), Some(why)) => Err(why.clone()),
             (outcome, _) => outcome.map_err(CallError::from),
         })
     }
@@ -294,7 +294,7 @@ impl Proposals {
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// Another node that leads, or did, refuses what would make the state grow. A refusal is the answer to
+    /// Another node that leads, or did, refuses what would make the state grow. A rejection is the answer to
     /// one attempt: if there was only this one, nothing was proposed and nothing will be.
     pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = self.open.get(&seq)?.attempts == 1;
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
 
-    /// What the driver does with a refusal of a growing request that an earlier attempt may have brought into a log.
+    /// What the driver does with a rejection of a growing request that an earlier attempt may have brought into a log.
     fn given_up(results: &Results, deadline: Option<Moment>) -> Proposals {
         let (mut proposals, told) = (proposals(), results.lock().unwrap().len());
         proposals.add(write(results, deadline));
@@ -541,12 +541,12 @@ mod tests {
 
     #[test]
     fn what_grows_where_there_is_no_room_is_told_once_it_is_settled() {
-        let never = || Err(Refusal::Future { asked: NEVER, newest: Revision(7) });
+        let never = || Err(Rejection::Future { asked: NEVER, newest: Revision(7) });
         for deadline in [None, Some(at(10))] {
             let results = Results::default();
             given_up(&results, deadline).applied(1, never()).unwrap().tell();
             given_up(&results, deadline).applied(1, put_reply()).unwrap().tell();
-            let refused = Err(Refusal::LeaseNotFound(LeaseId::new(1).unwrap()));
+            let refused = Err(Rejection::LeaseNotFound(LeaseId::new(1).unwrap()));
             given_up(&results, deadline).applied(1, refused.clone()).unwrap().tell();
             let told = [
                 Err(CallError::NoSpace),
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
     }
 
-    /// A refusal says nothing of the other attempts, and none of which attempt it speaks.
+    /// A rejection says nothing of the other attempts, and none of which attempt it speaks.
     #[test]
     fn what_was_handed_over_again_may_be_in_a_log_however_often_it_was_refused() {
         let (mut proposals, results) = (proposals(), Results::default());
@@ -583,7 +583,7 @@ mod tests {
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.refused(&[1]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
-        // The same refusal once more.
+        // The same rejection once more.
         proposals.refused(&[1]);
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: true });

@@ -70,7 +70,7 @@ pub enum SessionState {
 /// Why a lease is not kept alive as it was asked for. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ResumeRefusal {
+pub enum ResumeSessionError {
     /// It is a node's own session: it ends with that life of its node, and cannot be taken over.
     #[error("lease {lease} is the own session of node {node}, which nobody else can keep")]
     NodesOwn {

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::metrics::Meters;
-use crate::model::{Command, LeaseId, Moment, Refusal, SessionInfo};
+use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
 use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::{
-    Claim, Parting, ResumeRefusal, SessionEndReason, SessionState, SessionTerms, SharedSession,
+    Claim, Parting, ResumeSessionError, SessionEndReason, SessionState, SessionTerms, SharedSession,
 };
 use super::settings::Drift;
 
@@ -157,8 +157,8 @@ impl Sessions {
     ) -> Option<Resumed> {
         let SessionResuming { lease, delay, .. } = wish;
         if lease_ttl <= delay {
-            let refusal = ResumeRefusal::DelayTooLong { lease_ttl, delay };
-            return Some((wish.reply, Err(CallError::NotResumed(refusal))));
+            let rejection = ResumeSessionError::DelayTooLong { lease_ttl, delay };
+            return Some((wish.reply, Err(CallError::NotResumed(rejection))));
         }
         match self.sessions.get_mut(&lease) {
             Some(kept) if kept.state.end(now).is_none() => {
@@ -227,7 +227,7 @@ impl Sessions {
             kept.state.finish(SessionEndReason::LeaseEnded, now);
         }
         let wishes = self.resuming.remove(&lease).map(|wanted| wanted.wishes).unwrap_or_default();
-        let gone = || Err(CallError::Refused(Refusal::LeaseNotFound(lease)));
+        let gone = || Err(CallError::Rejected(Rejection::LeaseNotFound(lease)));
         wishes.into_iter().map(|wish| (wish.reply, gone())).collect()
     }
 
@@ -377,7 +377,7 @@ impl Kept {
     fn claim(&mut self, delay: Duration) -> CallResult<Arc<SharedSession>> {
         let kept = self.state.delay;
         if kept != delay {
-            return Err(CallError::NotResumed(ResumeRefusal::KeptOtherwise { kept, delay }));
+            return Err(CallError::NotResumed(ResumeSessionError::KeptOtherwise { kept, delay }));
         }
         self.claims += 1;
         Ok(Arc::clone(&self.state))
@@ -611,7 +611,7 @@ mod tests {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let gone = only(sessions.lease_ended(LEASE, at(1))).unwrap_err();
-        assert_eq!(gone, CallError::Refused(Refusal::LeaseNotFound(LEASE)));
+        assert_eq!(gone, CallError::Rejected(Rejection::LeaseNotFound(LEASE)));
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         assert!(sessions.give_up(at(4999)).is_empty());
         let late = only(sessions.give_up(at(5000))).unwrap_err();
@@ -642,7 +642,7 @@ mod tests {
         let refused = |answer: Option<CallResult<Arc<SharedSession>>>| answer.unwrap().unwrap_err();
         let mut sessions = none();
         let (lease_ttl, delay) = (ms(3000), ms(3000));
-        let why = ResumeRefusal::DelayTooLong { lease_ttl, delay };
+        let why = ResumeSessionError::DelayTooLong { lease_ttl, delay };
         let (_, answer) = resume(&mut sessions, (3000, 3000), 0);
         assert_eq!(refused(answer), CallError::NotResumed(why));
         let (_one, _) = resume(&mut sessions, (3000, 1000), 0);
@@ -651,7 +651,7 @@ mod tests {
         let resumed = sessions.renewed(round, &leases, &[], at(10));
         let results: Vec<_> = resumed.into_iter().map(|(_, result)| result).collect();
         assert_eq!(results[0].as_ref().unwrap().valid_until(), at(1800));
-        let why = ResumeRefusal::KeptOtherwise { kept: ms(1000), delay: ms(0) };
+        let why = ResumeSessionError::KeptOtherwise { kept: ms(1000), delay: ms(0) };
         assert_eq!(results[1].as_ref().unwrap_err(), &CallError::NotResumed(why));
         assert_eq!(sessions.sessions[&LEASE].claims, 1);
     }

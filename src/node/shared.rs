@@ -14,8 +14,8 @@ use crate::env::Env;
 use crate::machine::{Change, Reader, is_wide};
 use crate::metrics::{Ending, Meters, RequestKind};
 use crate::model::{
-    Command, LeaseId, Limits, MemberWish, Moment, NodeId, Op, Range, RangeReply, Refusal, Reply,
-    Revision, SessionInfo, SnapshotId, Txn, TxnReply,
+    Command, LeaseId, Limits, MembershipRequest, Moment, NodeId, Op, Range, RangeReply, Rejection,
+    Reply, Revision, SessionInfo, SnapshotId, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
 use crate::watch::{Hub, waking};
@@ -23,7 +23,7 @@ use crate::watch::{Hub, waking};
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::health::{Health, Pulse};
 use super::inbox::{Inbox, Input, Write};
-use super::lease_calls::{LeaseCall, LeaseWish};
+use super::lease_calls::{LeaseCall, LeaseRequest};
 use super::quota::growth;
 use super::reads::Asking;
 use super::session::Claim;
@@ -88,7 +88,7 @@ pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
 const LOOK_BYTES: usize = 160;
 
 /// Adds to a transaction what is to be done behind it, in the same entry. The limits of callers are not for that.
-fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Refusal> {
+fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
     let Command::Txn(txn) = &mut *command else { return Ok(()) };
     if leaving.is_empty() {
         return Ok(());
@@ -99,10 +99,10 @@ fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Refusal> {
 }
 
 /// Whether a command fits into an entry, whoever has made it.
-fn fits(command: &Command) -> Result<(), Refusal> {
+fn fits(command: &Command) -> Result<(), Rejection> {
     let (bytes, max) = (encoded_len_hint(command), COMMAND_BYTES_MAX);
     if bytes > max {
-        return Err(Refusal::RequestTooLarge { bytes, max });
+        return Err(Rejection::RequestTooLarge { bytes, max });
     }
     Ok(())
 }
@@ -262,7 +262,11 @@ impl Shared {
     }
 
     /// Wants a step of the members, and waits until it is applied here. Tells whom it was about.
-    pub(crate) async fn step(&self, wish: MemberWish, deadline: Moment) -> CallResult<NodeId> {
+    pub(crate) async fn step(
+        &self,
+        wish: MembershipRequest,
+        deadline: Moment,
+    ) -> CallResult<NodeId> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Step { wish, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, true).await
@@ -374,7 +378,7 @@ impl Shared {
     /// Whether a command may look at as many keys as it names, and how many those are; of a deletion no more are
     /// counted than make a difference. Who has no right to them is not told how many there are: it is refused where
     /// that is decided.
-    fn may_look(&self, command: &Command) -> Result<usize, Refusal> {
+    fn may_look(&self, command: &Command) -> Result<usize, Rejection> {
         if let Command::As(caller, deed) = command
             && self.reader.judge(caller, deed).is_err()
         {
@@ -391,7 +395,7 @@ impl Shared {
     }
 
     /// Whether a transaction may look at as many keys as its ranges name, and how many those are.
-    fn may_pass_over(&self, txn: &Txn) -> Result<usize, Refusal> {
+    fn may_pass_over(&self, txn: &Txn) -> Result<usize, Rejection> {
         let max = self.settings.limits.txn_keys_max;
         let count = |max: usize| self.reader.passed_over(txn, max.saturating_add(1));
         let keys = count(max);
@@ -400,7 +404,7 @@ impl Shared {
         }
         let max = max.max(self.reader.kept_keys().saturating_mul(4));
         let keys = count(max);
-        if keys > max { Err(Refusal::TooManyKeys { max }) } else { Ok(keys) }
+        if keys > max { Err(Rejection::TooManyKeys { max }) } else { Ok(keys) }
     }
 
     /// Whether this node's disk is full.
@@ -422,9 +426,9 @@ impl Shared {
     /// Proposes a command that must be carried out however long that takes, and calls back. For the
     /// recipes: it is not counted by admission and not given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
-        if let Err(refusal) = fits(&command) {
-            tracing::error!(%refusal, "made by a recipe, and more than a log entry holds");
-            return reply.send(Err(refusal.into()));
+        if let Err(rejection) = fits(&command) {
+            tracing::error!(%rejection, "made by a recipe, and more than a log entry holds");
+            return reply.send(Err(rejection.into()));
         }
         let story = Story::begin(&command, self.now());
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, story }));
@@ -433,7 +437,7 @@ impl Shared {
     /// As [`Shared::insist`], for what callers can ask for without end: counted by admission.
     ///
     /// # Errors
-    /// [`CallError::Busy`], or a refusal of the limits: nothing will be carried out.
+    /// [`CallError::Busy`], or a rejection of the limits: nothing will be carried out.
     pub(crate) fn insist_admitted(
         &self,
         command: Command,
@@ -536,7 +540,7 @@ impl Shared {
     }
 
     /// Reads a range of this replica, and counts all of it or only what is answered. One that takes long is said to.
-    pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Refusal> {
+    pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Rejection> {
         let began = self.now();
         let found = if counted { self.reader.range(range) } else { self.reader.page(range) };
         let now = self.now();
@@ -560,7 +564,7 @@ impl Shared {
     }
 
     /// Reads what a transaction reads that writes nothing.
-    pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+    pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         self.may_pass_over(txn)?;
         let reply = self.reader.read_txn(txn)?;
         let ranges = reply.ranges();
@@ -655,7 +659,7 @@ impl Shared {
     pub(crate) async fn lease_call(
         &self,
         lease: LeaseId,
-        wish: LeaseWish,
+        wish: LeaseRequest,
         deadline: Moment,
     ) -> CallResult<Duration> {
         // Until it is answered, and no longer: whoever keeps many leases alive looks at one answer after the other.
@@ -663,7 +667,7 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
         self.push(Input::Lease(LeaseCall { lease, wish, deadline, _open: open, reply }));
-        self.answer(receiver, wish == LeaseWish::Renew).await
+        self.answer(receiver, wish == LeaseRequest::Renew).await
     }
 
     /// Writes a copy of the state to a file.

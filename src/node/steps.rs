@@ -4,7 +4,7 @@
 //! that has come true already is answered as one that has just been granted. The caller hears of it
 //! when this node's own replica has applied it.
 //!
-//! A refusal is final only if no other asking may still be granted: each has a number of its own, and is open until
+//! A rejection is final only if no other asking may still be granted: each has a number of its own, and is open until
 //! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms, and
 //! refuses nothing that has come true: unless it was undone since.
 //!
@@ -14,7 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::{LogIndex, MemberAnswer, MemberRefusal, MemberWish, Moment, NodeId, Term};
+use crate::model::{
+    LogIndex, MemberAnswer, MembershipError, MembershipRequest, Moment, NodeId, Term,
+};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 
@@ -33,7 +35,7 @@ pub(crate) struct Steps {
 struct Wanted {
     /// Askings without an answer, and in which term the leader led that was asked.
     asked: BTreeSet<(Term, u64)>,
-    wish: MemberWish,
+    wish: MembershipRequest,
     deadline: Moment,
     reply: ReplyTo<NodeId>,
     ask_at: Moment,
@@ -52,7 +54,7 @@ impl Steps {
     /// Takes a wish.
     pub(crate) fn add(
         &mut self,
-        wish: MemberWish,
+        wish: MembershipRequest,
         deadline: Moment,
         reply: ReplyTo<NodeId>,
         now: Moment,
@@ -67,13 +69,13 @@ impl Steps {
     }
 
     /// The next one to put to the leader of `term`, under a number of its own.
-    pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MemberWish)> {
+    pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MembershipRequest)> {
         let due = |wanted: &&mut Wanted| wanted.done.is_none() && wanted.ask_at <= now;
         let wanted = self.open.values_mut().find(due)?;
         let round = self.next;
         self.next += 1;
         wanted.asked.insert((term, round));
-        // Less and less often: a refusal is final only where no asking is open.
+        // Less and less often: a rejection is final only where no asking is open.
         let open = u32::try_from(wanted.asked.len()).unwrap_or(u32::MAX);
         wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
         Some((round, wanted.wish.clone()))
@@ -94,17 +96,17 @@ impl Steps {
             MemberAnswer::Done { id, index } => wanted.done = Some((id, index)),
             // It is asked again.
             MemberAnswer::NotLeader(_) => {}
-            MemberAnswer::Refused(refusal) => {
-                if says_never(&wanted.wish, &refusal) {
+            MemberAnswer::Refused(rejection) => {
+                if says_never(&wanted.wish, &rejection) {
                     wanted.asked.retain(|(term, _)| *term >= asking.0);
                 }
-                wanted.waits = refusal == MemberRefusal::Pending;
+                wanted.waits = rejection == MembershipError::Pending;
                 if wanted.waits {
                     return;
                 }
                 let is_final = wanted.asked.is_empty() && wanted.done.is_none();
                 if is_final && let Some(wanted) = self.open.remove(&number) {
-                    wanted.reply.send(Err(CallError::Members(refusal)));
+                    wanted.reply.send(Err(CallError::Members(rejection)));
                 }
             }
         }
@@ -140,7 +142,7 @@ impl Steps {
         for (wanted, ()) in self.take(over) {
             let is_refused = wanted.waits && wanted.asked.is_empty() && wanted.done.is_none();
             wanted.reply.send(Err(match is_refused {
-                true => CallError::Members(MemberRefusal::Pending),
+                true => CallError::Members(MembershipError::Pending),
                 false => CallError::Deadline { maybe_applied: true },
             }));
         }
@@ -165,13 +167,13 @@ impl Steps {
 
 /// Whether a leader that refuses so says that no earlier one has made it. What was made, and undone by somebody else,
 /// looks like what never was: a member that was promoted and is removed, a place that was taken and is left.
-fn says_never(wish: &MemberWish, refusal: &MemberRefusal) -> bool {
+fn says_never(wish: &MembershipRequest, rejection: &MembershipError) -> bool {
     match wish {
         // It is there, and who is removed never comes back.
-        MemberWish::Remove(_) => true,
+        MembershipRequest::Remove(_) => true,
         // It is there, and does not vote, as it always did.
-        MemberWish::Promote(_) => !matches!(refusal, MemberRefusal::Unknown(_)),
-        MemberWish::Add { .. } | MemberWish::Keep { .. } => false,
+        MembershipRequest::Promote(_) => !matches!(rejection, MembershipError::Unknown(_)),
+        MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => false,
     }
 }
 
@@ -206,20 +208,20 @@ mod tests {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
-        steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let t = Term(7);
-        assert_eq!(steps.ask(t, at(0)), Some((3, MemberWish::Promote(id))));
-        assert_eq!(steps.ask(t, at(0)), Some((4, MemberWish::Remove(id))));
+        assert_eq!(steps.ask(t, at(0)), Some((3, MembershipRequest::Promote(id))));
+        assert_eq!(steps.ask(t, at(0)), Some((4, MembershipRequest::Remove(id))));
         assert_eq!(steps.ask(t, at(99)), None);
         steps.answered(3, MemberAnswer::NotLeader(None));
-        assert_eq!(steps.ask(t, at(100)), Some((5, MemberWish::Promote(id))));
+        assert_eq!(steps.ask(t, at(100)), Some((5, MembershipRequest::Promote(id))));
         steps.answered(5, MemberAnswer::Done { id, index: LogIndex(9) });
-        steps.answered(4, MemberAnswer::Refused(MemberRefusal::LastVoter(id)));
+        steps.answered(4, MemberAnswer::Refused(MembershipError::LastVoter(id)));
         steps.applied(LogIndex(8));
-        assert_eq!(told.take(), [Err(CallError::Members(MemberRefusal::LastVoter(id)))]);
+        assert_eq!(told.take(), [Err(CallError::Members(MembershipError::LastVoter(id)))]);
         steps.applied(LogIndex(9));
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(200));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(200));
         steps.expire(at(1000));
         assert_eq!(told.take(), [Ok(id), Err(CallError::Deadline { maybe_applied: true })]);
     }
@@ -228,12 +230,12 @@ mod tests {
     fn a_refusal_ends_a_wish_only_if_no_other_asking_can_be_granted() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
-        let refused = || MemberAnswer::Refused(MemberRefusal::LastVoter(id));
+        let refused = || MemberAnswer::Refused(MembershipError::LastVoter(id));
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
 
-        // An old refusal comes late, when a second asking may have been granted: it is, or time is up.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        // An old rejection comes late, when a second asking may have been granted: it is, or time is up.
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(first, refused());
         assert_eq!(told.take(), []);
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(told.take(), [Ok(id)]);
 
         // What is made stays made.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(10) });
         steps.answered(first, refused());
@@ -250,15 +252,15 @@ mod tests {
         assert_eq!(told.take(), [Ok(id)]);
 
         // The leader that was asked first is gone, and has left nothing that the next one had not applied.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
         // One that never left can not be granted.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.not_asked(first);
         steps.answered(second, refused());
-        let refused = || Err(CallError::Members(MemberRefusal::LastVoter(id)));
+        let refused = || Err(CallError::Members(MembershipError::LastVoter(id)));
         assert_eq!(told.take(), [refused(), refused()]);
     }
 
@@ -267,28 +269,28 @@ mod tests {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
-        for (refusal, is_known) in [
-            (MemberRefusal::Unknown(id), false),
-            (MemberRefusal::NotCaughtUp(id), true),
-            (MemberRefusal::Pending, true),
+        for (rejection, is_known) in [
+            (MembershipError::Unknown(id), false),
+            (MembershipError::NotCaughtUp(id), true),
+            (MembershipError::Pending, true),
         ] {
-            steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
+            steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
             // A leader that has not answered, and a later one that has no such member any more.
             let _ = steps.ask(Term(1), at(0)).unwrap();
             let (second, _) = steps.ask(Term(2), at(100)).unwrap();
-            steps.answered(second, MemberAnswer::Refused(refusal.clone()));
+            steps.answered(second, MemberAnswer::Refused(rejection.clone()));
             steps.expire(at(1000));
             let expected = match is_known {
-                true => CallError::Members(refusal),
+                true => CallError::Members(rejection),
                 false => CallError::Deadline { maybe_applied: true },
             };
             assert_eq!(told.take(), [Err(expected)]);
         }
         // Where nobody else was asked it is told at once.
-        steps.add(MemberWish::Promote(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
         let (only, _) = steps.ask(Term(2), at(0)).unwrap();
-        steps.answered(only, MemberAnswer::Refused(MemberRefusal::Unknown(id)));
-        let unknown = Err(CallError::Members(MemberRefusal::Unknown(id)));
+        steps.answered(only, MemberAnswer::Refused(MembershipError::Unknown(id)));
+        let unknown = Err(CallError::Members(MembershipError::Unknown(id)));
         assert_eq!(told.take(), [unknown]);
     }
 
@@ -296,12 +298,12 @@ mod tests {
     fn a_wish_waits_for_another_change_until_its_time_is_up() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
-        let pending = || MemberAnswer::Refused(MemberRefusal::Pending);
+        let pending = || MemberAnswer::Refused(MembershipError::Pending);
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).map(|asked| asked.0);
 
         // It is granted once the other one is made.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let first = ask(&mut steps, 1, 0).unwrap();
         steps.answered(first, pending());
         assert_eq!((ask(&mut steps, 1, 99), told.take().len()), (None, 0));
@@ -311,7 +313,7 @@ mod tests {
         assert_eq!(told.take(), [Ok(id)]);
 
         // Or it is not, and that is known as long as no asking is open. Who has lost the lead meanwhile changes nothing.
-        let busy = || Err(CallError::Members(MemberRefusal::Pending));
+        let busy = || Err(CallError::Members(MembershipError::Pending));
         let unknown = || Err(CallError::Deadline { maybe_applied: true });
         for (last, expected) in [
             (Some(pending()), busy()),
@@ -319,7 +321,7 @@ mod tests {
             (Some(MemberAnswer::Done { id, index: LogIndex(99) }), unknown()),
             (None, unknown()),
         ] {
-            steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+            steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
             let first = ask(&mut steps, 1, 0).unwrap();
             steps.answered(first, pending());
             let second = ask(&mut steps, 1, 100).unwrap();
@@ -330,7 +332,7 @@ mod tests {
             assert_eq!(told.take(), [expected]);
         }
         // A leader of a later term has applied what was asked of earlier ones: what is left open of these is no doubt.
-        steps.add(MemberWish::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
         steps.answered(second, pending());
         steps.expire(at(1000));

@@ -121,7 +121,7 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
     match result {
         Ok(_) => Ending::Done,
         Err(
-            CallError::Refused(_)
+            CallError::Rejected(_)
             | CallError::NoTransferee
             | CallError::Members(_)
             | CallError::NotResumed(_)

@@ -15,7 +15,9 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
-use crate::model::{Command, Compare, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn};
+use crate::model::{
+    Command, Compare, Op, Put, PutLease, PutValue, Rejection, Reply, Revision, Txn,
+};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, SessionEndReason, Shared};
 use crate::watch::waking;
@@ -60,7 +62,7 @@ pub(crate) async fn carry_out_within(
         }
     };
     match until.within(outcome).await.map_err(Error::halfway)? {
-        Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
+        Err(Error::Rejected(Rejection::LeaseNotFound(_))) => {
             Err(Error::ended(SessionEndReason::LeaseEnded, session.shared()))
         }
         outcome => outcome,

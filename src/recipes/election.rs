@@ -76,7 +76,7 @@ impl Election {
     /// candidate wants to be known by is its [`LockEntry::reason`].
     ///
     /// # Errors
-    /// [`Error::Refused`] if the name cannot be an election's.
+    /// [`Error::Rejected`] if the name cannot be an election's.
     pub fn candidates(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }

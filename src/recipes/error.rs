@@ -161,7 +161,7 @@ pub enum LockError {
     /// The store could not, or would not. A key that may have been put all the same is deleted; where the effect is
     /// unknown, a [resize](crate::Semaphore::resize) may have changed some of the line.
     #[error("not taken: {0}")]
-    Refused(Error),
+    Store(Error),
 }
 
 /// One step of a cycle: who waits for which lock.
@@ -210,7 +210,7 @@ impl LockError {
     /// Whether anything was changed that stays: the wish itself leaves nothing behind.
     pub fn effect(&self) -> Effect {
         match self {
-            LockError::Refused(error) => error.effect(),
+            LockError::Store(error) => error.effect(),
             _ => Effect::NotApplied,
         }
     }
@@ -219,7 +219,7 @@ impl LockError {
     /// before, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
-            LockError::Refused(error) => error.is_transient(),
+            LockError::Store(error) => error.is_transient(),
             LockError::WouldBlock { .. }
             | LockError::TimedOut { .. }
             | LockError::Unavailable
@@ -233,7 +233,7 @@ impl LockError {
     /// nothing to do with it.
     pub(super) fn may_pass(&self) -> bool {
         let is_waited_for = match self {
-            LockError::Refused(error) => error.needs_room() || *error == Error::Diverged,
+            LockError::Store(error) => error.needs_room() || *error == Error::Diverged,
             LockError::Evicted => true,
             _ => false,
         };

@@ -166,8 +166,8 @@ impl GuardTxn {
     /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
     /// A lock that is held with such keys is not passed on inside the node, but given back. At most 1,000
     /// keys go with one hold; what deletes them, which names each key twice and its value too until it is
-    /// known to be there, must fit into 1.4 MiB. The error is [`TooManyOps`](crate::Refusal::TooManyOps) or
-    /// [`RequestTooLarge`](crate::Refusal::RequestTooLarge), and nothing was changed.
+    /// known to be there, must fit into 1.4 MiB. The error is [`TooManyOps`](crate::Rejection::TooManyOps) or
+    /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing was changed.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         let (key, value) = (key.into(), value.into());
         self.txn.success.push(Op::Put(Put {
@@ -243,7 +243,7 @@ impl GuardTxn {
         }
         // As much as it may be if the outcome is unknown.
         let binds = Load::of(&unsure(bound.clone()));
-        if !place.begin_txn(&turn, binds).map_err(Error::Refused)? {
+        if !place.begin_txn(&turn, binds).map_err(Error::Rejected)? {
             return Err(GuardError::NotHeld);
         }
         let hook = move |outcome: Option<&CallResult<Reply>>| {
@@ -359,7 +359,7 @@ impl std::fmt::Debug for GuardTxn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Refusal, Revision};
+    use crate::model::{Rejection, Revision};
 
     fn reply(succeeded: bool) -> TxnReply {
         TxnReply { revision: Revision(7), succeeded, results: Vec::new() }
@@ -374,7 +374,7 @@ mod tests {
         };
         let deadline = |maybe_applied| Some(Err(CallError::Deadline { maybe_applied }));
         let applied_before = Some(Ok(Reply::AppliedBefore { revision: Revision(7) }));
-        let too_many = Refusal::TooManyOps { count: 9, max: 8 };
+        let too_many = Rejection::TooManyOps { count: 9, max: 8 };
         let table = [
             ("held", guarded(true, true), (true, true, Some(true))),
             ("held, and a condition failed", guarded(true, false), (true, false, None)),
@@ -383,7 +383,7 @@ mod tests {
             ("no reply", None, (false, false, Some(false))),
             ("deadline, perhaps applied", deadline(true), (false, false, Some(false))),
             ("deadline, not applied", deadline(false), (true, false, None)),
-            ("rejected", Some(Err(CallError::Refused(too_many))), (true, false, None)),
+            ("rejected", Some(Err(CallError::Rejected(too_many))), (true, false, None)),
         ];
         for (case, outcome, expected) in table {
             let key = Bytes::from_static(b"bound");

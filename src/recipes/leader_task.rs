@@ -361,7 +361,7 @@ impl Stands {
             Stands::ByNode(own, name) => match own.get().await {
                 Ok(session) => session.election(name.clone()),
                 Err(Error::Stopped { reason, .. }) => return Err(LockError::NodeStopped(reason)),
-                Err(error) => return Err(LockError::Refused(error)),
+                Err(error) => return Err(LockError::Store(error)),
             },
         };
         election.campaign(value.clone()).await

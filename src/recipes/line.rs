@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use crate::machine::Change;
 use crate::model::{
-    Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Refusal,
+    Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection,
     Reply, Revision, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
@@ -124,7 +124,7 @@ impl Lines {
             ReplyTo::Call(Box::new(move |outcome| lines.entered(&entering, &known, outcome)));
         if let Err(error) = shared.insist_admitted(command, reply) {
             let mut acts = Acts::default();
-            self.lock().not_entered(&place, &keys, &LockError::Refused(error.into()), &mut acts);
+            self.lock().not_entered(&place, &keys, &LockError::Store(error.into()), &mut acts);
             self.perform(acts);
         }
         Ok((place, turn))
@@ -422,16 +422,16 @@ impl Lines {
                 acts.0.push(Act::EnterAnew { place, parting });
                 return self.perform(acts);
             }
-            Err(CallError::Refused(Refusal::LeaseNotFound(_))) => {
+            Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
                 LockError::SessionEnded(SessionEndReason::LeaseEnded)
             }
             Err(CallError::Stopped { reason, .. }) => LockError::NodeStopped(reason),
             Err(error) => {
                 if matches!(error, CallError::Deadline { maybe_applied: true }) {
                     // Whatever there is of it goes; the names are not used again before that is known.
-                    return self.undo(&shared, place, keys, &LockError::Refused(error.into()));
+                    return self.undo(&shared, place, keys, &LockError::Store(error.into()));
                 }
-                LockError::Refused(error.into())
+                LockError::Store(error.into())
             }
         };
         self.lock().not_entered(place, keys, &error, &mut acts);

@@ -120,7 +120,7 @@ impl Locks {
     /// empty prefix returns all locks.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the prefix is longer than a key.
+    /// [`Error::Rejected`] if the prefix is longer than a key.
     pub fn list_prefix(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
         let prefix: Bytes = prefix.into();
         let keys = KeyRange::prefix(prefix.clone());
@@ -143,7 +143,7 @@ impl Locks {
     /// One lock; with an empty line if nobody holds it or waits for it.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the name cannot be a lock's.
+    /// [`Error::Rejected`] if the name cannot be a lock's.
     pub fn of(&self, name: impl Into<Bytes>) -> Result<LockInfo, Error> {
         let name = name.into();
         let prefix = prefix_of(&name);

@@ -105,7 +105,7 @@ impl RwLock {
     /// The line, those who hold first, as this node's replica has it: perhaps not the newest.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the name cannot be a lock's.
+    /// [`Error::Rejected`] if the name cannot be a lock's.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }

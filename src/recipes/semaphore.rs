@@ -136,7 +136,7 @@ impl Semaphore {
     /// The line, those who hold first, as this node's replica has it: perhaps not the newest.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the name cannot be a lock's.
+    /// [`Error::Rejected`] if the name cannot be a lock's.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
@@ -152,7 +152,7 @@ impl Semaphore {
     /// own, so that there are never too many; call it again then.
     ///
     /// # Errors
-    /// [`LockError::KindMismatch`] if the name is in use for something else. [`LockError::Refused`] if the store could
+    /// [`LockError::KindMismatch`] if the name is in use for something else. [`LockError::Store`] if the store could
     /// not, or would not: where the effect is unknown, some rows may have been rewritten, or all of them.
     pub fn resize(&self, limit: u32) -> Call<'static, Semaphore, LockError> {
         let semaphore = Semaphore { limit, ..self.clone() };
@@ -169,7 +169,7 @@ impl Semaphore {
         let mut is_begun = false;
         loop {
             let refused =
-                |error: Error| LockError::Refused(if is_begun { error.halfway() } else { error });
+                |error: Error| LockError::Store(if is_begun { error.halfway() } else { error });
             let range = client.range(KeyRange::prefix(prefix.clone())).deadline(until.left());
             let mut rows = range.await.map_err(refused)?.kvs;
             rows.retain(|row| is_place(row, &prefix));

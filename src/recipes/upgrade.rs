@@ -298,7 +298,7 @@ fn applied(outcome: Option<CallResult<Reply>>) -> Result<Reply, LockError> {
     match outcome {
         Some(Ok(reply)) => Ok(reply),
         Some(Err(CallError::Stopped { reason, .. })) => Err(LockError::NodeStopped(reason)),
-        Some(Err(error)) => Err(LockError::Refused(error.into())),
+        Some(Err(error)) => Err(LockError::Store(error.into())),
         None => Err(LockError::Unavailable),
     }
 }

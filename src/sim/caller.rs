@@ -14,8 +14,8 @@ use super::judge::Judge;
 use crate::api::{Client, Effect, Error, Session, TxnCall};
 use crate::machine::Reader;
 use crate::model::{
-    Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, Range,
-    RangeReply, Refusal, Reply, Revision, SessionInfo, Txn, TxnReply,
+    Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, MembershipRequest, NodeId, Range,
+    RangeReply, Rejection, Reply, Revision, SessionInfo, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
 use crate::node::CallError;
@@ -26,7 +26,7 @@ use crate::watch::{WatchRequest, Watcher};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     /// The store said no; nothing was applied.
-    Refused(Refusal),
+    Refused(Rejection),
     /// Nothing was applied, and nothing will be.
     NotApplied,
     /// It was applied, or will be, or not.
@@ -36,7 +36,7 @@ pub(crate) enum Fate {
 impl From<Error> for Fate {
     fn from(error: Error) -> Self {
         match (error.effect(), error) {
-            (_, Error::Refused(refusal)) => Fate::Refused(refusal),
+            (_, Error::Rejected(refusal)) => Fate::Refused(refusal),
             (Effect::NotApplied, _) => Fate::NotApplied,
             // Of what was applied, and how, nothing is known but that.
             (Effect::Unknown | Effect::Applied, _) => Fate::Unknown,
@@ -141,7 +141,7 @@ impl Caller {
     ///
     /// # Errors
     /// Why they have not, or nobody knows.
-    pub(crate) async fn step(&self, wish: MemberWish) -> Result<NodeId, CallError> {
+    pub(crate) async fn step(&self, wish: MembershipRequest) -> Result<NodeId, CallError> {
         let shared = &self.client.shared;
         shared.step(wish, shared.deadline(None)).await
     }

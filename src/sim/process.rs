@@ -20,7 +20,7 @@ use crate::env::Env;
 use crate::machine::Change;
 use crate::model::{
     ClusterId, Hello, JoinAsk, KeyRange, LeaseId, Limits, LogIndex, MemberChange, Members, Moment,
-    NodeId, PeerMessage, Refusal, Revision, Term,
+    NodeId, PeerMessage, Rejection, Revision, Term,
 };
 use crate::node::{
     Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, Lessor,
@@ -302,7 +302,7 @@ impl Process {
                     changes.extend(page.changes);
                     self.shown.set(Revision(page.next.get() - 1));
                 }
-                Err(Refusal::Compacted { compacted, .. }) => {
+                Err(Rejection::Compacted { compacted, .. }) => {
                     self.shown.set(Revision(compacted.get() - 1));
                 }
                 Err(why) => unreachable!("the history refuses only what was compacted: {why}"),

@@ -20,7 +20,7 @@ use tokio::time::MissedTickBehavior;
 use super::context::{Context, Side};
 use super::exchange::{self, Broken, Met};
 use super::frame::{self, Frame, FrameKind, FrameReader};
-use super::handshake::HelloRefusal;
+use super::handshake::HelloRejection;
 use super::join;
 use super::peers::{LANES, Life, life_of};
 use super::pipe::is_passing;
@@ -231,7 +231,7 @@ fn say_alive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
 }
 
 /// Whether the sender of `hello`, at the other end of `stream`, may talk to this member now.
-fn admit(context: &Context, hello: &Hello, stream: &Wire) -> Result<(), HelloRefusal> {
+fn admit(context: &Context, hello: &Hello, stream: &Wire) -> Result<(), HelloRejection> {
     let mine = context.admission.hello(hello.from);
     context.admission.admit(&mine, hello, stream.proven_name())
 }

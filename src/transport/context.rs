@@ -18,7 +18,7 @@ use super::wire::Wire;
 use crate::env::Env;
 use crate::model::{Hello, Lane, Moment, NodeId};
 
-/// Refusals of one peer on one side are reported at most this often: it dials again and again.
+/// RejectedRequests of one peer on one side are reported at most this often: it dials again and again.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Which end of a connection this member is.

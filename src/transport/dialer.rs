@@ -340,7 +340,7 @@ async fn serve(
                         Ok(None) => break,
                         Ok(Some(echo)) if echo.kind == FrameKind::Alive => {}
                         Ok(Some(last)) if last.kind.refuses() => {
-                            let why = exchange::refusal_of(&last, context.admission.me());
+                            let why = exchange::rejection_of(&last, context.admission.me());
                             return Broken::Refused { peer, why };
                         }
                         Ok(Some(other)) => {

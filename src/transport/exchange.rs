@@ -187,7 +187,7 @@ pub(super) async fn dial(
     let theirs = match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         last if last.kind.refuses() => {
-            let why = admission.explained(peer, refusal_of(&last, mine.from));
+            let why = admission.explained(peer, rejection_of(&last, mine.from));
             return Err(Broken::Refused { peer, why });
         }
         Frame { kind, .. } => {
@@ -268,7 +268,7 @@ pub(super) async fn accept(
     match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Alive, .. } => {}
         last if last.kind.refuses() => {
-            return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
+            return Err(Broken::Refused { peer, why: rejection_of(&last, mine.from) });
         }
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} in answer to a hello")));
@@ -350,7 +350,7 @@ fn hello_of(body: Bytes) -> Result<Hello, Broken> {
 }
 
 /// What the other end's last frame says to `me`.
-pub(super) fn refusal_of(last: &Frame, me: NodeId) -> Refused {
+pub(super) fn rejection_of(last: &Frame, me: NodeId) -> Refused {
     let removed = (last.kind == FrameKind::Removed).then_some(me);
     Refused { removed, ..reason_of(&last.body).into() }
 }

@@ -44,7 +44,7 @@ impl From<DiskId> for Digits {
 
 /// Why two members do not talk.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub(crate) enum HelloRefusal {
+pub(crate) enum HelloRejection {
     /// Two clusters are wired together, or two members of one have different configurations.
     #[error("{0}")]
     OtherCluster(OtherCluster),
@@ -145,19 +145,19 @@ pub(crate) enum HelloRefusal {
 ///
 /// # Errors
 /// The first reason against it.
-pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRefusal> {
+pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRejection> {
     let (me, them) = (mine.from, theirs.from);
     if theirs.cluster != mine.cluster {
-        return Err(HelloRefusal::OtherCluster(OtherCluster::new(mine, theirs)));
+        return Err(HelloRejection::OtherCluster(OtherCluster::new(mine, theirs)));
     }
     if them == me {
-        return Err(HelloRefusal::Myself { me });
+        return Err(HelloRejection::Myself { me });
     }
     if theirs.to != me {
-        return Err(HelloRefusal::NotForMe { me, them, meant: theirs.to });
+        return Err(HelloRejection::NotForMe { me, them, meant: theirs.to });
     }
     if mine.to != them {
-        return Err(HelloRefusal::WrongAnswer { me, meant: mine.to, them });
+        return Err(HelloRejection::WrongAnswer { me, meant: mine.to, them });
     }
     // This member's own log says who founded with what: another's word does not make its disk a lost one, nor a
     // member a removed one. It makes two foundings.
@@ -165,12 +165,12 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
         (&mine.standing, &theirs.standing)
         && mine != theirs
     {
-        return Err(HelloRefusal::OtherFounding { me, them });
+        return Err(HelloRejection::OtherFounding { me, them });
     }
     match known {
         Known::Founders(founders) => {
             if !founders.contains(&them) {
-                return Err(HelloRefusal::UnknownMember { me, them });
+                return Err(HelloRejection::UnknownMember { me, them });
             }
         }
         Known::Members(members) => judge_member(theirs, me, members)?,
@@ -180,14 +180,14 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     match (&mine.standing, &theirs.standing) {
         (FoundingState::Blank, FoundingState::Founded(founding)) => match founding.get(&me) {
             Some(disk) => judge_disk(me, *disk, mine.disk),
-            None => Err(HelloRefusal::OtherFounding { me, them }),
+            None => Err(HelloRejection::OtherFounding { me, them }),
         },
         _ => Ok(()),
     }
 }
 
 /// Whether the sender of `theirs` belongs to the cluster with its disk.
-fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRefusal> {
+fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRejection> {
     let them = theirs.from;
     if let Some(member) = members.get(them) {
         // Its place was taken further on in the log than this member has come.
@@ -199,7 +199,7 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
         };
     }
     if members.is_removed(them) {
-        return Err(HelloRefusal::Removed { member: them });
+        return Err(HelloRejection::Removed { member: them });
     }
     // On its way out: it is needed until its successor and the others agree without it.
     if members.outgoing().contains(&them) {
@@ -210,15 +210,15 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     if matches!(theirs.standing, FoundingState::Founded(_)) && Some(theirs.since) > newest {
         return Ok(());
     }
-    Err(HelloRefusal::UnknownMember { me, them })
+    Err(HelloRejection::UnknownMember { me, them })
 }
 
-fn judge_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), HelloRefusal> {
+fn judge_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), HelloRejection> {
     if expected == found {
         return Ok(());
     }
     let (expected, found) = (expected.into(), found.into());
-    Err(HelloRefusal::ReplacedDisk { member, expected, found })
+    Err(HelloRejection::ReplacedDisk { member, expected, found })
 }
 
 /// Judges everyone that one member meets, and remembers in which life each was met.
@@ -271,9 +271,9 @@ impl Admission {
     }
 
     /// How to report that this member has refused another one: as [`Self::explained`] has it, if that was seen.
-    pub(super) fn refusal(&self, refusal: HelloRefusal) -> Refused {
+    pub(super) fn refusal(&self, refusal: HelloRejection) -> Refused {
         let explained = match &refusal {
-            HelloRefusal::OtherCluster(other) => self.other_clusters.explained(other.theirs()),
+            HelloRejection::OtherCluster(other) => self.other_clusters.explained(other.theirs()),
             _ => None,
         };
         let mut refused = Refused::from(refusal);
@@ -304,11 +304,11 @@ impl Admission {
         mine: &Hello,
         theirs: &Hello,
         proven: Option<&str>,
-    ) -> Result<(), HelloRefusal> {
+    ) -> Result<(), HelloRejection> {
         let known = self.introducer.known();
         judge(mine, theirs, &known).map_err(|refusal| match refusal {
-            HelloRefusal::OtherCluster(other) => {
-                HelloRefusal::OtherCluster(other.of(self.own_name(), self.names(&known)))
+            HelloRejection::OtherCluster(other) => {
+                HelloRejection::OtherCluster(other.of(self.own_name(), self.names(&known)))
             }
             other => other,
         })?;
@@ -316,7 +316,7 @@ impl Admission {
             && name != proven
         {
             let (them, proven) = (theirs.from, proven.to_owned());
-            return Err(HelloRefusal::OtherName { them, name, proven });
+            return Err(HelloRejection::OtherName { them, name, proven });
         }
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.len() >= SEEN_MAX {
@@ -327,7 +327,7 @@ impl Admission {
             // founded anything with the one before.
             Some((disk, seen)) if *disk == theirs.disk && *seen > theirs.incarnation => {
                 let (seen, found) = (*seen, theirs.incarnation);
-                Err(HelloRefusal::OldIncarnation { them: theirs.from, seen, found })
+                Err(HelloRejection::OldIncarnation { them: theirs.from, seen, found })
             }
             _ => {
                 seen.insert(theirs.from, (theirs.disk, theirs.incarnation));
@@ -430,15 +430,15 @@ mod tests {
         // Not heard of yet, unless what added it is no further on than what is known.
         assert_eq!(told(&all, &added(4, 50)), Ok(()));
         let (me, them) = (node(1), node(4));
-        assert_eq!(told(&all, &added(4, 1)), Err(HelloRefusal::UnknownMember { me, them }));
+        assert_eq!(told(&all, &added(4, 1)), Err(HelloRejection::UnknownMember { me, them }));
         let blank = Hello { since: LogIndex(50), ..blank(4, 1) };
-        assert_eq!(told(&all, &blank), Err(HelloRefusal::UnknownMember { me, them }));
+        assert_eq!(told(&all, &blank), Err(HelloRejection::UnknownMember { me, them }));
         all.apply(LogIndex(50), &add(4, Some(2)));
         assert_eq!(told(&all, &added(4, 50)), Ok(()));
         let lost = Hello { disk: disk(9), ..added(4, 50) };
         assert!(matches!(
             told(&all, &lost),
-            Err(HelloRefusal::ReplacedDisk { member, .. }) if member == node(4)
+            Err(HelloRejection::ReplacedDisk { member, .. }) if member == node(4)
         ));
         // A place that was kept, and taken further on than what is known.
         let mut kept = all.clone();
@@ -451,7 +451,7 @@ mod tests {
         let early = Hello { standing: FoundingState::Blank, ..added(5, 61) };
         for hello in [added(5, 60), early] {
             let refused = told(&kept, &hello);
-            assert!(matches!(refused, Err(HelloRefusal::ReplacedDisk { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(HelloRejection::ReplacedDisk { .. })), "{refused:?}");
         }
         let (name, address) = ("m5".to_owned(), "h:5".to_owned());
         kept.apply(LogIndex(62), &MemberChange::Take { id, disk: disk(5), name, address });
@@ -463,7 +463,7 @@ mod tests {
         all.apply(LogIndex(51), &MemberChange::Replace { old: node(2), new: node(4) });
         assert_eq!(told(&all, &founded(2, 1)), Ok(()), "still needed");
         all.apply(LogIndex(52), &MemberChange::LeaveJoint);
-        let gone = Err(HelloRefusal::Removed { member: node(2) });
+        let gone = Err(HelloRejection::Removed { member: node(2) });
         assert_eq!(told(&all, &founded(2, 1)), gone);
         assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
         let unsettled = Known::Unsettled(Arc::new(all.clone()));
@@ -472,8 +472,8 @@ mod tests {
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
         let stranger = Hello { standing: FoundingState::Founded(other), ..founded(2, 1) };
         let refused = told(&all, &stranger);
-        assert!(matches!(refused, Err(HelloRefusal::OtherFounding { .. })), "{refused:?}");
-        let refused = Refused::from(HelloRefusal::Removed { member: node(2) });
+        assert!(matches!(refused, Err(HelloRejection::OtherFounding { .. })), "{refused:?}");
+        let refused = Refused::from(HelloRejection::Removed { member: node(2) });
         assert_eq!((refused.removed, refused.disk_lost), (Some(node(2)), None));
     }
 
@@ -537,7 +537,7 @@ mod tests {
         let (them, seen, found) = (node(2), Incarnation(5), Incarnation(4));
         assert_eq!(
             admit(life(4, blank(2, 1))),
-            Err(HelloRefusal::OldIncarnation { them, seen, found })
+            Err(HelloRejection::OldIncarnation { them, seen, found })
         );
         assert_eq!(admit(life(1, blank(3, 1))), Ok(()), "another member's life");
         let wiped = Hello { disk: DiskId(9), ..blank(2, 1) };

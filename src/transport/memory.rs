@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::handshake::{Admission, HelloRefusal};
+use super::handshake::{Admission, HelloRejection};
 use super::tcp::fits;
 use super::{Introducer, JoinError, JoinReply, Receiver, Refused};
 use crate::codec;
@@ -50,7 +50,7 @@ struct Seat {
 
 impl Seat {
     /// Whether this one and another accept each other.
-    fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRefusal> {
+    fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRejection> {
         self.admission.admit(mine, theirs, None)?;
         other.admission.admit(theirs, mine, None)
     }

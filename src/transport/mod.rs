@@ -83,7 +83,7 @@ use thiserror::Error;
 
 use crate::model::{Hello, JoinAsk, Members, NodeId, PeerMessage};
 
-use handshake::HelloRefusal;
+use handshake::HelloRejection;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use {
     frame::{framed, unframed},
@@ -144,18 +144,18 @@ impl From<String> for Refused {
     }
 }
 
-impl From<HelloRefusal> for Refused {
-    fn from(refusal: HelloRefusal) -> Self {
+impl From<HelloRejection> for Refused {
+    fn from(refusal: HelloRejection) -> Self {
         let disk_lost = match &refusal {
-            HelloRefusal::ReplacedDisk { member, .. } => Some(*member),
+            HelloRejection::ReplacedDisk { member, .. } => Some(*member),
             _ => None,
         };
         let removed = match &refusal {
-            HelloRefusal::Removed { member, .. } => Some(*member),
+            HelloRejection::Removed { member, .. } => Some(*member),
             _ => None,
         };
         let at = match &refusal {
-            HelloRefusal::OtherCluster(other) => Some(other.address().to_owned()),
+            HelloRejection::OtherCluster(other) => Some(other.address().to_owned()),
             _ => None,
         };
         Self { why: refusal.to_string(), disk_lost, removed, at }

@@ -1,7 +1,7 @@
 //! The past, as a watcher that is behind reads it. A door, so that tests can act while it is read.
 
 use crate::machine::{HistoryPage, Reader};
-use crate::model::{KeyRange, Refusal, Revision};
+use crate::model::{KeyRange, Rejection, Revision};
 
 /// The changes that the replica remembers. Shows a revision before the hub publishes it.
 pub trait History: Send + Sync + 'static {
@@ -37,7 +37,7 @@ impl History for Reader {
         bytes_max: usize,
     ) -> Result<HistoryPage, Compacted> {
         Reader::events(self, range, from, bytes_max).map_err(|refusal| match refusal {
-            Refusal::Compacted { compacted, .. } => Compacted(compacted),
+            Rejection::Compacted { compacted, .. } => Compacted(compacted),
             other => unreachable!("history is refused only where it is compacted: {other}"),
         })
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use bowline::model::{
     AckWindow, Alarm, AlarmChange, Command, Delete, Event, GrantReply, Incarnation, Item, KeyRange,
     KeyValue, LeaseId, NodeId, Op, Outcome, Proposal, Put, PutLease, PutValue, Range, RangeReply,
-    Refusal, Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
+    Rejection, Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply,
+    TxnResult,
 };
 use bowline::sim::plain::{Draft, Path, State, Step, asked, read};
 use bytes::Bytes;
@@ -97,7 +98,7 @@ impl Naive {
         for (seq, command) in &proposal.requests {
             let life = &self.lives[&proposal.node];
             let outcome = if outdated || life.is_closed(*seq) {
-                Err(Refusal::Closed)
+                Err(Rejection::Closed)
             } else if let Some(answer) = life.answers.get(seq) {
                 answer.clone()
             } else {
@@ -114,7 +115,7 @@ impl Naive {
     fn execute(&mut self, proposal: &Proposal, command: &Command) -> Outcome {
         let kinds = self.alarms.iter().map(|alarm| alarm.kind);
         if let Some(kind) = kinds.max().filter(|_| adds(command)) {
-            return Err(Refusal::Alarm(kind));
+            return Err(Rejection::Alarm(kind));
         }
         match command {
             Command::Put(put) => {
@@ -140,17 +141,17 @@ impl Naive {
             }
             Command::Compact(at) => {
                 if let Some(compacted) = self.compacted.filter(|compacted| at <= compacted) {
-                    return Err(Refusal::Compacted { asked: *at, compacted });
+                    return Err(Rejection::Compacted { asked: *at, compacted });
                 }
                 if *at > self.now_revision() {
-                    return Err(Refusal::Future { asked: *at, newest: self.now_revision() });
+                    return Err(Rejection::Future { asked: *at, newest: self.now_revision() });
                 }
                 self.compacted = Some(*at);
                 self.applied.compacted = Some(*at);
                 Ok(Reply::Compacted { revision: self.now_revision() })
             }
-            Command::Announce { .. } => Err(Refusal::NotMember(proposal.node)),
-            Command::Move { member, .. } => Err(Refusal::NotMember(*member)),
+            Command::Announce { .. } => Err(Rejection::NotMember(proposal.node)),
+            Command::Move { member, .. } => Err(Rejection::NotMember(*member)),
             Command::Access(_) | Command::As(..) => unreachable!("histories have no users"),
             Command::Alarm(change) => {
                 let all = || self.alarms.iter().copied();
@@ -177,7 +178,7 @@ impl Naive {
             }
             Command::Revoke(id) => {
                 if !self.leases.contains_key(id) {
-                    return Err(Refusal::LeaseNotFound(*id));
+                    return Err(Rejection::LeaseNotFound(*id));
                 }
                 let deleted = self.end(*id);
                 Ok(Reply::Revoke(RevokeReply { revision: self.now_revision(), deleted }))
@@ -193,7 +194,7 @@ impl Naive {
         session: Option<&SessionInfo>,
     ) -> Outcome {
         let id = match id {
-            Some(id) if self.leases.contains_key(&id) => return Err(Refusal::LeaseExists(id)),
+            Some(id) if self.leases.contains_key(&id) => return Err(Rejection::LeaseExists(id)),
             Some(id) => id,
             None => self.mint(),
         };
@@ -242,24 +243,24 @@ impl Naive {
 
     // ---- what is judged before anything is written ----
 
-    fn check_put(&self, put: &Put) -> Result<(), Refusal> {
+    fn check_put(&self, put: &Put) -> Result<(), Rejection> {
         self.check_lease(put)?;
         self.check_kept(put)
     }
 
-    fn check_lease(&self, put: &Put) -> Result<(), Refusal> {
+    fn check_lease(&self, put: &Put) -> Result<(), Rejection> {
         match put.lease {
             PutLease::Attach(id) if !self.leases.contains_key(&id) => {
-                Err(Refusal::LeaseNotFound(id))
+                Err(Rejection::LeaseNotFound(id))
             }
             _ => Ok(()),
         }
     }
 
-    fn check_kept(&self, put: &Put) -> Result<(), Refusal> {
+    fn check_kept(&self, put: &Put) -> Result<(), Rejection> {
         let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
         if keeps && !self.now().contains_key(&put.key) {
-            return Err(Refusal::KeyNotFound);
+            return Err(Rejection::KeyNotFound);
         }
         Ok(())
     }
@@ -269,7 +270,7 @@ impl Naive {
         &self,
         path: &Path<'_>,
         now: (Revision, Option<Revision>),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         path.flat().iter().try_for_each(|step| match step {
             Step::Put(put) => {
                 self.check_kept(put)?;
@@ -358,12 +359,12 @@ impl Subject for Naive {
         self.shown.1.unwrap_or_default()
     }
 
-    fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+    fn range(&self, range: &Range) -> Result<RangeReply, Rejection> {
         check_revision(range, self.shown)?;
         Ok(read(self.state_at(range, self.at(self.shown.0)), range, self.shown.0))
     }
 
-    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         let state = self.at(self.shown.0);
         let path = Path::choose(txn, state);
         self.check_path(&path, self.shown)?;
@@ -373,10 +374,10 @@ impl Subject for Naive {
         Ok(reply)
     }
 
-    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal> {
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Rejection> {
         let (newest, compacted) = self.shown;
         if let Some(compacted) = compacted.filter(|compacted| from < *compacted) {
-            return Err(Refusal::Compacted { asked: from, compacted });
+            return Err(Rejection::Compacted { asked: from, compacted });
         }
         let seen = self.events.iter().flatten().filter(|event| {
             (from..=newest).contains(&event.revision()) && range.contains(&event.kv.key)
@@ -408,7 +409,7 @@ impl Subject for Naive {
     fn answer(&self, id: RequestId) -> Option<Outcome> {
         let life = self.lives.get(&id.node).filter(|life| life.incarnation >= id.incarnation)?;
         if life.incarnation > id.incarnation || life.is_closed(id.seq) {
-            return Some(Err(Refusal::Closed));
+            return Some(Err(Rejection::Closed));
         }
         life.answers.get(&id.seq).cloned()
     }
@@ -446,13 +447,13 @@ fn kept(outcome: &Outcome) -> Outcome {
 fn check_revision(
     range: &Range,
     (newest, compacted): (Revision, Option<Revision>),
-) -> Result<(), Refusal> {
+) -> Result<(), Rejection> {
     let Some(asked) = asked(range) else { return Ok(()) };
     if asked > newest {
-        return Err(Refusal::Future { asked, newest });
+        return Err(Rejection::Future { asked, newest });
     }
     match compacted.filter(|compacted| asked < *compacted) {
-        Some(compacted) => Err(Refusal::Compacted { asked, compacted }),
+        Some(compacted) => Err(Rejection::Compacted { asked, compacted }),
         None => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, KeyRange, LockError, Node, Refusal,
+    Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, KeyRange, LockError, Node, Rejection,
     Revision,
 };
 
@@ -35,7 +35,7 @@ fn end(node: &Node, alarm: Alarm) {
 }
 
 fn refused(kind: AlarmKind) -> Error {
-    Error::Refused(Refusal::Alarm(kind))
+    Error::Rejected(Rejection::Alarm(kind))
 }
 
 #[track_caller]
@@ -176,7 +176,7 @@ fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_lin
         let came = far.session().block();
         assert_eq!(came.unwrap_err(), refused(kind), "no new sessions");
         let entered = waiter.mutex("third").try_lock().block();
-        assert_eq!(entered.unwrap_err(), LockError::Refused(refused(kind)));
+        assert_eq!(entered.unwrap_err(), LockError::Store(refused(kind)));
         // The hold goes to who was in line before, with a transaction that does nothing else.
         held.release().block().unwrap();
         let guard = waits.as_mut().block().unwrap();

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
-    AccessRefusal, Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError,
-    JoinErrorKind, KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError,
-    Refusal, ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEndReason,
+    AuthError, Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError,
+    JoinErrorKind, KeyRange, LeadError, LeaseId, LockError, MembershipError, Node, Op, QueueError,
+    Rejection, ResumeError, ResumeSessionError, Revision, Role, RunOnceError, SessionEndReason,
     StartError, StopReason, TransportError, WatchError, backup,
 };
 
@@ -307,7 +307,7 @@ fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
     for (_, node) in cluster.running() {
         let kv = node.client();
         let refusal = |error: Error| match error {
-            Error::Refused(refusal) => refusal.to_string(),
+            Error::Rejected(refusal) => refusal.to_string(),
             other => panic!("{other:?}"),
         };
         let before = kv.put("before", "").block().unwrap().revision;
@@ -363,21 +363,21 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
         let kv = node.client();
         let newest = kv.get("k").block().unwrap().unwrap().mod_revision;
         let asked = Revision(1_000_000);
-        let future = Error::Refused(Refusal::Future { asked, newest: Revision(6) });
+        let future = Error::Rejected(Rejection::Future { asked, newest: Revision(6) });
         let words = "required revision 1000000 is a future revision; the newest is 6";
         assert_eq!((newest, future.to_string().as_str()), (Revision(6), words));
         assert_eq!(kv.get("k").revision(asked).block(), Err(future.clone()));
         assert_eq!(kv.range(KeyRange::all()).revision(asked).block(), Err(future.clone()));
         assert_eq!(kv.compact(asked).block(), Err(future));
         let (asked, compacted) = (Revision(3), Revision(4));
-        let gone = Error::Refused(Refusal::Compacted { asked, compacted });
+        let gone = Error::Rejected(Rejection::Compacted { asked, compacted });
         let words = "required revision 3 has been compacted; the oldest left is 4";
         assert_eq!(gone.to_string(), words);
         assert_eq!(kv.get("k").revision(asked).block(), Err(gone.clone()));
         assert_eq!(kv.range(KeyRange::all()).revision(asked).block(), Err(gone.clone()));
         assert_eq!(kv.compact(asked).block(), Err(gone));
         let again = kv.compact(compacted).block().unwrap_err();
-        assert!(matches!(again, Error::Refused(Refusal::Compacted { .. })), "{again:?}");
+        assert!(matches!(again, Error::Rejected(Rejection::Compacted { .. })), "{again:?}");
         assert_eq!(kv.get("k").revision(compacted).block().unwrap().unwrap().value, "2");
         let mut watch = kv.watch("k").from(asked).block().unwrap();
         let end = watch.next().block().unwrap().unwrap_err();
@@ -406,7 +406,7 @@ fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
     for (_, node) in cluster.running() {
         let kv = node.client();
         for lease in [lease, LeaseId::new(4242).unwrap()] {
-            let gone = Error::Refused(Refusal::LeaseNotFound(lease));
+            let gone = Error::Rejected(Rejection::LeaseNotFound(lease));
             assert_eq!(gone.to_string(), format!("requested lease not found: {lease}"));
             assert_eq!(kv.put("leased", "v").lease(lease).block(), Err(gone.clone()));
             assert_eq!(kv.revoke(lease).block(), Err(gone));
@@ -415,14 +415,14 @@ fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
         assert_eq!(kv.get("leased").block().unwrap(), None);
         for ttl in [Duration::ZERO, Duration::MAX] {
             let error = kv.grant(ttl).block().unwrap_err();
-            let Error::Refused(Refusal::LeaseTtl { asked, .. }) = error else {
+            let Error::Rejected(Rejection::LeaseTtl { asked, .. }) = error else {
                 panic!("{error:?}")
             };
             assert_eq!(asked, ttl);
         }
         let taken = kv.grant(Duration::from_secs(60)).block().unwrap().id;
         let again = kv.grant(Duration::from_secs(60)).id(taken).block().unwrap_err();
-        assert_eq!(again, Error::Refused(Refusal::LeaseExists(taken)));
+        assert_eq!(again, Error::Rejected(Rejection::LeaseExists(taken)));
         works(&kv);
     }
 }
@@ -521,12 +521,12 @@ fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
         TransportError::Bind { address: "10.0.0.7:7400".to_owned(), error }
     };
     let no_name = || ConfigError::DuplicateName("a".to_owned());
-    let too_long = ResumeRefusal::DelayTooLong {
+    let too_long = ResumeSessionError::DelayTooLong {
         lease_ttl: Duration::from_secs(1),
         delay: Duration::from_secs(2),
     };
     let busy = || Error::Busy;
-    let denied = || Error::Refused(Refusal::Access(AccessRefusal::Denied));
+    let denied = || Error::Rejected(Rejection::Access(AuthError::Denied));
     let ended = || LockError::SessionEnded(SessionEndReason::NotRenewed);
     let errors: Vec<Box<dyn StdError>> = vec![
         Box::new(StartError::from(no_name())),
@@ -536,13 +536,13 @@ fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
         Box::new(backup::BackupError::from(no_name())),
         Box::new(denied()),
         Box::new(Error::NotResumed(too_long)),
-        Box::new(Error::Members(MemberRefusal::Pending)),
-        Box::new(LockError::Refused(denied())),
+        Box::new(Error::Members(MembershipError::Pending)),
+        Box::new(LockError::Store(denied())),
         Box::new(LeadError::from(ended())),
-        Box::new(LeadError::from(LockError::Refused(busy()))),
+        Box::new(LeadError::from(LockError::Store(busy()))),
         Box::new(RunOnceError::<io::Error>::from(ended())),
         Box::new(RunOnceError::Failed(io::Error::other("no paper"))),
-        Box::new(ResumeError::from(LockError::Refused(busy()))),
+        Box::new(ResumeError::from(LockError::Store(busy()))),
         Box::new(GuardError::from(denied())),
         Box::new(QueueError::from(denied())),
         Box::new(upgrade),

@@ -93,7 +93,7 @@ fn watches_and_compactions_cross_the_chunks_of_the_history() {
         let gone = values(Revision(compacted.get() - 1)).unwrap_err();
         assert!(matches!(gone, WatchError::Compacted { .. }), "{kept}: {gone}");
         let read = kv.get("k").revision(Revision(compacted.get() - 1)).block();
-        assert!(matches!(read, Err(Error::Refused(_))), "{kept}: {read:?}");
+        assert!(matches!(read, Err(Error::Rejected(_))), "{kept}: {read:?}");
         assert!(kv.get("k").revision(compacted).block().unwrap().is_some());
     }
 }

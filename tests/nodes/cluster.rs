@@ -7,7 +7,7 @@ use std::time::Duration;
 use bowline::testing::{self, ClusterOptions};
 use bowline::{
     Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError,
-    LockState, LostReason, Node, Op, Refusal, Released, Revision, Role, SessionEndReason,
+    LockState, LostReason, Node, Op, Rejection, Released, Revision, Role, SessionEndReason,
 };
 
 use crate::stage::{
@@ -337,7 +337,7 @@ fn keys_of_a_session_vanish_with_it() {
     assert_eq!(session.end(), Some(SessionEndReason::Closed));
     assert_eq!(cluster.node(1).client().get("here").block().unwrap(), None);
     let late = kv.put("here", "v").lease(session.lease()).block().unwrap_err();
-    assert_eq!(late, Error::Refused(Refusal::LeaseNotFound(session.lease())));
+    assert_eq!(late, Error::Rejected(Rejection::LeaseNotFound(session.lease())));
 }
 
 #[test]

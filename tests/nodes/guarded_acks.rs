@@ -178,7 +178,7 @@ fn what_is_not_carried_out_gives_the_item_back() {
     let (job, guard) = begin(&session);
     let large = Op::put("result", vec![0; 64 << 20]);
     let refused = guard.txn().then(large).ack(job).commit_and_release(guard).block();
-    assert!(matches!(&refused, Err(GuardError::Store(Error::Refused(_)))), "{refused:?}");
+    assert!(matches!(&refused, Err(GuardError::Store(Error::Rejected(_)))), "{refused:?}");
     was_given_back(&session);
     // It is never begun.
     let (job, guard) = begin(&session);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, Refusal,
-    StopReason,
+    Blocking, Client, Config, Error, KeyRange, MemberRole, MembershipError, Node, NodeId,
+    Rejection, StopReason,
 };
 
 use crate::loopback;
@@ -36,7 +36,7 @@ async fn three() -> Cluster {
 async fn remove(node: &Node, gone: NodeId) {
     let begun = Instant::now();
     while let Err(error) = node.remove_member(gone).await {
-        let early = matches!(error, Error::Members(MemberRefusal::LosesQuorum { .. }));
+        let early = matches!(error, Error::Members(MembershipError::LosesQuorum { .. }));
         assert!(early && begun.elapsed() < SOON, "{error}");
     }
 }
@@ -47,7 +47,7 @@ async fn promote(cluster: &Cluster, member: usize) {
     loop {
         match node.promote(node.status().id).await {
             Ok(()) => return,
-            Err(Error::Members(MemberRefusal::NotCaughtUp(_) | MemberRefusal::Pending)) => {}
+            Err(Error::Members(MembershipError::NotCaughtUp(_) | MembershipError::Pending)) => {}
             Err(error) => panic!("{error}"),
         }
         let applied = node.status().applied;
@@ -272,7 +272,7 @@ fn what_would_lose_the_quorum_is_refused() {
         cluster.kill(one).await;
         let refused = cluster.node(leader).remove_member(alive).await;
         assert!(
-            matches!(refused, Err(Error::Members(MemberRefusal::LosesQuorum { active: 1, .. }))),
+            matches!(refused, Err(Error::Members(MembershipError::LosesQuorum { active: 1, .. }))),
             "{refused:?}"
         );
         // The dead one can go: two of two are there.
@@ -465,11 +465,11 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
         let move_to = async |id: NodeId, at: &str| nodes[0].move_member(id, at).await;
         let nobody = NodeId::new(9).unwrap();
         let refused = move_to(nobody, &new[0]).await.unwrap_err();
-        assert_eq!(refused, Error::Refused(Refusal::NotMember(nobody)));
+        assert_eq!(refused, Error::Rejected(Rejection::NotMember(nobody)));
         let refused = move_to(ids[0], &old[1]).await.unwrap_err();
-        assert_eq!(refused, Error::Refused(Refusal::AddressTaken(ids[1])));
+        assert_eq!(refused, Error::Rejected(Rejection::AddressTaken(ids[1])));
         let refused = move_to(ids[0], "nowhere").await.unwrap_err();
-        assert_eq!(refused, Error::Members(MemberRefusal::BadAddress("nowhere".to_owned())));
+        assert_eq!(refused, Error::Members(MembershipError::BadAddress("nowhere".to_owned())));
         for (id, at) in ids.iter().zip(&new) {
             move_to(*id, at).await.unwrap();
         }

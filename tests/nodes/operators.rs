@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Effect, Error, KeyRange, Leadership, LockAdminError,
-    LockEntry, LockError, LockState, LostReason, Node, Op, ReadGuard, Refusal, Released,
+    LockEntry, LockError, LockState, LostReason, Node, Op, ReadGuard, Rejection, Released,
     WriteGuard,
 };
 
@@ -530,7 +530,7 @@ fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_t
     cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).block().unwrap();
 
     let successor = place(cluster.node(0), "lock", 2);
-    let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    let refused = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
     assert_eq!(guard.transfer(&successor).block().unwrap_err(), LockAdminError::Store(refused));
     let guard = near.finish().unwrap();
     until_places(cluster.node(2), "lock", 2);

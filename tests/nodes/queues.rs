@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bowline::testing::Cluster;
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Client, Compare, Delivery, Effect, Error, ItemState,
-    KeyRange, LostReason, Op, Queue, QueueError, QueueTaker, Refusal, Revision,
+    KeyRange, LostReason, Op, Queue, QueueError, QueueTaker, Rejection, Revision,
 };
 
 use crate::stage;
@@ -196,13 +196,13 @@ fn an_acknowledgement_and_its_effects_are_one() {
     let mut bound = bowline::Put::new("effect", "");
     bound.lease = bowline::PutLease::Attach(lease);
     let refused = delivery.ack_with([bound]).block().unwrap_err();
-    assert_eq!(refused, QueueError::Store(Error::Refused(Refusal::LeaseNotFound(lease))));
+    assert_eq!(refused, QueueError::Store(Error::Rejected(Rejection::LeaseNotFound(lease))));
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 2);
     // One that is too large for the limits.
     let large = Op::put("effect", vec![0; 2 << 20]);
     let refused = delivery.ack_with([large]).block().unwrap_err();
-    assert!(matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. }))));
+    assert!(matches!(refused, QueueError::Store(Error::Rejected(Rejection::ValueTooLarge { .. }))));
     // Into the next queue, with an answer.
     let next = kv.queue("next");
     let delivery = taker.take().block().unwrap();
@@ -645,7 +645,7 @@ fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
     let before = kv.leases().len();
     let refused = queue.put(vec![b'x'; 2 << 20]).delay(month).block().unwrap_err();
     let too_large =
-        matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. })));
+        matches!(refused, QueueError::Store(Error::Rejected(Rejection::ValueTooLarge { .. })));
     assert!(too_large, "{refused:?}");
     assert_eq!(kv.leases().len(), before);
     for polls in 0..12 {
@@ -810,7 +810,7 @@ fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_h
         kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
         // What gives an item back only deletes.
         delivery.nack().block().unwrap();
-        let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+        let refusal = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
         assert_eq!(refused.join().unwrap(), QueueError::Store(refusal));
     });
     until_count(&kv, "jobs/idle/", 0);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Client, Effect, Error, GuardError, KeyRange, LeaseId,
-    Limits, LockAdminError, LockState, LostReason, Op, QueueError, Refusal, Released,
-    ResumeRefusal, Session, SessionEndReason, SessionState,
+    Limits, LockAdminError, LockState, LostReason, Op, QueueError, Rejection, Released,
+    ResumeSessionError, Session, SessionEndReason, SessionState,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -137,21 +137,21 @@ fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
     let own = cluster.node(holder).session().block().unwrap();
     let (lease, node) = (own.lease(), cluster.node(holder).status().id);
     let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
-    assert_eq!(refused, Error::NotResumed(ResumeRefusal::NodesOwn { lease, node }));
+    assert_eq!(refused, Error::NotResumed(ResumeSessionError::NodesOwn { lease, node }));
     let session = cluster.node(holder).open_session().block().unwrap();
     let closed = session.lease();
     session.close().block().unwrap();
     session.close().block().unwrap();
     for lease in [closed, LeaseId::new(77_777).unwrap()] {
         let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
-        assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
+        assert_eq!(refused, Error::Rejected(Rejection::LeaseNotFound(lease)));
     }
     // Its next life has ended the own session of the one before.
     cluster.kill(holder).block();
     cluster.restart(holder).block().unwrap();
     cluster.node(holder).session().block().unwrap();
     let refused = cluster.node(holder).resume_session(lease).block().unwrap_err();
-    assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
+    assert_eq!(refused, Error::Rejected(Rejection::LeaseNotFound(lease)));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledge
     assert!(polled.is_pending());
     assert_eq!(session.ended().block(), SessionEndReason::NotRenewed);
     cluster.heal();
-    let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    let refused = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
     assert_eq!(acknowledging.block().unwrap_err(), QueueError::Store(refused));
     // What its node had to say after that has been said.
     cluster.node(holder).client().delete("after").block().unwrap();
@@ -336,7 +336,10 @@ fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
     let session = node.open_session().lock_delay(max).block().unwrap();
     let resume = |delay| node.resume_session(session.lease()).lock_delay(delay).block();
     assert_eq!(resume(asked).unwrap_err(), expected);
-    assert!(matches!(resume(TTL), Err(Error::NotResumed(ResumeRefusal::KeptOtherwise { .. }))));
+    assert!(matches!(
+        resume(TTL),
+        Err(Error::NotResumed(ResumeSessionError::KeptOtherwise { .. }))
+    ));
     assert!(resume(max).is_ok());
 }
 
@@ -488,7 +491,7 @@ fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives(
     }
     assert!(now() >= lives_until, "it was to live until {lives_until:?}");
     assert!(!is_bound(&client, "kept"));
-    let gone = Err(Error::Refused(Refusal::LeaseNotFound(lease.id)));
+    let gone = Err(Error::Rejected(Rejection::LeaseNotFound(lease.id)));
     assert_eq!(client.renew(lease.id).block(), gone);
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline::machine::{self, LeaseChange, Machine, MachineOptions, Reader};
 use bowline::model::{
     Alarm, Event, Incarnation, Item, KeyRange, LeaseId, LogIndex, NodeId, Outcome, Range,
-    RangeReply, Refusal, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
+    RangeReply, Rejection, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
 };
 use bytes::Bytes;
 
@@ -22,11 +22,11 @@ pub(crate) trait Subject {
     /// The oldest revision that can be read; 0 before the first compaction.
     fn compacted(&self) -> Revision;
     /// Rows.
-    fn range(&self, range: &Range) -> Result<RangeReply, Refusal>;
+    fn range(&self, range: &Range) -> Result<RangeReply, Rejection>;
     /// A transaction that only reads.
-    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal>;
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection>;
     /// Every event of a revision from `from` on, of a key in `range`.
-    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal>;
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Rejection>;
     /// A lease, and the keys bound to it.
     fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)>;
     /// All leases.
@@ -118,15 +118,15 @@ impl Subject for Real {
         self.reader.compacted()
     }
 
-    fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+    fn range(&self, range: &Range) -> Result<RangeReply, Rejection> {
         self.reader.range(range)
     }
 
-    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         self.reader.read_txn(txn)
     }
 
-    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal> {
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Rejection> {
         let mut events = Vec::new();
         let mut from = from;
         loop {

@@ -40,15 +40,15 @@ impl Consensus {
     /// A message of `from`, whose identity its connection has proven.
     ///
     /// # Errors
-    /// The message is none that a correct member sends. It was not processed. If the refusal
-    /// [is fatal](GateRefusal::is_fatal), this member must stop, and the next turn says so again.
-    pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRefusal> {
+    /// The message is none that a correct member sends. It was not processed. If the rejection
+    /// [is fatal](GateRejection::is_fatal), this member must stop, and the next turn says so again.
+    pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRejection> {
         let mut message = wire::decode(&bytes)?;
-        if let Err(refusal) = gate::judge(&message, from, self) {
-            if let GateRefusal::LogLost { promised, last } = refusal {
+        if let Err(rejection) = gate::judge(&message, from, self) {
+            if let GateRejection::LogLost { promised, last } = rejection {
                 self.fault.get_or_insert(ConsensusFault::LogLost { promised, last });
             }
-            return Err(refusal);
+            return Err(rejection);
         }
         self.heard.insert(from, self.ticks);
         self.hear_commit(&message);
@@ -134,20 +134,20 @@ impl Consensus {
     ///
     /// # Errors
     /// It was not proposed, and nothing will come of it.
-    pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRefusal> {
+    pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRejection> {
         assert!(!data.is_empty(), "an entry without data means nothing");
         assert!(data.len() <= ENTRY_BYTES_MAX, "an entry of {} bytes", data.len());
         if !self.is_leader() {
-            return Err(ProposeRefusal::NotLeader(self.leader()));
+            return Err(ProposeRejection::NotLeader(self.leader()));
         }
         if self.is_transferring() || self.fault.is_some() {
-            return Err(ProposeRefusal::Busy);
+            return Err(ProposeRejection::Busy);
         }
         match self.with_raft(|raw| raw.propose(Vec::new(), data)) {
             Ok(()) => Ok((self.term(), self.last())),
             Err(error) => {
                 tracing::debug!(%error, "a proposal was not taken");
-                Err(ProposeRefusal::Busy)
+                Err(ProposeRejection::Busy)
             }
         }
     }

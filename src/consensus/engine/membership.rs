@@ -24,23 +24,23 @@ impl Consensus {
     pub(crate) fn propose_membership(
         &mut self,
         change: &MemberChange,
-    ) -> Result<(Term, LogIndex), ProposeRefusal> {
+    ) -> Result<(Term, LogIndex), ProposeRejection> {
         assert_ne!(*change, MemberChange::LeaveJoint, "raft leaves by itself");
         if !self.is_leader() {
-            return Err(ProposeRefusal::NotLeader(self.leader()));
+            return Err(ProposeRejection::NotLeader(self.leader()));
         }
         if !self.is_ready_to_lead()
             || self.is_changing()
             || self.is_transferring()
             || self.fault.is_some()
         {
-            return Err(ProposeRefusal::Busy);
+            return Err(ProposeRejection::Busy);
         }
         if !self.configuration.after(change).voters.contains(&self.config.id) {
             if let Some(successor) = self.best_transferee() {
                 self.transfer_to(successor);
             }
-            return Err(ProposeRefusal::Busy);
+            return Err(ProposeRejection::Busy);
         }
         let change = changes::to_raft(change);
         let pending = self.raw.raft.pending_conf_index;
@@ -48,13 +48,13 @@ impl Consensus {
             // raft counts on it before it has made room for it.
             self.raw.raft.pending_conf_index = pending;
             tracing::debug!(%error, "a change of the members was not taken");
-            return Err(ProposeRefusal::Busy);
+            return Err(ProposeRejection::Busy);
         }
         let proposed = self.raw.raft.raft_log.unstable_entries().last();
         match proposed.map(eraftpb::Entry::get_entry_type) {
             Some(eraftpb::EntryType::EntryConfChangeV2) => Ok((self.term(), self.last())),
             // An empty entry stands in its place, and does nothing.
-            _ => Err(ProposeRefusal::Busy),
+            _ => Err(ProposeRejection::Busy),
         }
     }
 
@@ -137,7 +137,7 @@ impl Consensus {
 
     /// Whether the voters that are there would be too few after a change, and how many they are. Only
     /// a leader knows who is there.
-    pub(crate) fn would_lose_quorum(&self, change: &MemberChange) -> Option<MemberRefusal> {
+    pub(crate) fn would_lose_quorum(&self, change: &MemberChange) -> Option<MembershipError> {
         let after = self.configuration.after(change);
         let is_there = |id: &&NodeId| **id == self.config.id || self.is_active(**id);
         [&after.voters, &after.outgoing].into_iter().filter(|voters| !voters.is_empty()).find_map(
@@ -145,7 +145,7 @@ impl Consensus {
                 let (active, needed) =
                     (voters.iter().filter(is_there).count(), voters.len() / 2 + 1);
                 let voters = voters.len();
-                (active < needed).then_some(MemberRefusal::LosesQuorum { active, voters, needed })
+                (active < needed).then_some(MembershipError::LosesQuorum { active, voters, needed })
             },
         )
     }

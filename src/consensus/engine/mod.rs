@@ -21,8 +21,8 @@ use raft::eraftpb::{self, Message, MessageType};
 use raft::{RawNode, StateRole};
 
 use crate::model::{
-    Lane, LogIndex, MemberChange, MemberRefusal, MemberRole, Members, NodeId, PeerMessage,
-    ProposeRefusal, SnapshotId, Term,
+    Lane, LogIndex, MemberChange, MemberRole, Members, MembershipError, NodeId, PeerMessage,
+    ProposeRejection, SnapshotId, Term,
 };
 use crate::mutant::{self, Mutant};
 use crate::wal;
@@ -31,7 +31,7 @@ use super::cache::entry_bytes;
 use super::config::{ConsensusConfig, ENTRY_BYTES_MAX};
 use super::drain;
 use super::fault::ConsensusFault;
-use super::gate::{self, GateRefusal, Standpoint};
+use super::gate::{self, GateRejection, Standpoint};
 use super::membership::{self as changes, Configuration};
 use super::round::{RoundContext, RoundId};
 use super::seal::Sealed;

@@ -131,9 +131,9 @@ impl Subject {
                 self.offer = Some(offer);
                 true
             }
-            Err(refusal) => {
+            Err(rejection) => {
                 assert_eq!(self.seen(), before, "R-GATE: refused, and it did something");
-                if refusal.is_fatal() {
+                if rejection.is_fatal() {
                     assert!(self.consensus.turn().is_err(), "fatal, and it goes on");
                     self.die();
                 }

@@ -5,7 +5,7 @@ use raft::eraftpb::{Entry, Message, MessageType};
 use super::machine::Machine;
 use super::world::{ELECTION, Flying, World, draw, members_of, node};
 use crate::consensus::fault::ConsensusFault;
-use crate::consensus::gate::GateRefusal;
+use crate::consensus::gate::GateRejection;
 use crate::consensus::membership::Configuration;
 use crate::consensus::snapshot;
 use crate::consensus::wire::{self, WireError};
@@ -49,9 +49,9 @@ fn entries(places: &[(u64, u64)]) -> Vec<Entry> {
 }
 
 /// Hands node `to` a message over the connection of `from`.
-fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, GateRefusal> {
+fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, GateRejection> {
     let result = world.at(message.to.clamp(1, 4)).step(node(from), wire::encode(message));
-    if result.as_ref().is_err_and(GateRefusal::is_fatal) {
+    if result.as_ref().is_err_and(GateRejection::is_fatal) {
         return result;
     }
     for id in 1..=4 {
@@ -60,11 +60,11 @@ fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, Gate
     result
 }
 
-type Judge = fn(&GateRefusal) -> bool;
+type Judge = fn(&GateRejection) -> bool;
 
 #[test]
 fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
-    use GateRefusal as R;
+    use GateRejection as R;
     use MessageType as M;
     type Change = fn(&mut Message);
     let cases: Vec<(&str, M, Change, Judge)> = vec![
@@ -294,13 +294,13 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             |r| *r == R::Term { term: 3, mine: Term(2) },
         ),
         (
-            "a refusal of the beginning",
+            "a rejection of the beginning",
             M::MsgAppendResponse,
             |m| (m.reject, m.index) = (true, 1),
             |r| matches!(r, R::Number { name: "rejected index", .. }),
         ),
         (
-            "a refusal with a hint beyond it",
+            "a rejection with a hint beyond it",
             M::MsgAppendResponse,
             |m| {
                 (m.reject, m.index, m.log_term, m.reject_hint) = (true, 3, 2, 1 << 61);
@@ -311,9 +311,9 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
     for (name, kind, change, judge) in cases {
         let mut world = world();
         let before = world.at(2).status();
-        let refusal = step(&mut world, 1, &message(kind, change)).expect_err(name);
-        assert!(judge(&refusal), "{name}: {refusal:?}");
-        assert!(!refusal.is_fatal(), "{name}");
+        let rejection = step(&mut world, 1, &message(kind, change)).expect_err(name);
+        assert!(judge(&rejection), "{name}: {rejection:?}");
+        assert!(!rejection.is_fatal(), "{name}");
         assert_eq!(world.at(2).status(), before, "{name}");
     }
 }
@@ -336,8 +336,8 @@ fn kinds_that_do_not_cross_the_wire_are_refused() {
         let mut world = world();
         for (from, to) in [(1, 2), (2, 1)] {
             let message = message(kind, |m| (m.from, m.to) = (from, to));
-            let refusal = step(&mut world, from, &message).unwrap_err();
-            assert_eq!(refusal, GateRefusal::Kind { kind: kind as i32 });
+            let rejection = step(&mut world, from, &message).unwrap_err();
+            assert_eq!(rejection, GateRejection::Kind { kind: kind as i32 });
         }
     }
 }
@@ -346,14 +346,14 @@ fn kinds_that_do_not_cross_the_wire_are_refused() {
 fn a_message_for_somebody_else_is_refused() {
     let mut world = world();
     let stray = wire::encode(&message(MessageType::MsgHeartbeat, |m| m.to = 3));
-    assert_eq!(world.at(2).step(node(1), stray), Err(GateRefusal::Addressee { to: 3 }));
+    assert_eq!(world.at(2).step(node(1), stray), Err(GateRejection::Addressee { to: 3 }));
 }
 
 #[test]
 fn a_member_does_not_talk_to_itself_over_the_wire() {
     let mut world = world();
     let own = message(MessageType::MsgAppendResponse, |m| (m.from, m.to, m.index) = (1, 1, 4));
-    assert_eq!(step(&mut world, 1, &own), Err(GateRefusal::Oneself));
+    assert_eq!(step(&mut world, 1, &own), Err(GateRejection::Oneself));
 }
 
 #[test]
@@ -376,8 +376,8 @@ fn a_second_leader_of_one_term_is_refused_by_the_first_and_by_its_followers() {
         for to in [1, 2] {
             let mut world = world();
             let second = message(kind, |m| (m.from, m.to) = (3, to));
-            let refusal = GateRefusal::SecondLeader { term: Term(2), leader: node(1) };
-            assert_eq!(step(&mut world, 3, &second), Err(refusal));
+            let rejection = GateRejection::SecondLeader { term: Term(2), leader: node(1) };
+            assert_eq!(step(&mut world, 3, &second), Err(rejection));
         }
     }
 }
@@ -386,17 +386,17 @@ fn a_second_leader_of_one_term_is_refused_by_the_first_and_by_its_followers() {
 fn an_acknowledgement_of_entries_that_do_not_exist_is_refused() {
     let mut world = world();
     let ack = message(MessageType::MsgAppendResponse, |m| (m.from, m.to, m.index) = (2, 1, 5));
-    let refusal = GateRefusal::Number { name: "acknowledged index", value: 5 };
-    assert_eq!(step(&mut world, 2, &ack), Err(refusal));
+    let rejection = GateRejection::Number { name: "acknowledged index", value: 5 };
+    assert_eq!(step(&mut world, 2, &ack), Err(rejection));
 }
 
 #[test]
 fn a_heartbeat_that_knows_of_entries_lost_here_stops_this_member() {
     let mut world = world();
     let heartbeat = message(MessageType::MsgHeartbeat, |m| m.commit = 5);
-    let refusal = step(&mut world, 1, &heartbeat).unwrap_err();
-    assert_eq!(refusal, GateRefusal::LogLost { promised: LogIndex(5), last: LogIndex(4) });
-    assert!(refusal.is_fatal());
+    let rejection = step(&mut world, 1, &heartbeat).unwrap_err();
+    assert_eq!(rejection, GateRejection::LogLost { promised: LogIndex(5), last: LogIndex(4) });
+    assert!(rejection.is_fatal());
     let fault = ConsensusFault::LogLost { promised: LogIndex(5), last: LogIndex(4) };
     assert_eq!(world.at(2).turn().unwrap_err(), fault);
 }
@@ -416,8 +416,8 @@ fn a_follower_whose_synced_entries_are_gone_finds_out_by_the_leaders_heartbeat()
     world.tick(node(1));
     let heartbeat = world.flying.iter().find(|flying| flying.to == node(2)).unwrap().clone();
     assert_eq!(heartbeat.kind(), MessageType::MsgHeartbeat);
-    let refusal = world.at(2).step(heartbeat.from, heartbeat.bytes).unwrap_err();
-    assert_eq!(refusal, GateRefusal::LogLost { promised: LogIndex(4), last: LogIndex(2) });
+    let rejection = world.at(2).step(heartbeat.from, heartbeat.bytes).unwrap_err();
+    assert_eq!(rejection, GateRejection::LogLost { promised: LogIndex(4), last: LogIndex(2) });
 }
 
 #[test]
@@ -435,13 +435,13 @@ fn an_append_whose_commit_index_is_far_ahead_is_normal() {
 fn garbage_is_refused() {
     let mut world = world();
     for bytes in [&b""[..], b"\x00", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 100]] {
-        let refusal = world.at(2).step(node(1), bytes.to_vec().into()).unwrap_err();
-        let is_empty_message = matches!(refusal, GateRefusal::Sender { claimed: 0 });
-        assert!(matches!(refusal, GateRefusal::Bytes(_)) || is_empty_message, "{refusal}");
+        let rejection = world.at(2).step(node(1), bytes.to_vec().into()).unwrap_err();
+        let is_empty_message = matches!(rejection, GateRejection::Sender { claimed: 0 });
+        assert!(matches!(rejection, GateRejection::Bytes(_)) || is_empty_message, "{rejection}");
     }
     let long = vec![0; wire::FRAME_BYTES_MAX + 1];
-    let refusal = world.at(2).step(node(1), long.into()).unwrap_err();
-    assert!(matches!(refusal, GateRefusal::Bytes(WireError::TooLong { .. })));
+    let rejection = world.at(2).step(node(1), long.into()).unwrap_err();
+    assert!(matches!(rejection, GateRejection::Bytes(WireError::TooLong { .. })));
 }
 
 /// Real messages with bytes changed: whatever gets in must not panic.
@@ -470,7 +470,7 @@ fn real_messages_with_changed_bytes_never_panic() {
                     }
                     match world.at(2).step(from, changed.into()) {
                         Ok(_) => taken += 1,
-                        Err(refusal) if refusal.is_fatal() => {
+                        Err(rejection) if rejection.is_fatal() => {
                             world.crash(to, 0);
                             world.start(to);
                         }
@@ -563,7 +563,7 @@ fn made_up_messages_of_all_kinds_never_panic() {
                     world.disk(2).look().files.insert(offer.id, machine);
                     installs += usize::from(world.at(2).take_snapshot(&offer) == Taken::Installing);
                 }
-                Err(refusal) if refusal.is_fatal() => {
+                Err(rejection) if rejection.is_fatal() => {
                     world.crash(node(2), 0);
                     world.start(node(2));
                 }

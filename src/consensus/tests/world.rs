@@ -9,7 +9,7 @@ use raft::eraftpb::{Message, MessageType};
 use super::disk::Disk;
 use super::machine::Machine;
 use crate::consensus::fault::ConsensusFault;
-use crate::consensus::gate::GateRefusal;
+use crate::consensus::gate::GateRejection;
 use crate::consensus::{Consensus, ConsensusConfig, Offer, Role, RoundId, Stepped, Taken, wire};
 use crate::env::Entropy;
 use crate::model::{
@@ -308,8 +308,8 @@ impl World {
             Ok(Stepped::Offer(offer)) => {
                 self.members.get_mut(&flying.to).unwrap().offer = Some(offer);
             }
-            Err(GateRefusal::Removed) if is_removed => {}
-            Err(refusal) => panic!("{}: {refusal}: {:?}", flying.to, flying.message()),
+            Err(GateRejection::Removed) if is_removed => {}
+            Err(rejection) => panic!("{}: {rejection}: {:?}", flying.to, flying.message()),
         }
         self.run(flying.to);
     }

@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::model::{
-    Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Secret,
-};
+use crate::model::{Access, AccessChange, AccessGrant, AuthError, Caller, ROOT, Rights, Secret};
 
 /// The keys that commands are about; `x` is nobody's but root's.
 const KEYS: [&str; 3] = ["a", "b", "x"];
@@ -177,26 +175,26 @@ fn every_command_needs_exactly_the_rights_to_what_it_touches() {
                 );
             } else {
                 denied += 1;
-                let refusal = Err(Refusal::Access(AccessRefusal::Denied));
+                let refusal = Err(Rejection::Access(AuthError::Denied));
                 assert_eq!(outcome, refusal, "{name} with a {:?} b {:?}", of("a"), of("b"));
                 assert_eq!(world.machine.revision(), revision, "{name} changed something");
                 assert_ne!(world.machine.digest(), digest, "the answer is remembered");
             }
             // Somebody else, nobody, and somebody of yesterday.
             for (user, revision, refusal) in [
-                (Some("bob"), caller.revision, AccessRefusal::Denied),
-                (None, caller.revision, AccessRefusal::NoUser),
-                (Some("ann"), caller.revision - 1, AccessRefusal::Outdated),
-                (Some(ROOT), caller.revision - 1, AccessRefusal::Outdated),
+                (Some("bob"), caller.revision, AuthError::Denied),
+                (None, caller.revision, AuthError::NoUser),
+                (Some("ann"), caller.revision - 1, AuthError::Outdated),
+                (Some(ROOT), caller.revision - 1, AuthError::Outdated),
             ] {
                 let caller = Caller { user: user.map(text), revision };
                 let outcome = world.run(acting(&caller, command.clone()));
-                assert_eq!(outcome, Err(Refusal::Access(refusal)), "{name} as {caller:?}");
+                assert_eq!(outcome, Err(Rejection::Access(refusal)), "{name} as {caller:?}");
             }
         }
         for command in administration() {
             let outcome = before.run(acting(&caller, command.clone()));
-            assert_eq!(outcome, Err(Refusal::Access(AccessRefusal::Denied)), "{command:?}");
+            assert_eq!(outcome, Err(Rejection::Access(AuthError::Denied)), "{command:?}");
         }
     }
     assert!(allowed > 300 && denied > 500, "{allowed} allowed, {denied} denied");
@@ -243,7 +241,7 @@ fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
     // Looked at for each put, it is 128 times as long.
     assert!(many < one * 32, "{many:?}, and {one:?} for one");
     world.run(Command::Put(Put::new("x", "").lease(lease))).unwrap();
-    let denied = Err(Refusal::Access(AccessRefusal::Denied));
+    let denied = Err(Rejection::Access(AuthError::Denied));
     assert_eq!(world.run(acting(&ann, puts(128))), denied, "one of its keys is another's");
 }
 

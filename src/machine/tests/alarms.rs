@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::model::{
-    AccessChange, AccessRefusal, Alarm, AlarmChange, AlarmKind, Alarms, Caller, KeyRange, ROOT,
-    Secret,
+    AccessChange, Alarm, AlarmChange, AlarmKind, Alarms, AuthError, Caller, KeyRange, ROOT, Secret,
 };
 
 const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
@@ -39,7 +38,7 @@ fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
     world.put("a", "1");
     change(&mut world, AlarmChange::Raise(FULL));
     let done = world.apply(Command::Put(Put::new("a", "2")));
-    let refused = Err(Refusal::Alarm(AlarmKind::NoSpace));
+    let refused = Err(Rejection::Alarm(AlarmKind::NoSpace));
     assert_eq!(done.outcomes[0].1, refused);
     assert!(done.changes.is_empty() && done.leases.is_empty());
     assert_eq!(world.reader.revision(), Revision(2));
@@ -54,7 +53,7 @@ fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
     change(&mut world, AlarmChange::Raise(corrupt()));
     let requests = vec![(1, grant(true))];
     let done = world.entry(vec![Item::Proposal(proposal(1, 2, (1, &[]), requests))]);
-    assert_eq!(done.outcomes[0].1, Err(Refusal::Alarm(AlarmKind::Corrupt)));
+    assert_eq!(done.outcomes[0].1, Err(Rejection::Alarm(AlarmKind::Corrupt)));
     assert_eq!(world.reader.leases().len(), 1);
 }
 
@@ -69,7 +68,7 @@ fn a_state_travels_with_its_alarms_and_one_that_begins_a_new_cluster_has_none() 
     let reader = machine.reader();
     assert_eq!(reader.alarms(), world.reader.alarms());
     let mut later = World { reader, machine, seq: world.seq, term: Term(1) };
-    let refused = Err(Refusal::Alarm(AlarmKind::Corrupt));
+    let refused = Err(Rejection::Alarm(AlarmKind::Corrupt));
     assert_eq!(later.run(Command::Put(Put::new("a", "2"))), refused);
 
     // Installed under a reader that knows nothing yet.
@@ -107,7 +106,7 @@ fn whoever_is_not_root_raises_and_ends_nothing_and_is_told_so_before_what_stands
         Command::As(Caller { user: Some(text(user)), revision }, Box::new(command))
     };
     let raise = || Command::Alarm(AlarmChange::Raise(corrupt()));
-    let denied = Err(Refusal::Access(AccessRefusal::Denied));
+    let denied = Err(Rejection::Access(AuthError::Denied));
     assert_eq!(world.run(acting("ann", raise())), denied);
     assert!(world.reader.alarms().is_empty());
     world.run(acting(ROOT, raise())).unwrap();
@@ -115,7 +114,7 @@ fn whoever_is_not_root_raises_and_ends_nothing_and_is_told_so_before_what_stands
     let delete = || Command::Delete(Delete::new(KeyRange::all()));
     assert_eq!(world.run(acting("ann", delete())), denied);
     // For those who may, too, as for clients of etcd; a program of the cluster takes back what is its own.
-    let refused = Err(Refusal::Alarm(AlarmKind::Corrupt));
+    let refused = Err(Rejection::Alarm(AlarmKind::Corrupt));
     assert_eq!(world.run(acting(ROOT, delete())), refused);
     assert_eq!(world.run(acting(ROOT, Command::Compact(Revision(1)))), refused);
     assert!(world.run(delete()).is_ok());

@@ -13,12 +13,12 @@ fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
     let compact = |world: &mut World, to| world.run(Command::Compact(Revision(to)));
     assert_eq!(
         compact(&mut world, 7),
-        Err(Refusal::Future { asked: Revision(7), newest: Revision(6) })
+        Err(Rejection::Future { asked: Revision(7), newest: Revision(6) })
     );
     assert!(compact(&mut world, 0).is_ok(), "once, on a store that was never compacted");
     assert!(compact(&mut world, 0).is_err());
     assert!(compact(&mut world, 5).is_ok());
-    let again = Refusal::Compacted { asked: Revision(5), compacted: Revision(5) };
+    let again = Rejection::Compacted { asked: Revision(5), compacted: Revision(5) };
     assert_eq!(compact(&mut world, 5), Err(again));
     for swept in [false, true] {
         let read = |revision| {
@@ -27,7 +27,7 @@ fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
         };
         assert_eq!(read(5).unwrap(), "kept");
         assert_eq!(read(6).unwrap(), "kept");
-        let refusal = Refusal::Compacted { asked: Revision(4), compacted: Revision(5) };
+        let refusal = Rejection::Compacted { asked: Revision(4), compacted: Revision(5) };
         assert_eq!(read(4), Err(refusal.clone()));
         let events = |from| world.reader.events(&KeyRange::all(), Revision(from), 1 << 20);
         assert_eq!(events(4), Err(refusal));

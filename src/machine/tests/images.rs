@@ -242,10 +242,10 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
                     let range = Range { revision: Some(old), ..Range::new(KeyRange::all()) };
                     match reader.range(&range) {
                         Ok(reply) => check_rows(&reply, old.get()),
-                        Err(Refusal::Compacted { .. }) => {
+                        Err(Rejection::Compacted { .. }) => {
                             refused.fetch_add(1, Ordering::Relaxed);
                         }
-                        Err(Refusal::Future { .. }) => assert_eq!(newest, Revision::FIRST),
+                        Err(Rejection::Future { .. }) => assert_eq!(newest, Revision::FIRST),
                         Err(other) => panic!("{other}"),
                     }
                     let reply = reader.range(&Range::new(KeyRange::all())).unwrap();
@@ -383,7 +383,7 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
         assert_eq!(reader.lease(lease), None);
         assert_eq!(reader.leases(), []);
         let past = reader.events(&KeyRange::all(), before.next(), usize::MAX);
-        assert_eq!(past, Err(Refusal::Compacted { asked: before.next(), compacted: revision }));
+        assert_eq!(past, Err(Rejection::Compacted { asked: before.next(), compacted: revision }));
         let ends = reader.events(&KeyRange::all(), revision, usize::MAX).unwrap();
         let deleted: usize = ends.changes.iter().map(|change| change.events.len()).sum();
         assert_eq!((deleted, ends.next), (leased, revision.next()));

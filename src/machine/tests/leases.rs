@@ -23,7 +23,7 @@ fn an_end_of_a_lease_deletes_its_keys_in_key_order_in_one_revision() {
         assert_eq!(event.prev.as_ref().unwrap().lease, Some(lease));
     }
     assert_eq!(world.keys(KeyRange::all()), ["freed", "moved"]);
-    assert_eq!(world.run(Command::Revoke(lease)), Err(Refusal::LeaseNotFound(lease)));
+    assert_eq!(world.run(Command::Revoke(lease)), Err(Rejection::LeaseNotFound(lease)));
     let idle = world.grant(None);
     let applied = world.apply(Command::Revoke(idle));
     assert!(applied.changes.is_empty());

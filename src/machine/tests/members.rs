@@ -73,9 +73,9 @@ fn the_requests_of_a_removed_member_are_closed_for_ever() {
     assert_eq!(world.machine.answers.nodes().collect::<Vec<_>>(), []);
     let revision = world.reader.revision();
     for seq in [1, 2] {
-        assert_eq!(world.ask(2, seq, put("k", "2")), Err(Refusal::Closed), "{seq}");
+        assert_eq!(world.ask(2, seq, put("k", "2")), Err(Rejection::Closed), "{seq}");
         let id = RequestId { node: node(2), incarnation: Incarnation(1), seq };
-        assert_eq!(world.machine.answer(id), Some(Err(Refusal::Closed)));
+        assert_eq!(world.machine.answer(id), Some(Err(Rejection::Closed)));
     }
     assert_eq!(world.reader.revision(), revision, "nothing was executed again");
     assert!(world.ask(3, 1, put("k", "3")).is_ok());
@@ -89,7 +89,7 @@ fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
     world.member(Some(&MemberChange::Replace { old: node(2), new: node(4) }));
     assert!(world.ask(2, 2, put("k", "2")).is_ok());
     world.member(Some(&MemberChange::LeaveJoint));
-    assert_eq!(world.ask(2, 3, put("k", "3")), Err(Refusal::Closed));
+    assert_eq!(world.ask(2, 3, put("k", "3")), Err(Rejection::Closed));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_node_says_what_it_is_called_and_where_it_is() {
     let elsewhere = proposal(2, 1, window, vec![(5, served_at("h:2", "http://elsewhere"))]);
     assert!(world.entry(vec![Item::Proposal(elsewhere)]).members.is_some());
     assert_ne!(world.machine.digest(), before, "where it serves clients is part of the state");
-    assert_eq!(world.ask(9, 1, announce("h:9")), Err(Refusal::NotMember(node(9))));
+    assert_eq!(world.ask(9, 1, announce("h:9")), Err(Rejection::NotMember(node(9))));
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn somebody_says_where_a_member_is_going_to_be() {
         Some(world.machine.members()),
         "the others are to look there"
     );
-    assert_eq!(world.ask(1, 3, move_to(9, "h:9")), Err(Refusal::NotMember(node(9))));
-    assert_eq!(world.ask(1, 4, move_to(1, "h:3")), Err(Refusal::AddressTaken(node(2))));
+    assert_eq!(world.ask(1, 3, move_to(9, "h:9")), Err(Rejection::NotMember(node(9))));
+    assert_eq!(world.ask(1, 4, move_to(1, "h:3")), Err(Rejection::AddressTaken(node(2))));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::shared::Snapshot;
 use super::*;
 use crate::model::{
     AckWindow, Command, Compare, Delete, DeleteReply, EventKind, Introduction, KeyRange, KeyValue,
-    Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Refusal, Reply, RevisionBounds,
+    Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Rejection, Reply, RevisionBounds,
     RevokeReply, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
 };
 
@@ -75,7 +75,7 @@ impl World {
         reply
     }
 
-    fn txn(&mut self, txn: Txn) -> Result<TxnReply, Refusal> {
+    fn txn(&mut self, txn: Txn) -> Result<TxnReply, Rejection> {
         self.run(Command::Txn(txn)).map(|reply| match reply {
             Reply::Txn(reply) => reply,
             other => panic!("{other:?}"),
@@ -178,7 +178,7 @@ fn a_put_can_keep_the_value_or_the_lease() {
     let keep_value = |key: &'static str| Put { value: PutValue::Keep, ..Put::new(key, "") };
     let keep_lease = |key: &'static str| Put { lease: PutLease::Keep, ..Put::new(key, "new") };
     for put in [keep_value("k"), keep_lease("k")] {
-        assert_eq!(world.run(Command::Put(put)), Err(Refusal::KeyNotFound));
+        assert_eq!(world.run(Command::Put(put)), Err(Rejection::KeyNotFound));
     }
     assert_eq!(world.reader.revision(), Revision(1));
     for bytes in [10, 5000] {
@@ -196,7 +196,7 @@ fn a_put_can_keep_the_value_or_the_lease() {
     }
     let unknown = LeaseId::new(99).unwrap();
     let put = Put { lease: PutLease::Attach(unknown), ..Put::new("k", "") };
-    assert_eq!(world.run(Command::Put(put)), Err(Refusal::LeaseNotFound(unknown)));
+    assert_eq!(world.run(Command::Put(put)), Err(Rejection::LeaseNotFound(unknown)));
 }
 
 #[test]
@@ -278,17 +278,17 @@ fn a_transaction_that_cannot_finish_does_nothing() {
     let range = |revision| Op::Range(Range { revision: at(revision), ..Range::new("a") });
     let lease = Op::Put(Put { lease: PutLease::Attach(unknown), ..Put::new("b", "") });
     let keep = Op::Put(Put { value: PutValue::Keep, ..Put::new("b", "") });
-    let compacted = Refusal::Compacted { asked: Revision(2), compacted: Revision(3) };
-    let future = Refusal::Future { asked: Revision(4), newest: Revision(3) };
-    let duplicate = Refusal::DuplicateKey("a".into());
+    let compacted = Rejection::Compacted { asked: Revision(2), compacted: Revision(3) };
+    let future = Rejection::Future { asked: Revision(4), newest: Revision(3) };
+    let duplicate = Rejection::DuplicateKey("a".into());
     for (op, refusal) in [
         (range(2), compacted.clone()),
         (range(4), future),
-        (lease, Refusal::LeaseNotFound(unknown)),
-        (keep, Refusal::KeyNotFound),
+        (lease, Rejection::LeaseNotFound(unknown)),
+        (keep, Rejection::KeyNotFound),
         (Op::put("a", ""), duplicate.clone()),
         (Op::delete(KeyRange::prefix("a")), duplicate),
-        (Op::put("", ""), Refusal::EmptyKey),
+        (Op::put("", ""), Rejection::EmptyKey),
     ] {
         let before = (world.reader.get(b"a"), world.machine.store.fingerprint());
         let inner = Txn { success: vec![op.clone()], ..Txn::default() };
@@ -305,15 +305,15 @@ fn a_transaction_that_cannot_finish_does_nothing() {
     let both = Put { value: PutValue::Keep, ..wants("b") };
     let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });
     for (success, refusal) in [
-        (vec![Op::Put(wants("b")), range(2)], Refusal::LeaseNotFound(unknown)),
+        (vec![Op::Put(wants("b")), range(2)], Rejection::LeaseNotFound(unknown)),
         (vec![range(2), Op::Put(wants("b"))], compacted.clone()),
         (vec![nested(range(2)), Op::Put(wants("b"))], compacted.clone()),
-        (vec![Op::Put(both.clone())], Refusal::KeyNotFound),
-        (vec![Op::Put(wants("c")), Op::Put(both.clone())], Refusal::LeaseNotFound(unknown)),
+        (vec![Op::Put(both.clone())], Rejection::KeyNotFound),
+        (vec![Op::Put(wants("c")), Op::Put(both.clone())], Rejection::LeaseNotFound(unknown)),
     ] {
         assert_eq!(world.txn(Txn { success, ..Txn::default() }), Err(refusal));
     }
-    assert_eq!(world.run(Command::Put(both)), Err(Refusal::LeaseNotFound(unknown)));
+    assert_eq!(world.run(Command::Put(both)), Err(Rejection::LeaseNotFound(unknown)));
     // In the branch that does not run, only the structure matters.
     let failure = vec![range(2), range(99)];
     let txn = Txn { success: vec![range(3)], failure, ..Txn::default() };
@@ -332,18 +332,18 @@ fn a_request_that_arrives_twice_is_applied_once() {
     // Closed by a later window; the old proposal arrives once more.
     world.entry(vec![Item::Proposal(proposal(2, 1, (3, &[]), vec![]))]);
     let third = world.entry(vec![Item::Proposal(twice.clone())]);
-    assert!(third.outcomes.iter().all(|(_, outcome)| *outcome == Err(Refusal::Closed)));
+    assert!(third.outcomes.iter().all(|(_, outcome)| *outcome == Err(Rejection::Closed)));
     // A refusal is an answer too.
     let compact = |to| Command::Compact(Revision(to));
     let refused = proposal(2, 1, (3, &[]), vec![(3, compact(4)), (4, put("l", ""))]);
     let first = world.entry(vec![Item::Proposal(refused.clone())]);
-    assert!(matches!(first.outcomes[0].1, Err(Refusal::Future { .. })));
+    assert!(matches!(first.outcomes[0].1, Err(Rejection::Future { .. })));
     assert_eq!(world.entry(vec![Item::Proposal(refused)]).outcomes, first.outcomes);
     // A new life: the same numbers are new requests, and the old life is over.
     let reborn = Proposal { incarnation: Incarnation(2), ..twice.clone() };
     assert!(world.entry(vec![Item::Proposal(reborn)]).outcomes.iter().all(|(_, o)| o.is_ok()));
     let late = world.entry(vec![Item::Proposal(twice)]);
-    assert!(late.outcomes.iter().all(|(_, outcome)| *outcome == Err(Refusal::Closed)));
+    assert!(late.outcomes.iter().all(|(_, outcome)| *outcome == Err(Rejection::Closed)));
     assert_eq!(world.reader.get(b"k").0.unwrap().version, 4);
 }
 

@@ -24,7 +24,7 @@ fn a_read_at_an_old_revision_sees_the_old_state() {
     assert_eq!(look(at(5)).unwrap(), ["a=2"]);
     assert_eq!(look(None).unwrap(), ["a=2"]);
     assert_eq!(look(at(0)).unwrap(), ["a=2"]);
-    let refusal = Refusal::Future { asked: Revision(6), newest: Revision(5) };
+    let refusal = Rejection::Future { asked: Revision(6), newest: Revision(5) };
     assert_eq!(look(at(6)), Err(refusal));
 }
 
@@ -247,7 +247,7 @@ fn a_revision_is_never_torn_by_what_is_compacted_and_swept_or_installed_while_it
                         }
                         looks.fetch_add(1, Ordering::Relaxed);
                     }
-                    Err(refusal) => assert!(matches!(refusal, Refusal::Compacted { .. })),
+                    Err(refusal) => assert!(matches!(refusal, Rejection::Compacted { .. })),
                 }
             }
         });

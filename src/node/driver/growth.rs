@@ -6,7 +6,7 @@
 
 use super::*;
 use crate::metrics;
-use crate::model::ProposeRefusal as Why;
+use crate::model::ProposeRejection as Why;
 use crate::node::quota::{Values, growth};
 
 impl Driver {
@@ -35,7 +35,7 @@ impl Driver {
                 };
                 let Some(more) = growth(command, &len_of) else { return true };
                 let why =
-                    self.refusals.why(id).or(no_space).or_else(|| {
+                    self.rejected_requests.why(id).or(no_space).or_else(|| {
                         (bytes.saturating_add(more) > quota).then_some(Why::QuotaExceeded)
                     });
                 let Some(why) = why else {
@@ -57,10 +57,10 @@ impl Driver {
 
     fn refuse_growth(&mut self, id: RequestId, why: Why, fresh: &[u64], now: Moment) {
         if id.node != self.shared.settings.node {
-            self.refusals.add(id, why, now);
+            self.rejected_requests.add(id, why, now);
             let (incarnation, seqs) = (id.incarnation, vec![id.seq]);
             self.shared.meters.proposals_refused_total.at(reason(why)).one();
-            return self.send(id.node, PeerMessage::ProposeRefused { incarnation, seqs, why });
+            return self.send(id.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
         }
         // What an earlier leader may have is tried on; what nobody has seen is refused.
         let fresh: Vec<u64> = fresh.iter().copied().filter(|seq| *seq == id.seq).collect();
@@ -128,7 +128,7 @@ impl Driver {
 
     /// Says again that the disk is full, and hands leadership to somebody who has room.
     pub(super) fn mind_space(&mut self, now: Moment) {
-        self.refusals.forget(now);
+        self.rejected_requests.forget(now);
         if !self.space.tick(now) {
             return;
         }
@@ -157,7 +157,7 @@ impl Driver {
     }
 }
 
-/// What a refusal is counted as.
+/// What a rejection is counted as.
 pub(super) fn reason(why: Why) -> metrics::Refused {
     match why {
         Why::NotLeader(_) => metrics::Refused::NotLeader,

@@ -16,7 +16,7 @@ impl Driver {
             Input::Peer(from, message) => self.take_message(from, message, now)?,
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "connected");
-                self.rejections.resolve(&self.roster.name_of(peer));
+                self.peer_rejections.resolve(&self.roster.name_of(peer));
                 self.hear(&hello)?;
                 if self.spoken.insert(peer, hello.speaks).is_none() {
                     self.settle_for_peer();
@@ -31,7 +31,7 @@ impl Driver {
                     consensus.unreachable(peer);
                 }
             }
-            Input::Refused(peer, refusal) => self.refused(peer, refusal, now)?,
+            Input::Refused(peer, rejection) => self.refused(peer, rejection, now)?,
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
@@ -134,9 +134,9 @@ impl Driver {
             PeerMessage::Raft(bytes) => match consensus.step(from, bytes) {
                 Ok(Stepped::Done) => {}
                 Ok(Stepped::Offer(offer)) => self.offered(offer, now),
-                Err(refusal) if refusal.is_fatal() => return Err(refusal.to_string()),
-                Err(refusal) => {
-                    tracing::warn!(%from, %refusal, "a message was refused");
+                Err(rejection) if rejection.is_fatal() => return Err(rejection.to_string()),
+                Err(rejection) => {
+                    tracing::warn!(%from, %rejection, "a message was refused");
                 }
             },
             PeerMessage::Propose(proposal) => match &mut self.leading {
@@ -145,13 +145,13 @@ impl Driver {
                 }
                 Some(leading) => leading.forwarded.push(proposal),
                 None => {
-                    let why = ProposeRefusal::NotLeader(consensus.leader());
+                    let why = ProposeRejection::NotLeader(consensus.leader());
                     self.refuse(&proposal, why);
                 }
             },
-            PeerMessage::ProposeRefused { incarnation, seqs, why } if incarnation == mine => {
+            PeerMessage::ProposeRejected { incarnation, seqs, why } if incarnation == mine => {
                 match why {
-                    ProposeRefusal::QuotaExceeded | ProposeRefusal::NoSpace => {
+                    ProposeRejection::QuotaExceeded | ProposeRejection::NoSpace => {
                         self.growth_refused(&seqs, why, now);
                     }
                     _ => {
@@ -216,7 +216,7 @@ impl Driver {
             | PeerMessage::SnapshotHere { .. } => {}
             PeerMessage::Space { low } => self.space.hear(from, low, now),
             // An answer to an earlier life.
-            PeerMessage::ProposeRefused { .. }
+            PeerMessage::ProposeRejected { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::MemberAnswer { .. }
             | PeerMessage::LeaseAnswer { .. }
@@ -275,22 +275,22 @@ impl Driver {
     pub(super) fn refused(
         &mut self,
         peer: NodeId,
-        refusal: Refused,
+        rejection: Refused,
         now: Moment,
     ) -> Result<(), Fatal> {
-        let name = match refusal.at.as_deref().unwrap_or_default() {
+        let name = match rejection.at.as_deref().unwrap_or_default() {
             "" => self.roster.name_of(peer),
             address => self.roster.name_at(address),
         };
-        if refusal.disk_lost == Some(self.shared.settings.node) {
-            return Err(format!("{name} does not accept this member: {}", refusal.why));
+        if rejection.disk_lost == Some(self.shared.settings.node) {
+            return Err(format!("{name} does not accept this member: {}", rejection.why));
         }
-        if refusal.removed == Some(self.shared.settings.node) {
+        if rejection.removed == Some(self.shared.settings.node) {
             tracing::warn!(peer = name, "this member was removed from the cluster");
             self.removed = true;
         }
-        if self.rejections.add(&name, &refusal.why, now) {
-            tracing::warn!(peer = name, why = refusal.why, "connection between members rejected");
+        if self.peer_rejections.add(&name, &rejection.why, now) {
+            tracing::warn!(peer = name, why = rejection.why, "connection between members rejected");
         }
         Ok(())
     }

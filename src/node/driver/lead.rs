@@ -72,7 +72,7 @@ impl Driver {
         }
         self.unsettled = self.unsettled.take().map(|_| Unsettled::ToPropose);
         for proposal in &leading.forwarded {
-            self.refuse(proposal, ProposeRefusal::NotLeader(self.known_leader.1));
+            self.refuse(proposal, ProposeRejection::NotLeader(self.known_leader.1));
         }
         let now = self.shared.now();
         for asker in self.rounds.end() {
@@ -212,25 +212,25 @@ impl Driver {
         }
     }
 
-    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
+    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRejection> {
         match self.digests.is_undecided() {
-            true => Err(ProposeRefusal::Diverged),
+            true => Err(ProposeRejection::Diverged),
             false => self.propose_entry_of(items),
         }
     }
 
     /// Proposes an entry that changes nothing, also where replicas differ. Whoever applies it knows that its proposer had
     /// applied all changes of the members before it.
-    pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRefusal> {
+    pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRejection> {
         match &self.stage {
-            Stage::Running(consensus) if consensus.is_changing() => Err(ProposeRefusal::Busy),
+            Stage::Running(consensus) if consensus.is_changing() => Err(ProposeRejection::Busy),
             _ => self.propose_entry_of(&[]),
         }
     }
 
-    fn propose_entry_of(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
+    fn propose_entry_of(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRejection> {
         let Stage::Running(consensus) = &mut self.stage else {
-            return Err(ProposeRefusal::NotLeader(None));
+            return Err(ProposeRejection::NotLeader(None));
         };
         let (term, index) = consensus.propose(codec::encode_items(items))?;
         self.proposed(term, index);
@@ -242,7 +242,7 @@ impl Driver {
         &mut self,
         proposal: &Proposal,
         fresh: &[u64],
-        why: ProposeRefusal,
+        why: ProposeRejection,
         now: Moment,
     ) {
         self.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
@@ -250,9 +250,11 @@ impl Driver {
         match why {
             // Somebody else leads, or is about to, or the log has much to do: each passes, as it does
             // for the requests of the other nodes.
-            ProposeRefusal::NotLeader(_) | ProposeRefusal::Busy => {}
+            ProposeRejection::NotLeader(_) | ProposeRejection::Busy => {}
             // What no log has seen is refused; what an earlier leader may have is tried on.
-            ProposeRefusal::Diverged | ProposeRefusal::QuotaExceeded | ProposeRefusal::NoSpace => {
+            ProposeRejection::Diverged
+            | ProposeRejection::QuotaExceeded
+            | ProposeRejection::NoSpace => {
                 let refuse = |seq: &u64| self.proposals.refuse(*seq, CallError::Diverged);
                 let refused = fresh.iter().filter_map(refuse).collect();
                 self.tell(refused);
@@ -261,11 +263,11 @@ impl Driver {
     }
 
     /// Tells another node that its requests were not proposed.
-    pub(super) fn refuse(&mut self, proposal: &Proposal, why: ProposeRefusal) {
+    pub(super) fn refuse(&mut self, proposal: &Proposal, why: ProposeRejection) {
         let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
         let incarnation = proposal.incarnation;
         self.shared.meters.proposals_refused_total.at(growth::reason(why)).one();
-        self.send(proposal.node, PeerMessage::ProposeRefused { incarnation, seqs, why });
+        self.send(proposal.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
     }
 
     /// As the leader: starts a round of the consensus for the questions that wait.

@@ -184,7 +184,7 @@ impl Driver {
             log_owes_since: self.log_owes_since,
             disk_full: self.space.is_low(),
             diverged: self.digests.is_undecided(),
-            rejected: self.rejections.current(now),
+            rejected: self.peer_rejections.current(now),
             ..Pulse::unborn(now)
         };
         let name = |id: NodeId| self.roster.name_of(id);

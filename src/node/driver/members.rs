@@ -93,14 +93,14 @@ impl Driver {
     }
 
     /// As the leader: takes a step that somebody wants, or says why not.
-    pub(super) fn take_step(&mut self, asker: StepAsker, wish: MemberWish) {
+    pub(super) fn take_step(&mut self, asker: StepAsker, wish: MembershipRequest) {
         match self.judge_step(&wish) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
             Err(answer) => self.answer_step(asker, answer),
             Ok((id, change)) => match self.under_way() {
                 Some(under_way) if under_way.change == change => under_way.askers.push(asker),
                 Some(_) => {
-                    self.answer_step(asker, MemberAnswer::Refused(MemberRefusal::Pending));
+                    self.answer_step(asker, MemberAnswer::Refused(MembershipError::Pending));
                 }
                 None => match self.propose_step(id, change) {
                     Some(under_way) => under_way.askers.push(asker),
@@ -112,16 +112,19 @@ impl Driver {
     }
 
     /// The step that a wish comes to and whom it is about, or the answer to it.
-    fn judge_step(&mut self, wish: &MemberWish) -> Result<(NodeId, MemberChange), MemberAnswer> {
+    fn judge_step(
+        &mut self,
+        wish: &MembershipRequest,
+    ) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.known_leader.1;
         // A leader that was just elected has not heard from all members yet, and would reject changes because of members
         // that are there. Its answer makes the request come again.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
         let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
         let is_young = self.leading.as_ref().is_some_and(is_young);
-        let absent = |refusal| match is_young {
+        let absent = |rejection| match is_young {
             true => MemberAnswer::NotLeader(None),
-            false => MemberAnswer::Refused(refusal),
+            false => MemberAnswer::Refused(rejection),
         };
         let Stage::Running(consensus) = &mut self.stage else {
             return Err(MemberAnswer::NotLeader(None));
@@ -134,26 +137,26 @@ impl Driver {
         let index = self.machine.applied();
         // What has come true already: the wish is repeated until its answer has arrived.
         let done = match wish {
-            MemberWish::Add { disk, .. } => {
+            MembershipRequest::Add { disk, .. } => {
                 let mut rows = members.rows().iter();
                 rows.find(|(_, member)| member.disk == *disk).map(|(id, _)| *id)
             }
-            MemberWish::Keep { address, .. } => members.kept_at(address),
-            MemberWish::Promote(id) => Some(*id).filter(|id| members.is_voter(*id)),
-            MemberWish::Remove(id) => Some(*id).filter(|id| members.is_removed(*id)),
+            MembershipRequest::Keep { address, .. } => members.kept_at(address),
+            MembershipRequest::Promote(id) => Some(*id).filter(|id| members.is_voter(*id)),
+            MembershipRequest::Remove(id) => Some(*id).filter(|id| members.is_removed(*id)),
         };
         if let Some(id) = done {
             return Err(MemberAnswer::Done { id, index });
         }
-        if let MemberWish::Keep { address, .. } = wish
+        if let MembershipRequest::Keep { address, .. } = wish
             && !are_addresses(address)
         {
             let address = address.chars().take(JoinAsk::TEXT_BYTES_MAX / 8).collect();
-            return Err(MemberAnswer::Refused(MemberRefusal::BadAddress(address)));
+            return Err(MemberAnswer::Refused(MembershipError::BadAddress(address)));
         }
         let minted = NodeId::new(members.next()).expect("a cluster that runs was founded");
         let (id, change) = match wish.clone() {
-            MemberWish::Add { disk, name, address, replaces } => {
+            MembershipRequest::Add { disk, name, address, replaces } => {
                 match members.kept_at(&address).filter(|_| replaces.is_none()) {
                     Some(id) => (id, MemberChange::Take { id, disk, name, address }),
                     None => {
@@ -161,12 +164,12 @@ impl Driver {
                     }
                 }
             }
-            MemberWish::Keep { address, votes } => {
+            MembershipRequest::Keep { address, votes } => {
                 let (disk, name, replaces) = (DiskId::NONE, String::new(), votes.then_some(minted));
                 (minted, MemberChange::Add { id: minted, disk, name, address, replaces })
             }
-            MemberWish::Promote(id) => (id, MemberChange::Promote(id)),
-            MemberWish::Remove(id) => (id, MemberChange::Remove(id)),
+            MembershipRequest::Promote(id) => (id, MemberChange::Promote(id)),
+            MembershipRequest::Remove(id) => (id, MemberChange::Remove(id)),
         };
         // One that is under way is judged by the state before it.
         let repeated = self.leading.as_ref().and_then(|leading| leading.step.as_ref());
@@ -179,13 +182,13 @@ impl Driver {
         if let MemberChange::Add { replaces: Some(old), .. } = &change
             && members.voters().eq([*old])
         {
-            return Err(refused(MemberRefusal::LastVoter(*old)));
+            return Err(refused(MembershipError::LastVoter(*old)));
         }
         if matches!(change, MemberChange::Promote(_)) && !consensus.is_caught_up(id) {
-            return Err(absent(MemberRefusal::NotCaughtUp(id)));
+            return Err(absent(MembershipError::NotCaughtUp(id)));
         }
-        if let Some(refusal) = consensus.would_lose_quorum(&change) {
-            return Err(absent(refusal));
+        if let Some(rejection) = consensus.would_lose_quorum(&change) {
+            return Err(absent(rejection));
         }
         if change == MemberChange::Remove(self.shared.settings.node) {
             // Another one leads, and removes this one: nobody leads who is no member.
@@ -381,7 +384,7 @@ impl Driver {
             },
         };
         let inbox = Arc::clone(&self.shared.inbox);
-        let wish = MemberWish::Add { disk, name, address, replaces };
+        let wish = MembershipRequest::Add { disk, name, address, replaces };
         let told = ReplyTo::Call(Box::new(move |result| {
             drop(inbox.push(Input::LetIn(reply, result)));
         }));
@@ -397,7 +400,7 @@ impl Driver {
                 founding: self.identity.founders(),
                 members: Members::clone(self.machine.members()),
             }),
-            Err(CallError::Members(refusal)) => not_let_in(&refusal),
+            Err(CallError::Members(rejection)) => not_let_in(&rejection),
             Err(error) => JoinAnswer::Later(error.to_string()),
         };
         reply.send(answer);
@@ -405,17 +408,17 @@ impl Driver {
 }
 
 /// What somebody is told whom the cluster does not let in.
-fn not_let_in(refusal: &MemberRefusal) -> JoinAnswer {
-    match refusal {
-        MemberRefusal::Pending => {
+fn not_let_in(rejection: &MembershipError) -> JoinAnswer {
+    match rejection {
+        MembershipError::Pending => {
             JoinAnswer::Later("another change of the members is under way".to_owned())
         }
         // Whose place it takes is known here by its name, and this member may be behind: another one has that name now.
         // And who is needed for a quorum may be back in a moment.
-        MemberRefusal::Unknown(_) | MemberRefusal::LosesQuorum { .. } => {
-            JoinAnswer::Later(refusal.to_string())
+        MembershipError::Unknown(_) | MembershipError::LosesQuorum { .. } => {
+            JoinAnswer::Later(rejection.to_string())
         }
-        _ => JoinAnswer::Refused(refusal.to_string()),
+        _ => JoinAnswer::Refused(rejection.to_string()),
     }
 }
 
@@ -426,15 +429,19 @@ mod tests {
     #[test]
     fn who_joins_asks_again_where_the_answer_may_come_of_a_member_that_is_behind() {
         let id = NodeId::new(4).unwrap();
-        for (refusal, is_final) in [
-            (MemberRefusal::Unknown(id), false),
-            (MemberRefusal::Pending, false),
-            (MemberRefusal::NameTaken("m3".to_owned()), true),
-            (MemberRefusal::TooMany(9), true),
-            (MemberRefusal::NotVoter(id), true),
+        for (rejection, is_final) in [
+            (MembershipError::Unknown(id), false),
+            (MembershipError::Pending, false),
+            (MembershipError::NameTaken("m3".to_owned()), true),
+            (MembershipError::TooMany(9), true),
+            (MembershipError::NotVoter(id), true),
         ] {
-            let answer = not_let_in(&refusal);
-            assert_eq!(matches!(answer, JoinAnswer::Refused(_)), is_final, "{refusal}: {answer:?}");
+            let answer = not_let_in(&rejection);
+            assert_eq!(
+                matches!(answer, JoinAnswer::Refused(_)),
+                is_final,
+                "{rejection}: {answer:?}"
+            );
         }
     }
 }

@@ -50,9 +50,9 @@ use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, ImageError, LeaseChange, Machine};
 use crate::model::{
     ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
-    Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
-    MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply,
-    RequestId, Revision, SnapshotId, Term, are_addresses,
+    Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, Members,
+    MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
+    Rejection, Reply, RequestId, Revision, SnapshotId, Term, are_addresses,
 };
 use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};
@@ -70,14 +70,14 @@ use crate::node::lease_calls::{LeaseCalls, LeaseQuestion};
 use crate::node::lessor::{Lessor, Renewal};
 use crate::node::log_times::LogTimes;
 use crate::node::log_worker::LogQueue;
+use crate::node::peer_rejections::PeerRejections;
 use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::quota::Proposed;
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
-use crate::node::refusals::Refusals;
-use crate::node::rejections::Rejections;
+use crate::node::rejected_requests::RejectedRequests;
 use crate::node::retain::Retention;
 use crate::node::roster::Roster;
-use crate::node::session::{Claim, ResumeRefusal};
+use crate::node::session::{Claim, ResumeSessionError};
 use crate::node::sessions::{Resumed, SessionOpening, SessionResuming, Sessions};
 use crate::node::settings::{Contact, Settings};
 use crate::node::shared::{COMMAND_BYTES_MAX, Shared};
@@ -155,8 +155,8 @@ pub(crate) struct Driver {
     space: SpaceTable,
     syncs: RecentSyncs,
     log_times: LogTimes,
-    refusals: Refusals,
-    rejections: Rejections,
+    rejected_requests: RejectedRequests,
+    peer_rejections: PeerRejections,
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
     roster: Roster,
@@ -326,8 +326,8 @@ impl Driver {
             syncs: RecentSyncs::new(shared.meters.log_sync_seconds.histogram(), now),
             log_times: LogTimes::default(),
             space: SpaceTable::new(node, settings.election_timeout, now),
-            refusals: Refusals::new(settings.election_timeout * 2),
-            rejections: Rejections::default(),
+            rejected_requests: RejectedRequests::new(settings.election_timeout * 2),
+            peer_rejections: PeerRejections::default(),
             retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),

@@ -44,11 +44,11 @@ impl Driver {
         }
         let lease = resuming.lease;
         let Some(info) = self.shared.reader.lease_head(lease) else {
-            return resuming.reply.send(Err(Refusal::LeaseNotFound(lease).into()));
+            return resuming.reply.send(Err(Rejection::LeaseNotFound(lease).into()));
         };
         let label = match info.session {
             Some((node, _, SessionInfo { own: true, .. })) => {
-                let why = ResumeRefusal::NodesOwn { lease, node };
+                let why = ResumeSessionError::NodesOwn { lease, node };
                 return resuming.reply.send(Err(CallError::NotResumed(why)));
             }
             Some((_, _, session)) => session.label,

@@ -293,7 +293,7 @@ impl Driver {
         let mut closed = Vec::new();
         for seq in self.proposals.open() {
             match self.machine.answer(RequestId { node, incarnation, seq }) {
-                Some(Err(Refusal::Closed)) => closed.extend(self.proposals.lost(seq)),
+                Some(Err(Rejection::Closed)) => closed.extend(self.proposals.lost(seq)),
                 Some(outcome) => closed.extend(self.proposals.applied(seq, outcome)),
                 None => {}
             }

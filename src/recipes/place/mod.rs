@@ -26,7 +26,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-use crate::model::{Compare, LeaseId, Op, Refusal, Reply, Revision, Txn};
+use crate::model::{Compare, LeaseId, Op, Rejection, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 
@@ -132,13 +132,13 @@ impl Load {
         Self { keys: self.keys - other.keys, bytes: self.bytes - other.bytes }
     }
 
-    fn check(self) -> Result<(), Refusal> {
+    fn check(self) -> Result<(), Rejection> {
         let Load { keys: count, bytes } = self;
         if count > BOUND_MAX.keys {
-            return Err(Refusal::TooManyOps { count, max: BOUND_MAX.keys });
+            return Err(Rejection::TooManyOps { count, max: BOUND_MAX.keys });
         }
         if bytes > BOUND_MAX.bytes {
-            return Err(Refusal::RequestTooLarge { bytes, max: BOUND_MAX.bytes });
+            return Err(Rejection::RequestTooLarge { bytes, max: BOUND_MAX.bytes });
         }
         Ok(())
     }
@@ -420,7 +420,7 @@ impl Place {
     ///
     /// # Errors
     /// That would be more than may go with one hold.
-    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Refusal> {
+    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Rejection> {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
         if is_holder {

@@ -21,7 +21,8 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Error, Session, Watch};
 use crate::model::{
-    Command, Compare, Op, Put, PutLease, PutValue, Range, Refusal, Reply, Revision, Txn, TxnResult,
+    Command, Compare, Op, Put, PutLease, PutValue, Range, Rejection, Reply, Revision, Txn,
+    TxnResult,
 };
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
@@ -279,7 +280,7 @@ impl Board {
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
-                    (None, CallError::Refused(Refusal::LeaseNotFound(_))) => {
+                    (None, CallError::Rejected(Rejection::LeaseNotFound(_))) => {
                         state.stands = false;
                         QueueError::SessionEnded(SessionEndReason::LeaseEnded)
                     }

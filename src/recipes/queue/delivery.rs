@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
-    Command, Compare, KeyValue, Op, Put, PutLease, Refusal, Reply, Revision, Txn, TxnReply,
+    Command, Compare, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn, TxnReply,
     TxnResult,
 };
 use crate::mutant::{self, Mutant};
@@ -377,7 +377,7 @@ impl Delivery {
             Ok(reply) if reply.succeeded => Ok(()),
             Ok(_) => Err(QueueError::NotOurs),
             // The delay was shorter than the way to the log.
-            Err(Error::Refused(Refusal::LeaseNotFound(id))) if id == lease => Ok(()),
+            Err(Error::Rejected(Rejection::LeaseNotFound(id))) if id == lease => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

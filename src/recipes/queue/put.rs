@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Client, Effect, Error};
-use crate::model::{Command, LeaseId, Op, Put, PutLease, Range, Refusal, Revision, Txn, TxnResult};
+use crate::model::{
+    Command, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
+};
 use crate::mutant::{self, Mutant};
 use crate::node::ReplyTo;
 use crate::recipes::call::Until;
@@ -357,7 +359,7 @@ impl IntoFuture for PutMany {
             }
             match put(lease).await {
                 // The delay was shorter than the way to the log.
-                Err(Error::Refused(Refusal::LeaseNotFound(_))) => put(None).await?,
+                Err(Error::Rejected(Rejection::LeaseNotFound(_))) => put(None).await?,
                 Err(error) => {
                     // Where it may come true yet, it must not do so without its delay.
                     if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::super::world::place;
 use super::Judge;
 use crate::model::{
-    Compare, CompareOp, CompareTarget, Event, KeyRange, KeyValue, LeaseId, NodeId, Refusal,
+    Compare, CompareOp, CompareTarget, Event, KeyRange, KeyValue, LeaseId, NodeId, Rejection,
     Revision,
 };
 
@@ -225,15 +225,15 @@ impl Judge {
     }
 
     /// A read of the past was refused, because there is none, or not yet.
-    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Refusal) {
+    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Rejection) {
         let (compaction_asked, newest) = (self.callers.compaction_asked, self.truth.newest());
         let is_so = match why {
-            Refusal::Compacted { compacted, .. } => {
+            Rejection::Compacted { compacted, .. } => {
                 self.compaction_told(*compacted);
                 asked < *compacted && *compacted <= compaction_asked
             }
             // This replica may be behind.
-            Refusal::Future { newest: here, .. } => asked > *here && *here <= newest,
+            Rejection::Future { newest: here, .. } => asked > *here && *here <= newest,
             _ => false,
         };
         self.expect(is_so, "M-COMPACT", || {

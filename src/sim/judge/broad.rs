@@ -4,7 +4,7 @@
 use super::super::plain::{self, Draft, Path, State, Step};
 use super::Judge;
 use crate::model::{
-    Event, KeyRange, Put, PutLease, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
+    Event, KeyRange, Put, PutLease, Range, RangeReply, Rejection, Revision, Txn, TxnReply,
 };
 
 /// How their keys begin.
@@ -70,20 +70,20 @@ impl Judge {
     }
 
     /// A transaction was refused, as a whole.
-    pub(crate) fn refused_broadly(&mut self, floor: Revision, txn: &Txn, why: &Refusal) {
+    pub(crate) fn refused_broadly(&mut self, floor: Revision, txn: &Txn, why: &Rejection) {
         self.count("broad transaction refused");
         match why {
-            Refusal::Compacted { asked, .. } => self.past_is_gone(*asked, why),
+            Rejection::Compacted { asked, .. } => self.past_is_gone(*asked, why),
             _ => {
                 let mut since = floor.get()..=self.truth.newest().get();
                 let is_so = since.any(|at| {
                     let state = self.broad_at(Revision(at));
                     let path = Path::choose(txn, &state);
                     path.flat().iter().any(|step| match (step, why) {
-                        (Step::Put(put), Refusal::LeaseNotFound(lease)) => {
+                        (Step::Put(put), Rejection::LeaseNotFound(lease)) => {
                             put.lease == PutLease::Attach(*lease)
                         }
-                        (Step::Put(put), Refusal::KeyNotFound) => keeps_nothing(put, &state),
+                        (Step::Put(put), Rejection::KeyNotFound) => keeps_nothing(put, &state),
                         _ => false,
                     })
                 });
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_transaction_is_refused_for_its_lease_if_it_comes_to_that() {
         let leased = Op::Put(Put::new(key("c"), "").lease(LeaseId::new(9).unwrap()));
-        let why = Refusal::LeaseNotFound(LeaseId::new(9).unwrap());
+        let why = Rejection::LeaseNotFound(LeaseId::new(9).unwrap());
         let refused = |compare: Compare| {
             let txn =
                 Txn { compares: vec![compare], success: vec![leased.clone()], failure: vec![] };
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(told(&keeps("b"), |_| {}), None);
         let refused = |name| {
             let (mut judge, _) = after(&Txn::default());
-            judge.refused_broadly(Revision(3), &keeps(name), &Refusal::KeyNotFound);
+            judge.refused_broadly(Revision(3), &keeps(name), &Rejection::KeyNotFound);
             judge.verdict().err().map(|violation| violation.invariant)
         };
         assert_eq!((refused("b"), refused("c")), (Some("M-TXN"), None));

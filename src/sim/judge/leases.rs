@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::process::Process;
 use super::Judge;
-use crate::model::{Event, LeaseId, LogIndex, NodeId, Refusal, Revision};
+use crate::model::{Event, LeaseId, LogIndex, NodeId, Rejection, Revision};
 use crate::node::SessionEndReason;
 
 /// After so many entries the leases are looked through, though nothing says that they are others.
@@ -69,8 +69,8 @@ impl Judge {
 
     /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
     /// was there for its end to delete.
-    pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Refusal) {
-        let is_so = *why == Refusal::LeaseNotFound(lease);
+    pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Rejection) {
+        let is_so = *why == Rejection::LeaseNotFound(lease);
         self.expect(is_so, "M-TXN", || format!("a put with {lease:?} is refused: {why}"));
         self.lease_is_gone(lease, "is not there for its first key");
         self.count("lease gone before its first key");

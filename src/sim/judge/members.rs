@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Before, Judge};
-use crate::model::{LogIndex, MemberChange, MemberWish, Members, NodeId, Term};
+use crate::model::{LogIndex, MemberChange, Members, MembershipRequest, NodeId, Term};
 use crate::node::Look;
 
 use super::super::process::Process;
@@ -89,11 +89,11 @@ pub(super) struct Roll {
 }
 
 /// The step that a wish comes to, where the log shows whose it was: places and ids of newcomers are the leader's to give.
-fn step_of(wish: &MemberWish) -> Option<MemberChange> {
+fn step_of(wish: &MembershipRequest) -> Option<MemberChange> {
     match wish {
-        MemberWish::Promote(id) => Some(MemberChange::Promote(*id)),
-        MemberWish::Remove(id) => Some(MemberChange::Remove(*id)),
-        MemberWish::Add { .. } | MemberWish::Keep { .. } => None,
+        MembershipRequest::Promote(id) => Some(MemberChange::Promote(*id)),
+        MembershipRequest::Remove(id) => Some(MemberChange::Remove(*id)),
+        MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => None,
     }
 }
 
@@ -111,7 +111,7 @@ impl Judge {
     }
 
     /// A caller will ask for a step.
-    pub(crate) fn wants_step(&mut self, wish: &MemberWish) {
+    pub(crate) fn wants_step(&mut self, wish: &MembershipRequest) {
         let Some(change) = step_of(wish) else { return };
         let wanted = &mut self.roll.wanted;
         match wanted.iter_mut().find(|wanted| wanted.change == change) {
@@ -123,7 +123,7 @@ impl Judge {
     }
 
     /// A caller was told that a step was not taken: it never is, unless somebody else asks for it.
-    pub(crate) fn step_not_applied(&mut self, wish: &MemberWish) {
+    pub(crate) fn step_not_applied(&mut self, wish: &MembershipRequest) {
         let change = step_of(wish);
         self.learn_of_step(change.as_ref(), |wanted| wanted.is_refused = true);
         self.count("step not applied");
@@ -145,13 +145,13 @@ impl Judge {
     }
 
     /// A caller was told that a step was taken.
-    pub(crate) fn members_stepped(&mut self, wish: &MemberWish) {
+    pub(crate) fn members_stepped(&mut self, wish: &MembershipRequest) {
         let members = self.members();
         let is_so = match wish {
-            MemberWish::Add { .. } | MemberWish::Keep { .. } => true,
+            MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => true,
             // Somebody may have removed it since.
-            MemberWish::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
-            MemberWish::Remove(id) => members.is_removed(*id),
+            MembershipRequest::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
+            MembershipRequest::Remove(id) => members.is_removed(*id),
         };
         self.expect(is_so, "MB-DONE", || format!("{wish:?} is done, and there are {members:?}"));
     }
@@ -286,7 +286,7 @@ mod tests {
     /// What is broken by a step of node 4 that is wanted so often, denied once, and taken before that or after it.
     fn denied(askings: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 4);
-        let wish = MemberWish::Remove(ID);
+        let wish = MembershipRequest::Remove(ID);
         (0..askings).for_each(|_| judge.wants_step(&wish));
         if is_early {
             judge.step_taken(&taken);

@@ -10,7 +10,7 @@ use super::super::judge::Sign;
 use super::super::plan::{between, one_in};
 use super::Client;
 use crate::env::Entropy;
-use crate::model::{Command, LeaseId, Put, PutLease, PutValue, Refusal, Reply};
+use crate::model::{Command, LeaseId, Put, PutLease, PutValue, Rejection, Reply};
 
 impl Client {
     /// A lease with a key on it: left alone until it ends, or revoked.
@@ -23,7 +23,8 @@ impl Client {
         let command = Command::Grant { id, ttl, session: None };
         let sign = id.map_or(Sign::Nothing, Sign::Grants);
         let answer = self.change("grant", command, sign).await;
-        if let (Some(Err(Fate::Refused(Refusal::LeaseExists(id)))), true) = (&answer, id.is_some())
+        if let (Some(Err(Fate::Refused(Rejection::LeaseExists(id)))), true) =
+            (&answer, id.is_some())
         {
             let mut judge = self.scene.judge.borrow_mut();
             judge.expect(false, "X-ONCE", || format!("{id:?} was asked for once, and exists"));
@@ -92,7 +93,7 @@ impl Client {
                 judge.lease_renewed(lease, sent, ttl);
                 true
             }
-            Err(Fate::Refused(Refusal::LeaseNotFound(_))) => {
+            Err(Fate::Refused(Rejection::LeaseNotFound(_))) => {
                 judge.returned(call);
                 judge.lease_not_renewed(lease);
                 false

@@ -105,7 +105,7 @@ impl World {
     /// Some learner is to vote.
     pub(super) fn promote(&mut self) {
         if let Some(at) = self.some_member(|role| role == MemberRole::Learner) {
-            self.wish("promoted", MemberWish::Promote(self.nodes[at].id));
+            self.wish("promoted", MembershipRequest::Promote(self.nodes[at].id));
         }
     }
 
@@ -118,7 +118,7 @@ impl World {
             false => [MemberRole::Voter, MemberRole::Learner][index(&self.rng, 2)],
         };
         if let Some(at) = self.some_member(|of| of == role) {
-            self.wish("removed", MemberWish::Remove(self.nodes[at].id));
+            self.wish("removed", MembershipRequest::Remove(self.nodes[at].id));
         }
     }
 
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Somebody on some node wants the members to change.
-    fn wish(&mut self, what: &'static str, wish: MemberWish) {
+    fn wish(&mut self, what: &'static str, wish: MembershipRequest) {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
         if running.is_empty() {
             return;

@@ -47,7 +47,9 @@ use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::{Entropy, Env};
-use crate::model::{JoinAnswer, Joined, LeaseId, LogIndex, MemberRole, MemberWish, NodeId, Term};
+use crate::model::{
+    JoinAnswer, Joined, LeaseId, LogIndex, MemberRole, MembershipRequest, NodeId, Term,
+};
 use crate::node::{CallResult, Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 

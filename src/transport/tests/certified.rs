@@ -244,7 +244,7 @@ fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
         let bad = with(office.wrong(wrong));
         let two = start(2, bad, &[]);
         let mut one = start(1, with(office.right(1)), &[(2, two.handle.address())]);
-        one.inbox.wait_for_refusal(node(2), wrong.words());
+        one.inbox.wait_for_rejection(node(2), wrong.words());
         // The lane that is dialed on demand too.
         assert_eq!(one.network.send(node(2), Lane::Snapshot, ping(1)), SendOutcome::Queued);
         let began = Instant::now();
@@ -264,8 +264,8 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), settings());
     // Member 1 has certificates. Both are told, by whatever end notices.
-    one.inbox.wait_for_refusal(node(2), "does not speak TLS, and this member does");
-    two.inbox.wait_for_refusal(node(1), "speaks TLS, and this member does not");
+    one.inbox.wait_for_rejection(node(2), "does not speak TLS, and this member does");
+    two.inbox.wait_for_rejection(node(1), "speaks TLS, and this member does not");
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);
@@ -291,7 +291,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     // A member that answers without TLS is dialed again, and would be accepted.
     let plain = start(2, settings(), &[]);
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
-    strict.inbox.wait_for_refusal(node(2), "does not speak TLS");
+    strict.inbox.wait_for_rejection(node(2), "does not speak TLS");
     drop(strict);
     // Revoked, and willing to talk without TLS.
     let bad = with(office.wrong(Wrong::Revoked).migrating());
@@ -299,7 +299,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let moving = with(office.right(1).migrating());
     let moving = start(1, moving, &[(2, bad.handle.address())]);
     for _ in 0..3 {
-        moving.inbox.wait_for_refusal(node(2), Wrong::Revoked.words());
+        moving.inbox.wait_for_rejection(node(2), Wrong::Revoked.words());
         moving.inbox.forget_refusals();
     }
     let connected = |heard: &Heard| matches!(heard, Heard::Connected(..));
@@ -359,7 +359,7 @@ fn new_certificates_need_no_restart() {
     let office = Office::new("shop");
     let expired = office.authority.issue_expired("m2").expect("a certificate");
     let [mut one, mut two] = pair(with(office.right(1)), with(expired.clone()));
-    one.inbox.wait_for_refusal(node(2), "has expired");
+    one.inbox.wait_for_rejection(node(2), "has expired");
     // The same files, with something better in them.
     assert_eq!(office.right(2), expired);
     talk(&mut one, &mut two, 1);
@@ -391,7 +391,7 @@ fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
     let [mut one, mut two] = pair(with(office.right(1)), with(files));
     talk(&mut one, &mut two, 1);
     office.authority.revoke(revocable).expect("a list");
-    one.inbox.wait_for_refusal(node(2), "was revoked");
+    one.inbox.wait_for_rejection(node(2), "was revoked");
     one.inbox.wait("all gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
     let began = Instant::now();
     for lane in LANES {
@@ -519,7 +519,7 @@ fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof(
     let files = mill.right(2);
     let unproven = with(PeerTls::unproven(files.cert, files.key));
     let [strict, _two] = pair(with(shop.right(1)), unproven);
-    strict.inbox.wait_for_refusal(node(2), "is not signed by an authority");
+    strict.inbox.wait_for_rejection(node(2), "is not signed by an authority");
 }
 
 /// etcd wants it without PEM.
@@ -534,7 +534,7 @@ fn a_revocation_list_counts_as_it_is_too() {
     let path = office.dir.path().join("list.der");
     std::fs::write(&path, &der).expect("written");
     let [one, _two] = pair(with(one.crl(path)), with(two));
-    one.inbox.wait_for_refusal(node(2), "was revoked");
+    one.inbox.wait_for_rejection(node(2), "was revoked");
 }
 
 #[test]

@@ -160,8 +160,8 @@ fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
     others.apply(LogIndex(101), &add);
     one.spoken.knows(others);
     one.network.set_peers(&BTreeMap::new());
-    one.inbox.wait_for_refusal(node(4), "with disk 0bad0000.. and now has disk");
-    four.inbox.wait_for_refusal(node(1), "with disk 0bad0000.. and now has disk");
+    one.inbox.wait_for_rejection(node(4), "with disk 0bad0000.. and now has disk");
+    four.inbox.wait_for_rejection(node(1), "with disk 0bad0000.. and now has disk");
     let lost =
         |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.disk_lost == Some(node(4)));
     assert!(one.inbox.has(lost));

@@ -151,6 +151,6 @@ fn a_hello_on_the_way_is_judged() {
     let lost = PeerMessage::Hello(Hello { disk: DiskId(9), ..hello(1, 2) });
     one.network.send(node(2), Lane::Control, lost);
     assert_eq!(two.inbox.messages().len(), 1);
-    one.inbox.wait_for_refusal(node(2), "now has disk");
-    two.inbox.wait_for_refusal(node(1), "now has disk");
+    one.inbox.wait_for_rejection(node(2), "now has disk");
+    two.inbox.wait_for_rejection(node(1), "now has disk");
 }

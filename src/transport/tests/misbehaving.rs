@@ -95,7 +95,7 @@ fn a_message_of_a_newer_version_is_refused_with_a_word() {
     peer.write_all(&framed(FrameKind::Message, b"\x63\x01")).expect("written");
     while read_frame(&mut peer, 0).0 != 2 {}
     read_to_close(&mut peer);
-    one.inbox.wait_for_refusal(node(2), "newer version");
+    one.inbox.wait_for_rejection(node(2), "newer version");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
         let why = String::from_utf8(why).expect("text");
         assert!(kind == 2 && why.contains(words), "{kind} {why}");
         drop(stream);
-        one.inbox.wait_for_refusal(theirs.from, words);
+        one.inbox.wait_for_rejection(theirs.from, words);
         assert!(!one.inbox.has(|heard| !matches!(heard, Heard::Refused(..))), "{words}");
     }
 }
@@ -148,8 +148,8 @@ fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
 fn members_of_two_clusters_wired_together_both_report_it() {
     let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
     let [mut one, mut two] = two(settings(), [hello(1, 2), other]);
-    one.inbox.wait_for_refusal(node(2), "cluster");
-    two.inbox.wait_for_refusal(node(1), "cluster");
+    one.inbox.wait_for_rejection(node(2), "cluster");
+    two.inbox.wait_for_rejection(node(1), "cluster");
     assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
     assert_eq!(two.network.send(node(1), Lane::Control, ping(1)), SendOutcome::Unreachable);
     for member in [&one, &two] {
@@ -166,8 +166,8 @@ fn an_address_that_leads_to_another_member_is_reported() {
     let one = Member::start(first, hello(1, 2), &peers, &Arc::default());
     let address = one.handle.address();
     let three = Member::start(third, hello(3, 1), &[(1, address)], &Arc::default());
-    one.inbox.wait_for_refusal(node(2), "wants to talk to member 2, but this is member 3");
-    three.inbox.wait_for_refusal(node(1), "wants to talk to member 2, but this is member 3");
+    one.inbox.wait_for_rejection(node(2), "wants to talk to member 2, but this is member 3");
+    three.inbox.wait_for_rejection(node(1), "wants to talk to member 2, but this is member 3");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn an_earlier_life_is_refused_while_the_later_one_is_known() {
     assert!(kind == 2 && why.contains("in its life 5 before"), "{kind} {why}");
     drop(later);
     drop(stream);
-    one.inbox.wait_for_refusal(node(2), "in its life 5 before");
+    one.inbox.wait_for_rejection(node(2), "in its life 5 before");
     let mut stream = connect(one.handle.address());
     stream.write_all(&[preface(0), hello_frame(&life(4))].concat()).expect("written");
     assert_eq!(read_frame(&mut stream, 16).0, 2, "forgotten with the connection");
@@ -282,7 +282,7 @@ fn whoever_answers_as_somebody_else_is_told() {
     let why = String::from_utf8(why).expect("text");
     assert!(kind == 2 && why.contains("dialed member 2, but member 3 has answered"), "{why}");
     drop(stream);
-    one.inbox.wait_for_refusal(node(2), "member 3 has answered");
+    one.inbox.wait_for_rejection(node(2), "member 3 has answered");
 }
 
 #[test]

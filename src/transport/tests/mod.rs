@@ -96,7 +96,7 @@ impl Inbox {
         self.wait("a message", |heard| heard.contains(&wanted));
     }
 
-    fn wait_for_refusal(&self, peer: NodeId, words: &str) {
+    fn wait_for_rejection(&self, peer: NodeId, words: &str) {
         self.wait(words, |heard| {
             heard.iter().any(
                 |one| matches!(one, Heard::Refused(who, why) if *who == peer && why.why.contains(words)),

@@ -105,8 +105,8 @@ fn a_hello_that_changes_is_judged_again() {
     let other = [(node(1), DiskId(1)), (node(2), DiskId(9 << 100))].into();
     let other = Hello { standing: FoundingState::Founded(other), ..founded };
     one.send(2, Lane::Control, &PeerMessage::Hello(other.clone()));
-    two.inbox.wait_for_refusal(node(1), "member 2 belongs to the cluster with disk 00000090..");
-    one.inbox.wait_for_refusal(node(2), "member 2 belongs to the cluster with disk 00000090..");
+    two.inbox.wait_for_rejection(node(1), "member 2 belongs to the cluster with disk 00000090..");
+    one.inbox.wait_for_rejection(node(2), "member 2 belongs to the cluster with disk 00000090..");
     assert!(
         !two.inbox
             .has(|heard| *heard == Heard::Message(node(1), PeerMessage::Hello(other.clone())))

@@ -2,7 +2,7 @@
 //! hold goes with it, however much that is. And how much may be done under a hold at once.
 
 use bowline::{
-    Blocking, Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Refusal, Session,
+    Blocking, Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Rejection, Session,
 };
 
 use crate::stage::{lasting, roles, session};
@@ -23,10 +23,10 @@ fn keys(kv: &Client) -> u64 {
 }
 
 fn is_too_large(result: &Result<(), GuardError>) -> bool {
-    let too_large = |refusal: &Refusal| {
-        matches!(refusal, Refusal::ValueTooLarge { .. } | Refusal::RequestTooLarge { .. })
+    let too_large = |refusal: &Rejection| {
+        matches!(refusal, Rejection::ValueTooLarge { .. } | Rejection::RequestTooLarge { .. })
     };
-    matches!(result, Err(GuardError::Store(Error::Refused(refusal))) if too_large(refusal))
+    matches!(result, Err(GuardError::Store(Error::Rejected(refusal))) if too_large(refusal))
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn holds_at_most(hold: &Hold, ops: usize) {
     };
     assert_eq!(commit(ops), Ok(()));
     let (count, max) = (ops + 1, ops);
-    let refusal = Refusal::TooManyOps { count, max };
-    assert_eq!(commit(ops + 1), Err(GuardError::Store(Error::Refused(refusal))));
+    let refusal = Rejection::TooManyOps { count, max };
+    assert_eq!(commit(ops + 1), Err(GuardError::Store(Error::Rejected(refusal))));
 }
 
 #[test]

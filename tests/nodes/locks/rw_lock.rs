@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Blocking, Compare, DowngradeError, Effect, Error, GuardError,
-    GuardTxn, LockError, LockKind, LostReason, Node, Op, ReadGuard, Refusal, Released, Session,
+    GuardTxn, LockError, LockKind, LostReason, Node, Op, ReadGuard, Rejection, Released, Session,
     SessionEndReason, Upgrade, UpgradeError, WriteGuard,
 };
 
@@ -190,7 +190,7 @@ fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_n
     let kv = cluster.node(0).client();
     let writer = session(&cluster, 0).rw_lock(LOCK).write().block().unwrap();
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
-    let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    let refusal = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
     kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
     let unconfirmed = writer.downgrade().block().unwrap_err();
     assert_eq!((unconfirmed.effect(), unconfirmed.is_transient()), (Effect::NotApplied, false));
@@ -199,7 +199,7 @@ fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_n
     };
     assert_eq!(error, refusal);
     let refused = guard.upgrade().deadline(SOON).block().unwrap_err();
-    assert_eq!(refused.why, LockError::Refused(refusal));
+    assert_eq!(refused.why, LockError::Store(refusal));
     assert_eq!((refused.effect(), refused.is_transient()), (Effect::NotApplied, false));
     kv.change_alarms(AlarmChange::End(full)).block().unwrap();
     let writer = refused.guard.upgrade().deadline(SOON).block().unwrap();

@@ -168,7 +168,7 @@ fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing()
     until_true(cluster.node(far), "it is rewritten", || resize.wakes() >= 2);
     cluster.partition(&[far]);
     let error = resize.finish().unwrap_err();
-    assert_eq!(error, LockError::Refused(Error::Deadline { effect: Effect::Unknown }));
+    assert_eq!(error, LockError::Store(Error::Deadline { effect: Effect::Unknown }));
     let kind = cluster.node(other).locks().of(NAME).unwrap().queue[0].kind;
     assert_eq!(kind, LockKind::Semaphore(2));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{Blocking, CasOutcome, Client, Error, Expected, LeaseId, Refusal, Revision};
+use bowline::{Blocking, CasOutcome, Client, Error, Expected, LeaseId, Rejection, Revision};
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
 use crate::stage::until_true;
@@ -189,10 +189,10 @@ fn a_change_with_a_time_to_live_binds_the_key_to_it_and_leaves_no_lease_where_it
     assert_eq!(kv.lease_info(lease).block().unwrap().unwrap().ttl, hour);
     assert!(!longer("other").unwrap().is_done());
     let zero = kv.compare_and_set("k", Expected::value("mine"), "mine").ttl(Duration::ZERO);
-    assert!(matches!(zero.block(), Err(Error::Refused(Refusal::LeaseTtl { .. }))));
+    assert!(matches!(zero.block(), Err(Error::Rejected(Rejection::LeaseTtl { .. }))));
     let long = "k".repeat(1 << 20);
     let refused = kv.compare_and_set(long, Expected::Missing, "mine").ttl(hour).block();
-    assert!(matches!(refused, Err(Error::Refused(Refusal::KeyTooLarge { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Rejected(Rejection::KeyTooLarge { .. }))), "{refused:?}");
     until_true(node, "the leases of those that were not made are ended", || {
         kv.put("mark", "").block().unwrap();
         kv.leases() == [lease]

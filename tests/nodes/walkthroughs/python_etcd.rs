@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bowline::{Blocking, Compare, Error, LeaseId, LockError, LostReason, Refusal, Released};
+use bowline::{Blocking, Compare, Error, LeaseId, LockError, LostReason, Rejection, Released};
 
 use crate::stage::{STEADY, another_session, lasting, roles, session, stand_in_line, timed_out};
 
@@ -35,7 +35,7 @@ fn an_unknown_id_is_refused() {
     let cluster = lasting(1);
     let unknown = LeaseId::new(4_711).unwrap();
     let error = cluster.node(0).resume_session(unknown).block().unwrap_err();
-    assert_eq!(error, Error::Refused(Refusal::LeaseNotFound(unknown)));
+    assert_eq!(error, Error::Rejected(Rejection::LeaseNotFound(unknown)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bowline::{
     Blocking, CasOutcome, Client, Compare, Error, Expected, GuardError, LeaseId, LockState,
-    LostReason, Op, Put, PutLease, Refusal, SessionEndReason,
+    LostReason, Op, Put, PutLease, Rejection, SessionEndReason,
 };
 
 use crate::stage::{
@@ -80,7 +80,7 @@ fn a_key_and_its_expiry_cannot_come_apart() {
     let mut put = Put::new("name", "late");
     put.lease = PutLease::Attach(lease);
     let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().block();
-    assert_eq!(txn.unwrap_err(), Error::Refused(Refusal::LeaseNotFound(lease)));
+    assert_eq!(txn.unwrap_err(), Error::Rejected(Rejection::LeaseNotFound(lease)));
     assert_eq!(kv.get("name").block().unwrap(), None);
 }
 

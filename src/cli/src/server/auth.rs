@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bowline::{
-    Access, AccessChange, AccessGrant, AccessRefusal, ROOT, RangeEnd, Rights, Secret, UserClient,
+    Access, AccessChange, AccessGrant, AuthError, ROOT, RangeEnd, Rights, Secret, UserClient,
 };
 use tonic::{Request, Response, Status};
 
@@ -46,7 +46,7 @@ impl AuthService {
         let (header, access) = self.current().await?;
         let who = who.again(&access, self.0.tokens())?;
         match access.is_root(&who.caller()) {
-            Err(AccessRefusal::Denied) if also(&access) => {}
+            Err(AuthError::Denied) if also(&access) => {}
             judged => judged.map_err(access_refused)?,
         }
         Ok((header, access))

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Access, AccessRefusal, Error};
+use bowline::{Access, AuthError, Error};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
@@ -140,7 +140,7 @@ impl Needs {
             Self::User => access.is_user(&who.caller()),
             Self::Root => match access.is_root(&who.caller()) {
                 // Of a certificate: who has a token is there. In etcd's words.
-                Err(AccessRefusal::Denied)
+                Err(AuthError::Denied)
                     if who.user().is_some_and(|user| !access.users().contains_key(user)) =>
                 {
                     return Err(Reason::UserNotFound.into());

@@ -51,7 +51,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     let (head, body) = request.into_parts();
     let Some(method) = routes::method(head.uri.path()) else {
         forget(body).await;
-        return refusal_as(StatusCode::NOT_FOUND, &Status::not_found("Not Found"));
+        return rejection_as(StatusCode::NOT_FOUND, &Status::not_found("Not Found"));
     };
     if head.method != Method::POST {
         forget(body).await;
@@ -69,7 +69,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         Ok(held) => held,
         Err(status) => {
             forget(body).await;
-            return refusal_of(streams, &status);
+            return rejection_of(streams, &status);
         }
     };
     let body = if method.is_client_streaming() {
@@ -98,7 +98,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     // It answers everything, also what it refuses.
     let Ok(response) = dispatch.grpc(request).await;
     if let Some(status) = failed(response.headers()) {
-        return refusal_of(streams, &status);
+        return rejection_of(streams, &status);
     }
     let room = response.extensions().get::<Held>().cloned();
     let body = response.into_body();
@@ -199,11 +199,11 @@ fn answer_with(status: StatusCode, body: Body) -> Response<Body> {
 }
 
 fn refusal(status: &Status) -> Response<Body> {
-    refusal_as(http_code(status.code()), status)
+    rejection_as(http_code(status.code()), status)
 }
 
 /// The refusal of a method. One that streams says it as a stream that has failed.
-fn refusal_of(streams: bool, status: &Status) -> Response<Body> {
+fn rejection_of(streams: bool, status: &Status) -> Response<Body> {
     if !streams {
         return refusal(status);
     }
@@ -212,7 +212,7 @@ fn refusal_of(streams: bool, status: &Status) -> Response<Body> {
 }
 
 /// `error` is the same as `message`: older servers say it so, and clients read either.
-fn refusal_as(code: StatusCode, status: &Status) -> Response<Body> {
+fn rejection_as(code: StatusCode, status: &Status) -> Response<Body> {
     let (grpc, words) = (status.code() as i32, status.message());
     let body = json!({"error": words, "code": grpc, "message": words, "details": []});
     answer_with(code, Body::new(Full::new(body.to_string().into())))

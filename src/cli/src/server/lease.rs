@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{AccessRefusal, Error, LeaseId, Refusal};
+use bowline::{AuthError, Error, LeaseId, Rejection};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -56,7 +56,7 @@ impl LeaseService {
         match member.acting_still(who).renew(lease).await {
             // None is what is said of one that has ended.
             Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
-            Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(0),
+            Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(0),
             Err(error) => Err(unanswered(member, error)),
         }
     }
@@ -292,7 +292,7 @@ impl Lease for LeaseService {
             all.binary_search(lease).is_ok() && leases.binary_search(lease).is_err()
         };
         if leases.len() < all.len() && self.0.client().leases().iter().any(hidden) {
-            return Err(access_refused(AccessRefusal::Denied));
+            return Err(access_refused(AuthError::Denied));
         }
         let leases = leases.into_iter();
         let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();

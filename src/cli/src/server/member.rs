@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bowline::{
-    AccessRefusal, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal, Revision,
-    Term, UserClient,
+    AuthError, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Rejection, Revision, Term,
+    UserClient,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
@@ -143,7 +143,7 @@ impl Member {
         let begun = Instant::now();
         loop {
             match ask(self.acting(who)?).await {
-                Err(Error::Refused(Refusal::Access(AccessRefusal::Outdated)))
+                Err(Error::Rejected(Rejection::Access(AuthError::Outdated)))
                     if begun.elapsed() < self.options.request_timeout() => {}
                 other => return other.map_err(refused),
             }
@@ -273,7 +273,7 @@ impl Member {
         let grant = |id| {
             self.insisting(who, move |client| async move {
                 match client.grant(ttl).id(id).await {
-                    Err(refusal @ Error::Refused(Refusal::LeaseExists(_))) => Ok(Err(refusal)),
+                    Err(refusal @ Error::Rejected(Rejection::LeaseExists(_))) => Ok(Err(refusal)),
                     granted => granted.map(Ok),
                 }
             })

@@ -192,7 +192,7 @@ impl Desk {
         let watch = match call.await {
             Ok(watch) => watch,
             // In etcd's words, and to this watch only: the others of the stream go on.
-            Err(error @ Error::Refused(_)) => {
+            Err(error @ Error::Rejected(_)) => {
                 self.refuse(refused(error).message().to_owned()).await;
                 return Ok(());
             }

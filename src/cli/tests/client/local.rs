@@ -193,11 +193,11 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
         String::from_utf8(asked.stderr).unwrap()
     };
     // The refusal may come when the client has begun to speak.
-    let is_refusal = |why: &str| {
+    let is_rejection = |why: &str| {
         ["received fatal alert: ", "the connection broke"].iter().any(|words| why.contains(words))
     };
     let why = refused(&flags[..4]);
-    assert!(is_refusal(&why), "who shows none is not let in: {why}");
+    assert!(is_rejection(&why), "who shows none is not let in: {why}");
     use std::os::unix::fs::PermissionsExt;
     for key in ["client.key", "node1.key"] {
         let mode = fs::metadata(place.path().join("tls").join(key)).unwrap().permissions().mode();
@@ -229,7 +229,7 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
         before.extend([name.to_owned(), path]);
     }
     let why = refused(&before);
-    assert!(is_refusal(&why), "the old authority is gone: {why}");
+    assert!(is_rejection(&why), "the old authority is gone: {why}");
     stop(again);
 }
 

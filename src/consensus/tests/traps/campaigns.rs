@@ -149,7 +149,7 @@ fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {
     world.settle();
     world.at(1).transfer_to(node(3));
     assert!(world.at(1).is_transferring());
-    assert_eq!(world.at(1).propose(b"C".to_vec()), Err(ProposeRefusal::Busy));
+    assert_eq!(world.at(1).propose(b"C".to_vec()), Err(ProposeRejection::Busy));
     world.turn(node(1)).unwrap();
     world.settle();
     assert_eq!(world.leader(), Some(node(3)));

@@ -1,10 +1,10 @@
 //! Members that come, vote, lead, and go.
 
 use super::*;
-use crate::consensus::gate::GateRefusal;
+use crate::consensus::gate::GateRejection;
 use crate::consensus::tests::world::add;
 use crate::consensus::{PeerState, member_change};
-use crate::model::{MemberChange, MemberRefusal, NodeId};
+use crate::model::{MemberChange, MembershipError, NodeId};
 
 fn promote(id: u64) -> MemberChange {
     MemberChange::Promote(node(id))
@@ -70,7 +70,7 @@ fn a_change_while_one_is_pending_is_refused_and_not_swallowed() {
     world.elect(1);
     world.change(node(1), &add(4)).unwrap();
     let last = world.at(1).status().last;
-    assert_eq!(world.at(1).propose_membership(&add(5)), Err(ProposeRefusal::Busy));
+    assert_eq!(world.at(1).propose_membership(&add(5)), Err(ProposeRejection::Busy));
     assert_eq!(world.at(1).status().last, last);
     settle_with_heartbeats(&mut world);
     assert!(world.change(node(1), &add(5)).is_some());
@@ -82,13 +82,13 @@ fn no_change_is_proposed_before_the_leader_has_applied_an_entry_of_its_term() {
     let mut world = World::new(1, 0, 1);
     world.at(1).campaign();
     assert!(world.at(1).is_leader());
-    assert_eq!(world.at(1).propose_membership(&add(2)), Err(ProposeRefusal::Busy));
+    assert_eq!(world.at(1).propose_membership(&add(2)), Err(ProposeRejection::Busy));
     world.turn(node(1)).unwrap();
     world.settle();
     assert!(world.at(1).propose_membership(&add(2)).is_ok());
     let mut follower = World::new(3, 0, 1);
-    let refusal = follower.at(2).propose_membership(&add(4));
-    assert_eq!(refusal, Err(ProposeRefusal::NotLeader(None)));
+    let rejection = follower.at(2).propose_membership(&add(4));
+    assert_eq!(rejection, Err(ProposeRejection::NotLeader(None)));
 }
 
 #[test]
@@ -283,8 +283,8 @@ fn a_removed_member_that_does_not_know_it_disturbs_nobody() {
     let mut heartbeat = message(MessageType::MsgHeartbeat, 3, 2, 99);
     for kind in [MessageType::MsgHeartbeat, MessageType::MsgRequestVoteResponse] {
         heartbeat.set_msg_type(kind);
-        let refusal = world.at(2).step(node(3), wire::encode(&heartbeat));
-        assert_eq!(refusal, Err(GateRefusal::Removed));
+        let rejection = world.at(2).step(node(3), wire::encode(&heartbeat));
+        assert_eq!(rejection, Err(GateRejection::Removed));
     }
 }
 
@@ -409,12 +409,12 @@ fn a_change_that_would_lose_the_quorum_is_known_before_it_is_made() {
     for change in [add(6), promote(4), remove(3), replace(3, 4), replace(3, 5)] {
         assert_eq!(world.at(1).would_lose_quorum(&change), None, "{change:?}");
     }
-    let refusal = MemberRefusal::LosesQuorum { active: 1, voters: 2, needed: 2 };
-    assert_eq!(world.at(1).would_lose_quorum(&remove(2)), Some(refusal));
-    let refusal = MemberRefusal::LosesQuorum { active: 2, voters: 4, needed: 3 };
-    assert_eq!(world.at(1).would_lose_quorum(&promote(5)), Some(refusal));
-    let refusal = MemberRefusal::LosesQuorum { active: 1, voters: 3, needed: 2 };
-    assert_eq!(world.at(1).would_lose_quorum(&replace(2, 5)), Some(refusal));
+    let rejection = MembershipError::LosesQuorum { active: 1, voters: 2, needed: 2 };
+    assert_eq!(world.at(1).would_lose_quorum(&remove(2)), Some(rejection));
+    let rejection = MembershipError::LosesQuorum { active: 2, voters: 4, needed: 3 };
+    assert_eq!(world.at(1).would_lose_quorum(&promote(5)), Some(rejection));
+    let rejection = MembershipError::LosesQuorum { active: 1, voters: 3, needed: 2 };
+    assert_eq!(world.at(1).would_lose_quorum(&replace(2, 5)), Some(rejection));
 }
 
 #[test]

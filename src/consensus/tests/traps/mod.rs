@@ -21,7 +21,7 @@ use crate::consensus::gate::Standpoint;
 use crate::consensus::round::RoundContext;
 use crate::consensus::{Consensus, ConsensusConfig, Role, RoundId, Stepped, wire};
 use crate::env::OsEntropy;
-use crate::model::{Incarnation, Lane, LogIndex, PeerMessage, ProposeRefusal, Term};
+use crate::model::{Incarnation, Lane, LogIndex, PeerMessage, ProposeRejection, Term};
 use crate::wal;
 
 pub(super) fn config(id: u64, voters: &[u64]) -> ConsensusConfig {

@@ -7,10 +7,10 @@ use super::*;
 #[test]
 fn a_follower_does_not_forward_a_proposal_but_says_who_leads() {
     let mut world = World::new(3, 0, 1);
-    assert_eq!(world.at(2).propose(b"A".to_vec()), Err(ProposeRefusal::NotLeader(None)));
+    assert_eq!(world.at(2).propose(b"A".to_vec()), Err(ProposeRejection::NotLeader(None)));
     world.elect(1);
-    let refusal = world.at(2).propose(b"A".to_vec());
-    assert_eq!(refusal, Err(ProposeRefusal::NotLeader(Some(node(1)))));
+    let rejection = world.at(2).propose(b"A".to_vec());
+    assert_eq!(rejection, Err(ProposeRejection::NotLeader(Some(node(1)))));
     world.turn(node(2)).unwrap();
     assert!(world.flying.is_empty());
 }
@@ -42,7 +42,7 @@ fn without_a_quorum_proposals_are_refused_as_busy_before_memory_is_full() {
         world.flying.clear();
     }
     assert_eq!(taken, 10);
-    assert_eq!(world.at(1).propose(vec![7; 1000]), Err(ProposeRefusal::Busy));
+    assert_eq!(world.at(1).propose(vec![7; 1000]), Err(ProposeRejection::Busy));
     // With the quorum back, there is room again.
     for _ in 0..2 * HEARTBEAT {
         world.tick(node(1));

@@ -256,9 +256,9 @@ fn a_commit_index_that_comes_with_a_vote_is_taken_in_pieces_that_fit_into_memory
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
     assert_eq!(world.at(1).role(), Role::PreCandidate);
-    let mut refusal = message(MessageType::MsgRequestPreVoteResponse, 2, 1, 2);
-    (refusal.reject, refusal.commit, refusal.commit_term) = (true, 100, 2);
-    assert_eq!(world.at(1).step(node(2), wire::encode(&refusal)), Ok(Stepped::Done));
+    let mut rejection = message(MessageType::MsgRequestPreVoteResponse, 2, 1, 2);
+    (rejection.reject, rejection.commit, rejection.commit_term) = (true, 100, 2);
+    assert_eq!(world.at(1).step(node(2), wire::encode(&rejection)), Ok(Stepped::Done));
     assert_eq!(world.disk(1).look().reads, 1);
     assert_eq!(world.at(1).commit(), LogIndex(11));
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::model::MemberWish;
+use crate::model::MembershipRequest;
 use crate::node::HealthStatus;
 
 fn verdict(three: &Three, node: usize) -> HealthStatus {
@@ -151,7 +151,7 @@ fn young_leader_lets_membership_changes_wait_for_contact() {
     // Of the two that stay it has not heard the other one yet.
     let shared = Arc::clone(three.shared(1));
     let mut removal =
-        Box::pin(async move { shared.step(MemberWish::Remove(id(0)), deadline).await });
+        Box::pin(async move { shared.step(MembershipRequest::Remove(id(0)), deadline).await });
     let mut context = Context::from_waker(Waker::noop());
     for _ in 0..1000 {
         if let Poll::Ready(removed) = removal.as_mut().poll(&mut context) {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::model::{
-    AccessChange, AccessGrant, AccessRefusal, Caller, KeyRange, Op, ROOT, Range, Refusal, Revision,
+    AccessChange, AccessGrant, AuthError, Caller, KeyRange, Op, ROOT, Range, Rejection, Revision,
     Rights, Secret, Txn,
 };
 
@@ -198,13 +198,13 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     three.write(0, Command::Txn(looks(4))).unwrap();
     for txn in [looks(5), nested] {
         let refused = three.write(1, Command::Txn(txn.clone()));
-        let limit = Err(CallError::Refused(Refusal::TooManyKeys { max: 100 }));
+        let limit = Err(CallError::Rejected(Rejection::TooManyKeys { max: 100 }));
         assert_eq!(refused, limit);
         let reads = Txn { failure: vec![], ..txn };
         if crate::machine::only_reads(&reads) {
             assert_eq!(
                 three.shared(1).read_txn(&reads).unwrap_err(),
-                Refusal::TooManyKeys { max: 100 }
+                Rejection::TooManyKeys { max: 100 }
             );
         }
     }
@@ -217,7 +217,7 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     }
     three.write(1, Command::Txn(looks(4))).unwrap();
     let refused = three.write(1, Command::Txn(looks(5)));
-    assert_eq!(refused, Err(CallError::Refused(Refusal::TooManyKeys { max: 160 })));
+    assert_eq!(refused, Err(CallError::Rejected(Rejection::TooManyKeys { max: 160 })));
 }
 
 /// So many keys, in as few calls as there can be.
@@ -309,7 +309,7 @@ fn who_attaches_a_lease_of_many_keys_counts_for_them() {
     let refused = three.call(0, by("ann", put("k000")), 5_000);
     assert!(three.shared(0).open_bytes() > 1_000 * 160);
     let refused = three.finish(refused).unwrap_err();
-    assert_eq!(refused, CallError::Refused(AccessRefusal::Denied.into()));
+    assert_eq!(refused, CallError::Rejected(AuthError::Denied.into()));
 }
 
 /// Where there are more keys than all that may be open counts for, one that looks at all of them is still let in, and

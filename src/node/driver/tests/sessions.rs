@@ -1,10 +1,10 @@
 //! Sessions whose nodes are cut off, and leases that pass from one node to another.
 
 use super::*;
-use crate::model::{LeaseId, PutLease, Refusal, SessionInfo};
+use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
 use crate::node::session::Told;
 use crate::node::{
-    Claim, Next, Parting, ResumeRefusal, SessionEndReason, SessionState, SharedSession,
+    Claim, Next, Parting, ResumeSessionError, SessionEndReason, SessionState, SharedSession,
 };
 
 const KEY: &str = "bound";
@@ -160,7 +160,7 @@ fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
     three.pass(200);
     assert!(!three.is_bound(0), "who resumed it closes it");
     let error = three.resume(1, lease, 0).err().unwrap();
-    assert_eq!(error, CallError::Refused(Refusal::LeaseNotFound(lease)));
+    assert_eq!(error, CallError::Rejected(Rejection::LeaseNotFound(lease)));
 }
 
 #[test]
@@ -232,18 +232,18 @@ fn what_cannot_be_resumed_is_refused_by_name() {
     let own = three.open(1, 3000, 0, true);
     let lease = own.state.lease;
     let refused = |three: &mut Three, lease, delay| three.resume(2, lease, delay).err().unwrap();
-    let why = ResumeRefusal::NodesOwn { lease, node: id(1) };
+    let why = ResumeSessionError::NodesOwn { lease, node: id(1) };
     assert_eq!(refused(&mut three, lease, 0), CallError::NotResumed(why));
     let unknown = LeaseId::new(77).unwrap();
-    let why = CallError::Refused(Refusal::LeaseNotFound(unknown));
+    let why = CallError::Rejected(Rejection::LeaseNotFound(unknown));
     assert_eq!(refused(&mut three, unknown, 0), why);
     let short = three.open(1, 3000, 0, false);
     let (lease, delay) = (short.state.lease, ms(3000));
-    let why = ResumeRefusal::DelayTooLong { lease_ttl: ms(3000), delay };
+    let why = ResumeSessionError::DelayTooLong { lease_ttl: ms(3000), delay };
     assert_eq!(refused(&mut three, lease, 3000), CallError::NotResumed(why));
     let again = three.resume(1, lease, 0).unwrap();
     assert!(Arc::ptr_eq(&again.state, &short.state), "it is kept there already");
-    let why = ResumeRefusal::KeptOtherwise { kept: ms(0), delay: ms(1) };
+    let why = ResumeSessionError::KeptOtherwise { kept: ms(0), delay: ms(1) };
     let error = three.resume(1, lease, 1).err().unwrap();
     assert_eq!(error, CallError::NotResumed(why));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline::{AccessRefusal, AlarmKind, Effect, Error, MemberRefusal, Refusal};
+use bowline::{AlarmKind, AuthError, Effect, Error, MembershipError, Rejection};
 use tonic::{Code, Status};
 
 /// Why a request is refused, where etcd has a text of its own for it.
@@ -137,10 +137,10 @@ impl From<Reason> for Status {
 /// What a client hears of an error of the library.
 pub(crate) fn refused(error: Error) -> Status {
     match &error {
-        Error::Refused(Refusal::Access(why)) => access_refused(*why),
-        Error::Refused(Refusal::TooManyAlarms { .. }) => ours(Code::ResourceExhausted, &error),
-        Error::Refused(Refusal::TooManyKeys { .. }) => ours(Code::InvalidArgument, &error),
-        Error::Refused(refusal) => {
+        Error::Rejected(Rejection::Access(why)) => access_refused(*why),
+        Error::Rejected(Rejection::TooManyAlarms { .. }) => ours(Code::ResourceExhausted, &error),
+        Error::Rejected(Rejection::TooManyKeys { .. }) => ours(Code::InvalidArgument, &error),
+        Error::Rejected(refusal) => {
             reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
         }
         Error::Busy => Reason::TooManyRequests.into(),
@@ -164,61 +164,61 @@ fn ours(code: Code, error: &Error) -> Status {
     Status::new(code, format!("bowline: {error}"))
 }
 
-fn reason_of(refusal: &Refusal) -> Option<Reason> {
+fn reason_of(refusal: &Rejection) -> Option<Reason> {
     Some(match refusal {
-        Refusal::EmptyKey => Reason::EmptyKey,
-        Refusal::NotMember(_) => Reason::MemberNotFound,
-        Refusal::AddressTaken(_) => Reason::UrlsTaken,
-        Refusal::KeyNotFound => Reason::KeyNotFound,
-        Refusal::Compacted { .. } => Reason::Compacted,
-        Refusal::Future { .. } => Reason::FutureRevision,
-        Refusal::LeaseNotFound(_) => Reason::LeaseNotFound,
-        Refusal::LeaseExists(_) => Reason::LeaseExists,
-        Refusal::LeaseTtl { .. } => Reason::LeaseTtlTooLarge,
-        Refusal::DuplicateKey(_) => Reason::DuplicateKey,
-        Refusal::Alarm(AlarmKind::NoSpace) => Reason::NoSpace,
-        Refusal::Alarm(AlarmKind::Corrupt) => Reason::Corrupt,
-        Refusal::TooManyOps { .. } | Refusal::TooDeep { .. } => Reason::TooManyOps,
-        Refusal::KeyTooLarge { .. }
-        | Refusal::ValueTooLarge { .. }
-        | Refusal::RequestTooLarge { .. } => Reason::RequestTooLarge,
+        Rejection::EmptyKey => Reason::EmptyKey,
+        Rejection::NotMember(_) => Reason::MemberNotFound,
+        Rejection::AddressTaken(_) => Reason::UrlsTaken,
+        Rejection::KeyNotFound => Reason::KeyNotFound,
+        Rejection::Compacted { .. } => Reason::Compacted,
+        Rejection::Future { .. } => Reason::FutureRevision,
+        Rejection::LeaseNotFound(_) => Reason::LeaseNotFound,
+        Rejection::LeaseExists(_) => Reason::LeaseExists,
+        Rejection::LeaseTtl { .. } => Reason::LeaseTtlTooLarge,
+        Rejection::DuplicateKey(_) => Reason::DuplicateKey,
+        Rejection::Alarm(AlarmKind::NoSpace) => Reason::NoSpace,
+        Rejection::Alarm(AlarmKind::Corrupt) => Reason::Corrupt,
+        Rejection::TooManyOps { .. } | Rejection::TooDeep { .. } => Reason::TooManyOps,
+        Rejection::KeyTooLarge { .. }
+        | Rejection::ValueTooLarge { .. }
+        | Rejection::RequestTooLarge { .. } => Reason::RequestTooLarge,
         _ => return None,
     })
 }
 
-fn access(why: AccessRefusal) -> Option<Reason> {
+fn access(why: AuthError) -> Option<Reason> {
     Some(match why {
-        AccessRefusal::Denied => Reason::Denied,
-        AccessRefusal::Outdated => Reason::OldRevision,
-        AccessRefusal::NoUser => Reason::NoUser,
-        AccessRefusal::NoRoot => Reason::NoRoot,
-        AccessRefusal::RootWithoutRole => Reason::RootWithoutRole,
-        AccessRefusal::UserExists => Reason::UserExists,
-        AccessRefusal::UserNotFound => Reason::UserNotFound,
-        AccessRefusal::RoleExists => Reason::RoleExists,
-        AccessRefusal::RoleNotFound => Reason::RoleNotFound,
-        AccessRefusal::NoRole => Reason::NoRole,
-        AccessRefusal::RoleNotGranted => Reason::RoleNotGranted,
-        AccessRefusal::NotGranted => Reason::NotGranted,
-        AccessRefusal::Invalid => Reason::InvalidAuth,
+        AuthError::Denied => Reason::Denied,
+        AuthError::Outdated => Reason::OldRevision,
+        AuthError::NoUser => Reason::NoUser,
+        AuthError::NoRoot => Reason::NoRoot,
+        AuthError::RootWithoutRole => Reason::RootWithoutRole,
+        AuthError::UserExists => Reason::UserExists,
+        AuthError::UserNotFound => Reason::UserNotFound,
+        AuthError::RoleExists => Reason::RoleExists,
+        AuthError::RoleNotFound => Reason::RoleNotFound,
+        AuthError::NoRole => Reason::NoRole,
+        AuthError::RoleNotGranted => Reason::RoleNotGranted,
+        AuthError::NotGranted => Reason::NotGranted,
+        AuthError::Invalid => Reason::InvalidAuth,
         _ => return None,
     })
 }
 
 /// What a client hears that may not do what it asks for.
-pub(crate) fn access_refused(why: AccessRefusal) -> Status {
+pub(crate) fn access_refused(why: AuthError) -> Status {
     let words = || Status::new(Code::FailedPrecondition, format!("bowline: {why}"));
     access(why).map_or_else(words, Status::from)
 }
 
-fn members(refusal: &MemberRefusal, error: &Error) -> Status {
+fn members(refusal: &MembershipError, error: &Error) -> Status {
     match refusal {
-        MemberRefusal::Unknown(_) => Reason::MemberNotFound.into(),
-        MemberRefusal::Voter(_) => Reason::NotLearner.into(),
-        MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
-        MemberRefusal::BadAddress(_) => Reason::BadUrls.into(),
-        MemberRefusal::LastVoter(_) => Reason::NotEnoughStarted.into(),
-        MemberRefusal::LosesQuorum { .. } | MemberRefusal::Pending => Reason::Unhealthy.into(),
+        MembershipError::Unknown(_) => Reason::MemberNotFound.into(),
+        MembershipError::Voter(_) => Reason::NotLearner.into(),
+        MembershipError::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
+        MembershipError::BadAddress(_) => Reason::BadUrls.into(),
+        MembershipError::LastVoter(_) => Reason::NotEnoughStarted.into(),
+        MembershipError::LosesQuorum { .. } | MembershipError::Pending => Reason::Unhealthy.into(),
         _ => ours(Code::FailedPrecondition, error),
     }
 }
@@ -231,23 +231,23 @@ mod tests {
     fn changes_of_the_members_are_refused_in_etcds_words() {
         let id = bowline::NodeId::new(4).unwrap();
         for (refusal, code, words) in [
-            (MemberRefusal::Unknown(id), Code::NotFound, "member not found"),
+            (MembershipError::Unknown(id), Code::NotFound, "member not found"),
             (
-                MemberRefusal::Voter(id),
+                MembershipError::Voter(id),
                 Code::FailedPrecondition,
                 "can only promote a learner member",
             ),
             (
-                MemberRefusal::LastVoter(id),
+                MembershipError::LastVoter(id),
                 Code::FailedPrecondition,
                 "re-configuration failed due to not enough started members",
             ),
             (
-                MemberRefusal::LosesQuorum { active: 1, voters: 2, needed: 2 },
+                MembershipError::LosesQuorum { active: 1, voters: 2, needed: 2 },
                 Code::Unavailable,
                 "unhealthy cluster",
             ),
-            (MemberRefusal::Pending, Code::Unavailable, "unhealthy cluster"),
+            (MembershipError::Pending, Code::Unavailable, "unhealthy cluster"),
         ] {
             let status = refused(Error::Members(refusal));
             let expected = (code, format!("etcdserver: {words}"));

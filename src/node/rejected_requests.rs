@@ -6,27 +6,27 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::model::{Moment, ProposeRefusal, RequestId};
+use crate::model::{Moment, ProposeRejection, RequestId};
 
 /// How many are remembered; the oldest go first.
 const KEPT: usize = 16_384;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Refusals {
-    why: BTreeMap<RequestId, ProposeRefusal>,
+pub(crate) struct RejectedRequests {
+    why: BTreeMap<RequestId, ProposeRejection>,
     order: VecDeque<(Moment, RequestId)>,
     remember: Duration,
 }
 
-impl Refusals {
+impl RejectedRequests {
     /// None yet; each is remembered for so long.
     pub(crate) fn new(remember: Duration) -> Self {
         Self { why: BTreeMap::new(), order: VecDeque::new(), remember }
     }
 
     /// Remembers one.
-    pub(crate) fn add(&mut self, id: RequestId, why: ProposeRefusal, now: Moment) {
+    pub(crate) fn add(&mut self, id: RequestId, why: ProposeRejection, now: Moment) {
         if self.why.insert(id, why).is_none() {
             self.order.push_back((now, id));
         }
@@ -34,7 +34,7 @@ impl Refusals {
     }
 
     /// Why a request was refused lately, if it was.
-    pub(crate) fn why(&self, id: RequestId) -> Option<ProposeRefusal> {
+    pub(crate) fn why(&self, id: RequestId) -> Option<ProposeRejection> {
         self.why.get(&id).copied()
     }
 
@@ -56,21 +56,21 @@ mod tests {
 
     #[test]
     fn a_refusal_is_remembered_for_a_while_and_there_are_never_too_many() {
-        let mut refusals = Refusals::new(Duration::from_secs(1));
+        let mut rejected_requests = RejectedRequests::new(Duration::from_secs(1));
         let (node, incarnation) = (NodeId::new(1).unwrap(), Incarnation(1));
         let id = |seq| RequestId { node, incarnation, seq };
         let at = |ms| Moment::since_boot(Duration::from_millis(ms));
-        refusals.add(id(0), ProposeRefusal::NoSpace, at(0));
-        refusals.add(id(0), ProposeRefusal::NoSpace, at(900));
-        refusals.forget(at(999));
-        assert_eq!(refusals.why(id(0)), Some(ProposeRefusal::NoSpace));
-        refusals.forget(at(1000));
-        assert_eq!(refusals.why(id(0)), None, "the first time counts");
+        rejected_requests.add(id(0), ProposeRejection::NoSpace, at(0));
+        rejected_requests.add(id(0), ProposeRejection::NoSpace, at(900));
+        rejected_requests.forget(at(999));
+        assert_eq!(rejected_requests.why(id(0)), Some(ProposeRejection::NoSpace));
+        rejected_requests.forget(at(1000));
+        assert_eq!(rejected_requests.why(id(0)), None, "the first time counts");
         for seq in 0..2 * KEPT as u64 {
-            refusals.add(id(seq), ProposeRefusal::NoSpace, at(2000));
+            rejected_requests.add(id(seq), ProposeRejection::NoSpace, at(2000));
         }
-        assert_eq!(refusals.why.len(), KEPT);
-        assert_eq!(refusals.order.len(), KEPT);
-        assert_eq!(refusals.why(id(2 * KEPT as u64 - 1)), Some(ProposeRefusal::NoSpace));
+        assert_eq!(rejected_requests.why.len(), KEPT);
+        assert_eq!(rejected_requests.order.len(), KEPT);
+        assert_eq!(rejected_requests.why(id(2 * KEPT as u64 - 1)), Some(ProposeRejection::NoSpace));
     }
 }

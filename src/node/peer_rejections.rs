@@ -17,7 +17,7 @@ const REASONS_MAX: usize = 4;
 
 /// See the module. By peer.
 #[derive(Debug, Default)]
-pub(crate) struct Rejections(BTreeMap<String, Rejected>);
+pub(crate) struct PeerRejections(BTreeMap<String, Rejected>);
 
 #[derive(Debug)]
 struct Rejected {
@@ -27,7 +27,7 @@ struct Rejected {
     logged: Moment,
 }
 
-impl Rejections {
+impl PeerRejections {
     /// Adds one. Returns whether to log it.
     pub(crate) fn add(&mut self, peer: &str, why: &str, now: Moment) -> bool {
         let Some(rejected) = self.0.get_mut(peer) else {
@@ -80,34 +80,34 @@ mod tests {
 
     #[test]
     fn a_rejection_is_logged_once_a_change_and_once_a_minute() {
-        let mut rejections = Rejections::default();
+        let mut peer_rejections = PeerRejections::default();
         // Both ends give their reasons, twice a second each, for two minutes.
         let mut logged = Vec::new();
         for half in 0..240 {
             for why in ["other list", "the same in other words"] {
-                if rejections.add("n2", why, at(half * 500)) {
+                if peer_rejections.add("n2", why, at(half * 500)) {
                     logged.push(half / 2);
                 }
             }
         }
         assert_eq!(logged, [0, 0, 60]);
-        assert!(rejections.add("n2", "other token", at(119_900)), "a change");
-        assert!(rejections.add("n3", "other list", at(119_900)), "another peer");
-        let current = rejections.current(at(120_000));
+        assert!(peer_rejections.add("n2", "other token", at(119_900)), "a change");
+        assert!(peer_rejections.add("n3", "other list", at(119_900)), "another peer");
+        let current = peer_rejections.current(at(120_000));
         assert_eq!(current, ["n2: other token", "n3: other list"]);
-        rejections.resolve("n2");
-        assert_eq!(rejections.current(at(120_000)), ["n3: other list"]);
-        assert_eq!(rejections.current(at(130_000)), [""; 0], "no longer given");
+        peer_rejections.resolve("n2");
+        assert_eq!(peer_rejections.current(at(120_000)), ["n3: other list"]);
+        assert_eq!(peer_rejections.current(at(130_000)), [""; 0], "no longer given");
     }
 
     #[test]
     fn invented_peers_and_reasons_fill_no_memory() {
-        let mut rejections = Rejections::default();
+        let mut peer_rejections = PeerRejections::default();
         for number in 0..1000 {
-            rejections.add(&format!("n{number}"), "x", at(number));
-            rejections.add("n0", &number.to_string(), at(number));
+            peer_rejections.add(&format!("n{number}"), "x", at(number));
+            peer_rejections.add("n0", &number.to_string(), at(number));
         }
-        assert!(rejections.0.len() <= PEERS_MAX);
-        assert!(rejections.0["n0"].reasons.len() <= REASONS_MAX);
+        assert!(peer_rejections.0.len() <= PEERS_MAX);
+        assert!(peer_rejections.0["n0"].reasons.len() <= REASONS_MAX);
     }
 }
