@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bowline::sim::{Break, Cancellation, Endings, WishKind, run_cancellation};
+use bowline::sim::{Break, Cancellation, Endings, LockAttemptKind, run_cancellation};
 
 fn cases() -> Vec<Cancellation> {
     let mut cases = Vec::new();
-    for wish in WishKind::ALL {
+    for attempt in LockAttemptKind::ALL {
         for breaks in Break::ALL {
             for (on_leader, held) in [(false, false), (false, true), (true, false), (true, true)] {
                 let seed = 1 + cases.len() as u64;
-                cases.push(Cancellation { seed, wish, breaks, on_leader, held });
+                cases.push(Cancellation { seed, attempt, breaks, on_leader, held });
             }
         }
     }
@@ -24,7 +24,7 @@ fn cases() -> Vec<Cancellation> {
 }
 
 #[test]
-fn a_wish_dropped_anywhere_leaves_the_lock_to_the_next() {
+fn dropped_acquire_leaves_the_lock_to_the_next() {
     let (cases, next) = (cases(), AtomicUsize::new(0));
     let all = Mutex::new((BTreeMap::new(), Duration::ZERO));
     let threads = thread::available_parallelism().map_or(1, usize::from);

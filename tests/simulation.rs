@@ -49,7 +49,7 @@ const OFTEN: &[(&str, u64)] = &[
     ("broad transaction refused", 6),
     ("guarded write", 2),
     ("close", 2),
-    ("wish given up", 2),
+    ("attempt given up", 2),
     ("unlock", 2),
     ("lock lost", 4),
     ("hold left to the next", 6),

@@ -19,8 +19,8 @@ async fn shop(host: Host, is_careful: bool) {
         host.sleep(Duration::from_millis(host.random(400))).await;
         // After any error, serve the next customer.
         let Ok(session) = host.session().await else { continue };
-        let wish = session.mutex("desk").lock().deadline(Duration::from_secs(5));
-        let Ok(guard) = wish.await else { continue };
+        let acquire = session.mutex("desk").lock().deadline(Duration::from_secs(5));
+        let Ok(guard) = acquire.await else { continue };
         if let Ok(sold) = host.client().range(KeyRange::prefix("seat/")).count_only().await {
             let seat = format!("seat/{:04}", sold.count);
             // The customer pays.

@@ -378,8 +378,8 @@ impl Node {
         role: MemberRole,
     ) -> Result<NodeId, Error> {
         let (address, votes) = (address.into(), role == MemberRole::Voter);
-        let wish = MembershipRequest::Keep { address, votes };
-        Ok(self.shared.step(wish, self.shared.deadline(None)).await?)
+        let membership_request = MembershipRequest::Keep { address, votes };
+        Ok(self.shared.step(membership_request, self.shared.deadline(None)).await?)
     }
 
     /// Says where a member is going to be (`host:port`), before it is there: the others look for it in both places, until
@@ -440,8 +440,8 @@ impl Node {
         self.step(MembershipRequest::Remove(member)).await
     }
 
-    async fn step(&self, wish: MembershipRequest) -> Result<(), Error> {
-        self.shared.step(wish, self.shared.deadline(None)).await?;
+    async fn step(&self, membership_request: MembershipRequest) -> Result<(), Error> {
+        self.shared.step(membership_request, self.shared.deadline(None)).await?;
         Ok(())
     }
 

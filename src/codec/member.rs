@@ -143,23 +143,28 @@ impl Decode for MembershipRequest {
         Ok(match from.byte()? {
             1 => MembershipRequest::Add {
                 disk: DiskId(from.fixed_u128()?),
-                name: wished(from)?,
-                address: wished(from)?,
+                name: limited_text(from)?,
+                address: limited_text(from)?,
                 replaces: take_optional(from)?,
             },
             2 => MembershipRequest::Promote(NodeId::decode(from)?),
             3 => MembershipRequest::Remove(NodeId::decode(from)?),
             4 => MembershipRequest::Keep {
-                address: wished(from)?,
+                address: limited_text(from)?,
                 votes: from.flags("kept place", 1)? == 1,
             },
-            found => return Err(CodecError::Newer { what: "member wish", found: found.into() }),
+            found => {
+                return Err(CodecError::Newer {
+                    what: "member membership_request",
+                    found: found.into(),
+                });
+            }
         })
     }
 }
 
 /// A name or an address that somebody wishes to have: what becomes a change must not be more than its readers take.
-fn wished(from: &mut Decoder) -> Result<String, CodecError> {
+fn limited_text(from: &mut Decoder) -> Result<String, CodecError> {
     let text = from.text()?;
     match text.len() <= JoinAsk::TEXT_BYTES_MAX {
         true => Ok(text),

@@ -150,11 +150,11 @@ impl Encode for PeerMessage {
                 to.byte(kind::SNAPSHOT_HERE);
                 id.encode(to);
             }
-            PeerMessage::MemberAsk { round, incarnation, wish } => {
+            PeerMessage::MemberAsk { round, incarnation, membership_request } => {
                 to.byte(kind::MEMBER_ASK);
                 to.number(*round);
                 to.number(incarnation.get());
-                wish.encode(to);
+                membership_request.encode(to);
             }
             PeerMessage::MemberAnswer { round, incarnation, answer } => {
                 to.byte(kind::MEMBER_ANSWER);
@@ -242,7 +242,7 @@ impl Decode for PeerMessage {
             kind::MEMBER_ASK => PeerMessage::MemberAsk {
                 round: from.number()?,
                 incarnation: Incarnation(from.number()?),
-                wish: MembershipRequest::decode(from)?,
+                membership_request: MembershipRequest::decode(from)?,
             },
             kind::MEMBER_ANSWER => PeerMessage::MemberAnswer {
                 round: from.number()?,

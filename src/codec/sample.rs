@@ -596,7 +596,11 @@ impl Sample {
             11 => PeerMessage::SnapshotGone { id: self.snapshot() },
             12 => PeerMessage::SnapshotWanted { least: LogIndex(self.number()) },
             13 => PeerMessage::SnapshotHere { id: self.snapshot() },
-            14 => PeerMessage::MemberAsk { round, incarnation, wish: self.membership_request() },
+            14 => PeerMessage::MemberAsk {
+                round,
+                incarnation,
+                membership_request: self.membership_request(),
+            },
             15 => PeerMessage::MemberAnswer { round, incarnation, answer: self.member_answer() },
             _ => PeerMessage::Space { low: self.flip() },
         }

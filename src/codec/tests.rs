@@ -221,7 +221,7 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         address: "h:1".to_owned(),
         replaces: Some(node(2)),
     };
-    let wish = MembershipRequest::Remove(node(2));
+    let membership_request = MembershipRequest::Remove(node(2));
     let done = |answer| PeerMessage::MemberAnswer { round: 4, incarnation, answer };
     let refusal = MembershipError::LosesQuorum { active: 1, voters: 4, needed: 3 };
     vec![
@@ -258,8 +258,14 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         ("a snapshot that is gone", PeerMessage::SnapshotGone { id }),
         ("any snapshot is wanted", PeerMessage::SnapshotWanted { least: LogIndex(1000) }),
         ("here is one", PeerMessage::SnapshotHere { id }),
-        ("a member is to be added", PeerMessage::MemberAsk { round: 4, incarnation, wish: add }),
-        ("a member is to be removed", PeerMessage::MemberAsk { round: 4, incarnation, wish }),
+        (
+            "a member is to be added",
+            PeerMessage::MemberAsk { round: 4, incarnation, membership_request: add },
+        ),
+        (
+            "a member is to be removed",
+            PeerMessage::MemberAsk { round: 4, incarnation, membership_request },
+        ),
         ("a member was added", done(MemberAnswer::Done { id: node(4), index: LogIndex(1000) })),
         ("no quorum would be left", done(MemberAnswer::Refused(refusal))),
         ("the disk is full", PeerMessage::Space { low: true }),
@@ -530,13 +536,14 @@ fn changes_of_the_members_read_back_as_they_were_written() {
 }
 
 #[test]
-fn nobody_wishes_for_more_than_a_change_of_the_members_may_say() {
+fn requests_longer_than_a_membership_change_are_rejected() {
     let long = || "x".repeat(JoinAsk::TEXT_BYTES_MAX + 1);
     let (disk, replaces) = (DiskId(9), None);
     let add = |name, address| MembershipRequest::Add { disk, name, address, replaces };
     let keep = MembershipRequest::Keep { address: long(), votes: false };
-    for wish in [add(long(), String::new()), add(String::new(), long()), keep] {
-        let message = PeerMessage::MemberAsk { round: 1, incarnation: Incarnation(1), wish };
+    for membership_request in [add(long(), String::new()), add(String::new(), long()), keep] {
+        let message =
+            PeerMessage::MemberAsk { round: 1, incarnation: Incarnation(1), membership_request };
         let error = decode_message(message_bytes(&message)).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
     }

@@ -254,7 +254,7 @@ fn judge_fields(message: &Message) -> Result<(), GateRejection> {
         ("a context", context_fits),
         ("entries", message.entries.is_empty() || kind == MessageType::MsgAppend),
         ("a snapshot", !message.has_snapshot() || kind == MessageType::MsgSnapshot),
-        ("a wish for a snapshot", message.request_snapshot == 0),
+        ("a snapshot request", message.request_snapshot == 0),
         ("a priority", message.priority == 0 && message.deprecated_priority == 0),
     ];
     match fields.into_iter().find(|(_, fits)| !fits) {

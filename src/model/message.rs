@@ -176,7 +176,7 @@ pub enum PeerMessage {
         /// The asking node's incarnation.
         incarnation: Incarnation,
         /// Which step.
-        wish: MembershipRequest,
+        membership_request: MembershipRequest,
     },
     /// What became of it.
     MemberAnswer {

@@ -70,7 +70,7 @@ pub(crate) enum Input {
     /// Somebody wants a step of the members.
     Step {
         /// Which.
-        wish: MembershipRequest,
+        membership_request: MembershipRequest,
         /// When to give up.
         deadline: Moment,
         /// Who wants to know whom it was about.

@@ -28,7 +28,7 @@ pub(crate) struct LeaseCall {
     /// Which lease.
     pub(crate) lease: LeaseId,
     /// What is wanted.
-    pub(crate) wish: LeaseRequest,
+    pub(crate) lease_request: LeaseRequest,
     /// When to give up.
     pub(crate) deadline: Moment,
     /// What admission counts, as long as this is here.
@@ -64,8 +64,9 @@ struct Asked {
 
 impl Asked {
     fn question(&self, round: u64) -> LeaseQuestion {
-        let of = |wish| {
-            let leases = self.calls.keys().filter(move |(_, wished)| *wished == wish);
+        let of = |lease_request| {
+            let leases =
+                self.calls.keys().filter(move |(_, requested)| *requested == lease_request);
             leases.map(|(lease, _)| *lease).collect()
         };
         LeaseQuestion { round, renew: of(LeaseRequest::Renew), look: of(LeaseRequest::Look) }
@@ -81,7 +82,7 @@ impl LeaseCalls {
 
     /// Somebody calls.
     pub(crate) fn add(&mut self, call: LeaseCall) {
-        self.waiting.entry((call.lease, call.wish)).or_default().push(call);
+        self.waiting.entry((call.lease, call.lease_request)).or_default().push(call);
     }
 
     /// The next question to put now, if there is one: of those that wait, as many as a message holds, or what of
@@ -108,13 +109,13 @@ impl LeaseCalls {
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
         let Some(asked) = self.asked.get_mut(&round) else { return };
         let mut done: Vec<(LeaseCall, Result<Duration, CallError>)> = Vec::new();
-        for wish in [LeaseRequest::Renew, LeaseRequest::Look] {
+        for lease_request in [LeaseRequest::Renew, LeaseRequest::Look] {
             for LeaseLife { lease, left } in living {
-                let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
+                let calls = asked.calls.remove(&(*lease, lease_request)).unwrap_or_default();
                 done.extend(calls.into_iter().map(|call| (call, Ok(*left))));
             }
             for lease in gone {
-                let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
+                let calls = asked.calls.remove(&(*lease, lease_request)).unwrap_or_default();
                 let rejection = || Err(CallError::Rejected(Rejection::LeaseNotFound(*lease)));
                 done.extend(calls.into_iter().map(|call| (call, rejection())));
             }
@@ -144,7 +145,7 @@ impl LeaseCalls {
                 let over = |call: &mut LeaseCall| call.deadline <= now || call.reply.is_gone();
                 for call in calls.extract_if(.., over) {
                     // A renewal may have been heard of.
-                    let maybe_applied = call.wish == LeaseRequest::Renew;
+                    let maybe_applied = call.lease_request == LeaseRequest::Renew;
                     call.reply.send(Err(CallError::Deadline { maybe_applied }));
                 }
                 !calls.is_empty()
@@ -157,7 +158,8 @@ impl LeaseCalls {
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         self.leader_changed();
         for call in std::mem::take(&mut self.waiting).into_values().flatten() {
-            let (reason, maybe_applied) = (reason.clone(), call.wish == LeaseRequest::Renew);
+            let (reason, maybe_applied) =
+                (reason.clone(), call.lease_request == LeaseRequest::Renew);
             call.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
     }
@@ -184,12 +186,12 @@ mod tests {
 
     type Answer = oneshot::Receiver<CallResult<Duration>>;
 
-    fn call(calls: &mut LeaseCalls, id: u64, wish: LeaseRequest) -> Answer {
+    fn call(calls: &mut LeaseCalls, id: u64, lease_request: LeaseRequest) -> Answer {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(5000), ReplyTo::Waiting(sender));
         calls.add(LeaseCall {
             lease: lease(id),
-            wish,
+            lease_request,
             deadline,
             _open: OpenRead::default(),
             reply,

@@ -109,7 +109,7 @@ struct Wanted {
     lease_ttl: Duration,
     label: String,
     ask_at: Moment,
-    wishes: Vec<SessionResuming>,
+    waiters: Vec<SessionResuming>,
 }
 
 impl Sessions {
@@ -150,20 +150,20 @@ impl Sessions {
     /// renewal on that is sent from now on, or at once if this node keeps it already.
     pub(crate) fn resume(
         &mut self,
-        wish: SessionResuming,
+        waiter: SessionResuming,
         lease_ttl: Duration,
         label: String,
         now: Moment,
     ) -> Option<Resumed> {
-        let SessionResuming { lease, delay, .. } = wish;
+        let SessionResuming { lease, delay, .. } = waiter;
         if lease_ttl <= delay {
             let rejection = ResumeSessionError::DelayTooLong { lease_ttl, delay };
-            return Some((wish.reply, Err(CallError::NotResumed(rejection))));
+            return Some((waiter.reply, Err(CallError::NotResumed(rejection))));
         }
         match self.sessions.get_mut(&lease) {
             Some(kept) if kept.state.end(now).is_none() => {
                 let answer = kept.claim(delay);
-                return Some((wish.reply, answer));
+                return Some((waiter.reply, answer));
             }
             // One that has ended stays so, for all who were told; this is another one.
             Some(_) => drop(self.sessions.remove(&lease)),
@@ -173,16 +173,16 @@ impl Sessions {
             let terms = SessionTerms { ttl: lease_ttl - delay, delay, label, own: false };
             self.keep(lease, terms, now, 0);
             let kept = self.sessions.get_mut(&lease).expect("it was just put there");
-            return Some((wish.reply, kept.claim(delay)));
+            return Some((waiter.reply, kept.claim(delay)));
         }
         self.quiet_until = self.quiet_until.min(now);
         let wanted = self.resuming.entry(lease).or_insert_with(|| Wanted {
             lease_ttl,
             label,
             ask_at: now,
-            wishes: Vec::new(),
+            waiters: Vec::new(),
         });
-        wanted.wishes.push(wish);
+        wanted.waiters.push(waiter);
         None
     }
 
@@ -226,9 +226,9 @@ impl Sessions {
         if let Some(kept) = self.sessions.remove(&lease) {
             kept.state.finish(SessionEndReason::LeaseEnded, now);
         }
-        let wishes = self.resuming.remove(&lease).map(|wanted| wanted.wishes).unwrap_or_default();
+        let waiters = self.resuming.remove(&lease).map(|wanted| wanted.waiters).unwrap_or_default();
         let gone = || Err(CallError::Rejected(Rejection::LeaseNotFound(lease)));
-        wishes.into_iter().map(|wish| (wish.reply, gone())).collect()
+        waiters.into_iter().map(|waiter| (waiter.reply, gone())).collect()
     }
 
     /// Ends all, in good order, because the node stops. Says which leases are to be revoked.
@@ -250,7 +250,7 @@ impl Sessions {
             kept.state.finish(SessionEndReason::NodeStopped, now);
         }
         let wanted = std::mem::take(&mut self.resuming).into_values();
-        wanted.flat_map(|wanted| wanted.wishes).map(|wish| wish.reply).collect()
+        wanted.flat_map(|wanted| wanted.waiters).map(|waiter| waiter.reply).collect()
     }
 
     /// The leases to renew now, with the number of the asking; those that one asking does not hold come with the next.
@@ -317,20 +317,20 @@ impl Sessions {
     fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
         let sent = if mutant::is(Mutant::B70) { now } else { sent };
-        let Wanted { lease_ttl, label, ask_at, mut wishes } = wanted;
+        let Wanted { lease_ttl, label, ask_at, mut waiters } = wanted;
         // What nobody waits for any more is left alone.
-        wishes.retain(|wish| !wish.reply.is_gone());
-        let Some(first) = wishes.first() else { return Vec::new() };
+        waiters.retain(|waiter| !waiter.reply.is_gone());
+        let Some(first) = waiters.first() else { return Vec::new() };
         let (delay, own) = (first.delay, false);
         let ttl = lease_ttl - delay;
         if now >= sent + self.drift.trust_for(ttl) {
             // It came too late to be believed.
-            self.resuming.insert(lease, Wanted { lease_ttl, label, ask_at, wishes });
+            self.resuming.insert(lease, Wanted { lease_ttl, label, ask_at, waiters });
             return Vec::new();
         }
         self.keep(lease, SessionTerms { ttl, delay, label, own }, sent, 0);
         let kept = self.sessions.get_mut(&lease).expect("it was just put there");
-        wishes.into_iter().map(|wish| (wish.reply, kept.claim(wish.delay))).collect()
+        waiters.into_iter().map(|waiter| (waiter.reply, kept.claim(waiter.delay))).collect()
     }
 
     /// Ends those that were not renewed in time, tells who waits for a change, and says which leases
@@ -353,12 +353,13 @@ impl Sessions {
     pub(crate) fn give_up(&mut self, now: Moment) -> Vec<Resumed> {
         let mut late = Vec::new();
         self.resuming.retain(|_, wanted| {
-            let is_over = |wish: &mut SessionResuming| wish.deadline <= now || wish.reply.is_gone();
-            late.extend(wanted.wishes.extract_if(.., is_over));
-            !wanted.wishes.is_empty()
+            let is_over =
+                |waiter: &mut SessionResuming| waiter.deadline <= now || waiter.reply.is_gone();
+            late.extend(wanted.waiters.extract_if(.., is_over));
+            !wanted.waiters.is_empty()
         });
         let error = || Err(CallError::Deadline { maybe_applied: false });
-        late.into_iter().map(|wish| (wish.reply, error())).collect()
+        late.into_iter().map(|waiter| (waiter.reply, error())).collect()
     }
 
     /// The leases of all of them, also of those that are to be resumed.
@@ -430,8 +431,8 @@ mod tests {
     ) -> (Answer, Option<CallResult<Arc<SharedSession>>>) {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(now + 5000), ReplyTo::Waiting(sender));
-        let wish = SessionResuming { lease: LEASE, delay: ms(delay), deadline, reply };
-        let resumed = sessions.resume(wish, ms(lease_ttl), "old".to_owned(), at(now));
+        let waiter = SessionResuming { lease: LEASE, delay: ms(delay), deadline, reply };
+        let resumed = sessions.resume(waiter, ms(lease_ttl), "old".to_owned(), at(now));
         (answer, resumed.map(|(_, result)| result))
     }
 

@@ -264,11 +264,11 @@ impl Shared {
     /// Wants a step of the members, and waits until it is applied here. Tells whom it was about.
     pub(crate) async fn step(
         &self,
-        wish: MembershipRequest,
+        membership_request: MembershipRequest,
         deadline: Moment,
     ) -> CallResult<NodeId> {
         let (sender, receiver) = oneshot::channel();
-        self.push(Input::Step { wish, deadline, reply: ReplyTo::Waiting(sender) });
+        self.push(Input::Step { membership_request, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, true).await
     }
 
@@ -659,15 +659,15 @@ impl Shared {
     pub(crate) async fn lease_call(
         &self,
         lease: LeaseId,
-        wish: LeaseRequest,
+        lease_request: LeaseRequest,
         deadline: Moment,
     ) -> CallResult<Duration> {
         // Until it is answered, and no longer: whoever keeps many leases alive looks at one answer after the other.
         let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        self.push(Input::Lease(LeaseCall { lease, wish, deadline, _open: open, reply }));
-        self.answer(receiver, wish == LeaseRequest::Renew).await
+        self.push(Input::Lease(LeaseCall { lease, lease_request, deadline, _open: open, reply }));
+        self.answer(receiver, lease_request == LeaseRequest::Renew).await
     }
 
     /// Writes a copy of the state to a file.

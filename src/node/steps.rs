@@ -35,7 +35,7 @@ pub(crate) struct Steps {
 struct Wanted {
     /// Askings without an answer, and in which term the leader led that was asked.
     asked: BTreeSet<(Term, u64)>,
-    wish: MembershipRequest,
+    membership_request: MembershipRequest,
     deadline: Moment,
     reply: ReplyTo<NodeId>,
     ask_at: Moment,
@@ -54,7 +54,7 @@ impl Steps {
     /// Takes a wish.
     pub(crate) fn add(
         &mut self,
-        wish: MembershipRequest,
+        membership_request: MembershipRequest,
         deadline: Moment,
         reply: ReplyTo<NodeId>,
         now: Moment,
@@ -63,7 +63,15 @@ impl Steps {
             return reply.send(Err(CallError::Busy));
         }
         let asked = BTreeSet::new();
-        let wanted = Wanted { asked, wish, deadline, reply, ask_at: now, waits: false, done: None };
+        let wanted = Wanted {
+            asked,
+            membership_request,
+            deadline,
+            reply,
+            ask_at: now,
+            waits: false,
+            done: None,
+        };
         self.open.insert(self.next, wanted);
         self.next += 1;
     }
@@ -78,7 +86,7 @@ impl Steps {
         // Less and less often: a rejection is final only where no asking is open.
         let open = u32::try_from(wanted.asked.len()).unwrap_or(u32::MAX);
         wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
-        Some((round, wanted.wish.clone()))
+        Some((round, wanted.membership_request.clone()))
     }
 
     /// An asking did not leave this node.
@@ -97,7 +105,7 @@ impl Steps {
             // It is asked again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
-                if says_never(&wanted.wish, &rejection) {
+                if says_never(&wanted.membership_request, &rejection) {
                     wanted.asked.retain(|(term, _)| *term >= asking.0);
                 }
                 wanted.waits = rejection == MembershipError::Pending;
@@ -167,8 +175,8 @@ impl Steps {
 
 /// Whether a leader that refuses so says that no earlier one has made it. What was made, and undone by somebody else,
 /// looks like what never was: a member that was promoted and is removed, a place that was taken and is left.
-fn says_never(wish: &MembershipRequest, rejection: &MembershipError) -> bool {
-    match wish {
+fn says_never(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
+    match membership_request {
         // It is there, and who is removed never comes back.
         MembershipRequest::Remove(_) => true,
         // It is there, and does not vote, as it always did.

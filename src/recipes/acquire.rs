@@ -41,7 +41,7 @@ pub(crate) struct Asked {
 }
 
 /// A wish that stands in line, and becomes a guard when it is awaited. Dropping it leaves the line.
-#[must_use = "a wish that is dropped leaves the line"]
+#[must_use = "dropping this leaves the queue"]
 pub struct Acquire<G> {
     inner: Inner,
     guard: PhantomData<fn() -> G>,
@@ -377,12 +377,12 @@ impl<C: Enqueue + Unpin> Future for LockFuture<C> {
             // After its end it stays as it is.
             let Some(call) = call.take() else { return Poll::Pending };
             match call.enqueue() {
-                Ok(wish) => self.0 = State::Acquire(wish),
+                Ok(acquire) => self.0 = State::Acquire(acquire),
                 Err(why) => return Poll::Ready(Err(why)),
             }
         }
         match &mut self.0 {
-            State::Acquire(wish) => Pin::new(wish).poll(context),
+            State::Acquire(acquire) => Pin::new(acquire).poll(context),
             State::Call(_) => Poll::Pending,
         }
     }

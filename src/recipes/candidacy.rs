@@ -191,7 +191,7 @@ impl Candidacy {
         match self.look(false) {
             Sight::Leads(_) => Some(0),
             Sight::Waits => match &*self.lock() {
-                State::Stands(wish) => wish.position(),
+                State::Stands(acquire) => acquire.position(),
                 _ => None,
             },
             Sight::Pauses(_) | Sight::Over(_) => None,
@@ -208,7 +208,7 @@ impl Candidacy {
     pub async fn withdraw(mut self) -> Result<Released, Error> {
         match self.take() {
             State::Leads(leadership) => Shared(leadership).0.end().await,
-            State::Stands(wish) => wish.leave().await.map(|()| Released::Now),
+            State::Stands(acquire) => acquire.leave().await.map(|()| Released::Now),
             State::Over(LockError::SessionEnded(end)) => {
                 Ok(Released::AlreadyLost(LostReason::SessionEnded(end)))
             }
@@ -286,8 +286,8 @@ impl Candidacy {
         let mut context = Context::from_waker(&waker);
         loop {
             state = match state {
-                State::Stands(mut wish) => match Pin::new(&mut wish).poll(&mut context) {
-                    Poll::Pending => return State::Stands(wish),
+                State::Stands(mut acquire) => match Pin::new(&mut acquire).poll(&mut context) {
+                    Poll::Pending => return State::Stands(acquire),
                     Poll::Ready(Ok(leadership)) => State::Leads(Arc::new(leadership)),
                     Poll::Ready(Err(why)) => return failed(&self.election, why),
                 },
@@ -311,7 +311,7 @@ impl Candidacy {
 /// Steps into line.
 fn enter(election: &Election, value: &Bytes) -> State {
     match election.campaign(value.clone()).enqueue() {
-        Ok(wish) => State::Stands(wish),
+        Ok(acquire) => State::Stands(acquire),
         Err(why) => failed(election, why),
     }
 }

@@ -233,17 +233,17 @@ async fn resume<G: OfHold + 'static>(
     let reply = ReplyTo::Call(Box::new(move |outcome| {
         // A wish that nobody waits for, or has waited for, gives itself up as it is dropped.
         let adopted = taken.taken(&by, &ticket, outcome);
-        let wish = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
-        waking(|| drop(sender.send(wish)));
+        let acquire = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
+        waking(|| drop(sender.send(acquire)));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
     let stopped = || LockError::NodeStopped(shared.stop_reason().unwrap_or(StopReason::Shutdown));
-    let wish = tokio::select! {
+    let acquire = tokio::select! {
         biased;
         adopted = receiver => adopted.unwrap_or_else(|_| Err(stopped().into()))?,
         end = session.ended() => return Err(LockError::SessionEnded(end).into()),
     };
-    Ok(wish.await?)
+    Ok(acquire.await?)
 }
 
 impl Lines {

@@ -134,7 +134,7 @@ impl Upgrade {
         }
     }
 
-    fn wish(&mut self, read: &Hold) -> Result<Acquire<Hold>, LockError> {
+    fn acquire(&mut self, read: &Hold) -> Result<Acquire<Hold>, LockError> {
         let asked = Asked {
             names: vec![lock_of(read.key())],
             rule: Rule::Upgrade(read.key().clone()),
@@ -235,8 +235,8 @@ impl Upgrade {
                     self.step = Self::restate(read, self.until);
                     return Poll::Ready(None);
                 }
-                self.step = Step::Waits(match self.wish(read) {
-                    Ok(wish) => wish,
+                self.step = Step::Waits(match self.acquire(read) {
+                    Ok(acquire) => acquire,
                     Err(why) => return Poll::Ready(Some(Err(why))),
                 });
                 Poll::Ready(None)
@@ -246,8 +246,8 @@ impl Upgrade {
                 self.step = Step::Begins;
                 Poll::Ready(answer.err().map(|why| Err(lost(read).unwrap_or(why))))
             }
-            Step::Waits(wish) => {
-                let answer = ready!(Pin::new(wish).poll(context));
+            Step::Waits(acquire) => {
+                let answer = ready!(Pin::new(acquire).poll(context));
                 let second = match answer {
                     Ok(second) => second,
                     Err(why) => return Poll::Ready(Some(Err(lost(read).unwrap_or(why)))),

@@ -141,9 +141,12 @@ impl Caller {
     ///
     /// # Errors
     /// Why they have not, or nobody knows.
-    pub(crate) async fn step(&self, wish: MembershipRequest) -> Result<NodeId, CallError> {
+    pub(crate) async fn step(
+        &self,
+        membership_request: MembershipRequest,
+    ) -> Result<NodeId, CallError> {
         let shared = &self.client.shared;
-        shared.step(wish, shared.deadline(None)).await
+        shared.step(membership_request, shared.deadline(None)).await
     }
 
     /// Reads a range, linearizably.

@@ -50,7 +50,7 @@ const TRIAL_MAX: Duration = Duration::from_secs(60);
 
 /// What is wished for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum WishKind {
+pub enum LockAttemptKind {
     /// To wait for the lock.
     Lock,
     /// To wait for it, but not for long.
@@ -61,10 +61,14 @@ pub enum WishKind {
     Campaign,
 }
 
-impl WishKind {
+impl LockAttemptKind {
     /// All of them.
-    pub const ALL: [WishKind; 4] =
-        [WishKind::Lock, WishKind::LockUntil, WishKind::TryLock, WishKind::Campaign];
+    pub const ALL: [LockAttemptKind; 4] = [
+        LockAttemptKind::Lock,
+        LockAttemptKind::LockUntil,
+        LockAttemptKind::TryLock,
+        LockAttemptKind::Campaign,
+    ];
 }
 
 /// What becomes of messages that the node of the wish sends or gets.
@@ -103,7 +107,7 @@ pub struct Cancellation {
     /// Decides delays and who is who.
     pub seed: u64,
     /// What is wished for.
-    pub wish: WishKind,
+    pub attempt: LockAttemptKind,
     /// What the network does.
     pub breaks: Break,
     /// Whether the wish is made on the leader.
@@ -253,7 +257,7 @@ impl Stage {
         };
         self.net.lose(self.victim.node, Some(loss));
         let whole_again = self.now() + case.breaks.lasts();
-        self.wish(&session).await;
+        self.attempt(&session).await;
         self.rest(whole_again).await;
         self.net.lose(self.victim.node, None);
         if let Some((session, holding)) = theirs {
@@ -276,22 +280,24 @@ impl Stage {
         *self.endings.borrow_mut().counts.entry(how).or_default() += 1;
     }
 
-    async fn wish(&self, session: &Session) {
+    async fn attempt(&self, session: &Session) {
         let short = Duration::from_millis(100);
         let mutex = session.mutex(LOCK);
-        match self.trial.case.wish {
-            WishKind::Lock => self.poll_some(mutex.lock()).await,
-            WishKind::LockUntil => self.poll_some(mutex.lock().deadline(short)).await,
-            WishKind::TryLock => self.poll_some(mutex.try_lock()).await,
-            WishKind::Campaign => self.poll_some(session.election(LOCK).campaign("me")).await,
+        match self.trial.case.attempt {
+            LockAttemptKind::Lock => self.poll_some(mutex.lock()).await,
+            LockAttemptKind::LockUntil => self.poll_some(mutex.lock().deadline(short)).await,
+            LockAttemptKind::TryLock => self.poll_some(mutex.try_lock()).await,
+            LockAttemptKind::Campaign => {
+                self.poll_some(session.election(LOCK).campaign("me")).await
+            }
         }
     }
 
     /// Polls a wish so often, or as often as it is woken, and drops it, or what it has brought.
-    async fn poll_some<H: Release>(&self, wish: impl IntoFuture<Output = Result<H, LockError>>) {
+    async fn poll_some<H: Release>(&self, attempt: impl IntoFuture<Output = Result<H, LockError>>) {
         let patience = self.trial.case.breaks.lasts() + Duration::from_millis(200);
         let came = {
-            let mut wish = pin!(wish.into_future());
+            let mut attempt = pin!(attempt.into_future());
             let mut late = pin!(self.victim.scene.timers.sleep(patience));
             let mut left = self.trial.polls;
             poll_fn(|context| {
@@ -299,7 +305,7 @@ impl Stage {
                     return Poll::Ready(None);
                 }
                 left -= 1;
-                match wish.as_mut().poll(context) {
+                match attempt.as_mut().poll(context) {
                     Poll::Ready(came) => Poll::Ready(Some(came)),
                     Poll::Pending if left == 0 => Poll::Ready(None),
                     Poll::Pending => Poll::Pending,
@@ -348,7 +354,7 @@ impl Stage {
         let judge = &self.third.scene.judge;
         let bound = self.trial.case.breaks.bound();
         judge.borrow_mut().expect(took <= bound, "K-LIVE", || {
-            format!("after a dropped wish {LOCK} was taken in {took:?}, not in {bound:?}")
+            format!("after a dropped attempt {LOCK} was taken in {took:?}, not in {bound:?}")
         });
         self.third.close(&session).await;
         while judge.borrow().line_left(LOCK).is_some() {

@@ -51,7 +51,7 @@ mod quota;
 mod rng;
 mod rot;
 
-pub use cancellation::{Break, Cancellation, Endings, WishKind, run_cancellation};
+pub use cancellation::{Break, Cancellation, Endings, LockAttemptKind, run_cancellation};
 pub use disk::SimDisk;
 #[cfg(test)]
 pub(crate) use hooked::HookedDisk;

@@ -128,7 +128,7 @@ fn resize_lets_hundreds_of_waiters_in() {
     let waiting: Vec<_> = (0..250).map(|_| small.acquire().enqueue().unwrap()).collect();
     until_places(cluster.node(0), "s", 251);
     let large = small.resize(300).block().unwrap();
-    let permits: Vec<_> = waiting.into_iter().map(|wish| wish.block().unwrap()).collect();
+    let permits: Vec<_> = waiting.into_iter().map(|acquire| acquire.block().unwrap()).collect();
     assert!(permits.iter().all(|permit| permit.is_held()));
     assert_eq!(large.available_permits(), 300 - 251);
     drop((first, permits));

@@ -544,12 +544,12 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let guard = mine.mutex("lock").lock().block().unwrap();
     cluster.partition(&[one]);
     let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
-    let wish = Begun::new(mine.mutex("other").lock());
+    let acquire = Begun::new(mine.mutex("other").lock());
     drop(guard);
     mine.detach();
     // The node has seen that the session is over, before it knows what came of the transaction.
     let over = LockError::SessionEnded(SessionEndReason::Detached);
-    assert_eq!(wish.finish().unwrap_err(), over);
+    assert_eq!(acquire.finish().unwrap_err(), over);
     cluster.heal();
     assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
     drop(open);
@@ -576,14 +576,14 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     let client = node.client();
     // What the driver answers, what a lock is granted by, and the end of a session.
     let mut put = Box::pin(client.put("key", "value").into_future());
-    let mut wish = Box::pin(other.mutex("lock").lock().into_future());
+    let mut acquire = Box::pin(other.mutex("lock").lock().into_future());
     let mut ended = Box::pin(other.ended());
     let mut context = Context::from_waker(&waker);
     // Paused, the node has no answer for the first look.
     cluster.pause(0);
     assert!(put.as_mut().poll(&mut context).is_pending());
     cluster.resume(0);
-    assert!(wish.as_mut().poll(&mut context).is_pending());
+    assert!(acquire.as_mut().poll(&mut context).is_pending());
     assert!(ended.as_mut().poll(&mut context).is_pending());
     let woken = |times| {
         until_true(node, "nobody is woken", || falls.0.load(Ordering::SeqCst) >= times);

@@ -330,7 +330,7 @@ fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
 }
 
 #[test]
-fn a_value_that_would_be_taken_for_another_kind_of_wish_is_refused() {
+fn value_of_another_lock_kind_is_rejected() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     let refused = election.run_while_leader("bowline:1 read\n", async |_| ()).block();

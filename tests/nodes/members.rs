@@ -194,7 +194,7 @@ fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
 }
 
 #[test]
-fn two_wishes_for_another_leader_are_told_apart() {
+fn concurrent_leader_transfers_are_told_apart() {
     async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -211,7 +211,7 @@ fn two_wishes_for_another_leader_are_told_apart() {
 }
 
 #[test]
-fn changes_that_are_wished_for_at_once_are_made_one_after_the_other() {
+fn concurrent_membership_changes_are_applied_in_turn() {
     async {
         let cluster = three().await;
         let keep = |at: usize| {

@@ -368,7 +368,7 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
             cluster.cut(two, one);
             cluster.resume(one);
             let has_come = || kv.get("behind").block().unwrap().is_some();
-            until_true(cluster.node(leader), "the wish comes", has_come);
+            until_true(cluster.node(leader), "the request comes", has_come);
             drop(behind);
         }
         let line = locks.of(name).unwrap().queue;

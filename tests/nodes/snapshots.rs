@@ -167,8 +167,8 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
         let downloads = near.session().await.unwrap().semaphore("downloads", 3);
         let held = downloads.acquire().await.unwrap();
         let session = far.open_session().ttl(Duration::from_secs(600)).await.unwrap();
-        let wish = session.semaphore("downloads", 3).acquire_many(3);
-        let waiting = tokio::spawn(wish.deadline(Duration::from_secs(30)).into_future());
+        let acquire = session.semaphore("downloads", 3).acquire_many(3);
+        let waiting = tokio::spawn(acquire.deadline(Duration::from_secs(30)).into_future());
         let line = || async {
             near.client().range(KeyRange::prefix("downloads/")).await.unwrap().kvs.len()
         };

@@ -182,7 +182,7 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             "a request for a snapshot",
             M::MsgAppendResponse,
             |m| m.request_snapshot = 5,
-            |r| *r == R::Field { name: "a wish for a snapshot" },
+            |r| *r == R::Field { name: "a snapshot request" },
         ),
         (
             "a snapshot in a heartbeat",

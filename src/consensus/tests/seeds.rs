@@ -134,7 +134,7 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
     match draw(rng) % 40 {
         0..10 => {
             if let Some(leader) = world.leader()
-                && let Some(change) = wish(world, rng, leader)
+                && let Some(change) = propose_change(world, rng, leader)
             {
                 world.change(leader, &change);
             }
@@ -165,7 +165,7 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
 }
 
 /// A change that somebody might want: mostly a reasonable one.
-fn wish(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange> {
+fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange> {
     let members = world.members[&leader].machine.members.clone();
     let rows: Vec<NodeId> = members.rows().keys().copied().collect();
     let (voters, learners): (Vec<_>, Vec<_>) =

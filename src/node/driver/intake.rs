@@ -63,7 +63,9 @@ impl Driver {
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
             Input::Join(ask, reply) => self.take_join(ask, reply, now),
             Input::LetIn(reply, result) => self.let_in(reply, result),
-            Input::Step { wish, deadline, reply } => self.steps.add(wish, deadline, reply, now),
+            Input::Step { membership_request, deadline, reply } => {
+                self.steps.add(membership_request, deadline, reply, now)
+            }
             Input::Snapshot(news) => self.take_news(news, now)?,
             Input::Backup { reply, .. } if !self.shared.has_state() => {
                 reply.send(Err(CallError::Backup(NO_STATE.into())));
@@ -200,8 +202,11 @@ impl Driver {
                 self.lease_calls.answered(round, &living, &gone);
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
-            PeerMessage::MemberAsk { round, incarnation, wish } => {
-                self.take_step(StepAsker::Remote { node: from, incarnation, round }, wish);
+            PeerMessage::MemberAsk { round, incarnation, membership_request } => {
+                self.take_step(
+                    StepAsker::Remote { node: from, incarnation, round },
+                    membership_request,
+                );
             }
             PeerMessage::MemberAnswer { round, incarnation, answer } if incarnation == mine => {
                 self.steps.answered(round, answer);

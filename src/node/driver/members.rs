@@ -80,12 +80,12 @@ impl Driver {
     pub(super) fn ask_for_steps(&mut self, now: Moment) {
         let (term, Some(leader)) = self.known_leader else { return };
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
-        while let Some((round, wish)) = self.steps.ask(term, now) {
+        while let Some((round, membership_request)) = self.steps.ask(term, now) {
             if leader == me {
-                self.take_step(StepAsker::Local { round }, wish);
+                self.take_step(StepAsker::Local { round }, membership_request);
                 continue;
             }
-            let ask = PeerMessage::MemberAsk { round, incarnation, wish };
+            let ask = PeerMessage::MemberAsk { round, incarnation, membership_request };
             if self.post(leader, ask.lane(), ask) != SendOutcome::Queued {
                 self.steps.not_asked(round);
             }
@@ -93,8 +93,8 @@ impl Driver {
     }
 
     /// As the leader: takes a step that somebody wants, or says why not.
-    pub(super) fn take_step(&mut self, asker: StepAsker, wish: MembershipRequest) {
-        match self.judge_step(&wish) {
+    pub(super) fn take_step(&mut self, asker: StepAsker, membership_request: MembershipRequest) {
+        match self.judge_step(&membership_request) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
             Err(answer) => self.answer_step(asker, answer),
             Ok((id, change)) => match self.under_way() {
@@ -114,7 +114,7 @@ impl Driver {
     /// The step that a wish comes to and whom it is about, or the answer to it.
     fn judge_step(
         &mut self,
-        wish: &MembershipRequest,
+        membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.known_leader.1;
         // A leader that was just elected has not heard from all members yet, and would reject changes because of members
@@ -136,7 +136,7 @@ impl Driver {
         let members = self.machine.members();
         let index = self.machine.applied();
         // What has come true already: the wish is repeated until its answer has arrived.
-        let done = match wish {
+        let done = match membership_request {
             MembershipRequest::Add { disk, .. } => {
                 let mut rows = members.rows().iter();
                 rows.find(|(_, member)| member.disk == *disk).map(|(id, _)| *id)
@@ -148,14 +148,14 @@ impl Driver {
         if let Some(id) = done {
             return Err(MemberAnswer::Done { id, index });
         }
-        if let MembershipRequest::Keep { address, .. } = wish
+        if let MembershipRequest::Keep { address, .. } = membership_request
             && !are_addresses(address)
         {
             let address = address.chars().take(JoinAsk::TEXT_BYTES_MAX / 8).collect();
             return Err(MemberAnswer::Refused(MembershipError::BadAddress(address)));
         }
         let minted = NodeId::new(members.next()).expect("a cluster that runs was founded");
-        let (id, change) = match wish.clone() {
+        let (id, change) = match membership_request.clone() {
             MembershipRequest::Add { disk, name, address, replaces } => {
                 match members.kept_at(&address).filter(|_| replaces.is_none()) {
                     Some(id) => (id, MemberChange::Take { id, disk, name, address }),
@@ -384,11 +384,11 @@ impl Driver {
             },
         };
         let inbox = Arc::clone(&self.shared.inbox);
-        let wish = MembershipRequest::Add { disk, name, address, replaces };
+        let membership_request = MembershipRequest::Add { disk, name, address, replaces };
         let told = ReplyTo::Call(Box::new(move |result| {
             drop(inbox.push(Input::LetIn(reply, result)));
         }));
-        self.steps.add(wish, now + self.shared.settings.call_deadline, told, now);
+        self.steps.add(membership_request, now + self.shared.settings.call_deadline, told, now);
     }
 
     /// The cluster has decided about somebody who wants to join.

@@ -73,10 +73,10 @@ pub(crate) struct HolderId(u64);
 
 /// Names somebody who waits for a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct WishId(u64);
+pub(crate) struct AttemptId(u64);
 
 /// Somebody who waits for a lock.
-struct Wish {
+struct LockAttempt {
     lock: &'static str,
     /// The locks of which one that is believed in says that things go on.
     group: &'static [&'static str],
@@ -109,7 +109,7 @@ pub(super) struct Locks {
     /// The tokens of slots, by lock and number.
     slot_tokens: BTreeMap<(&'static str, u32), Token>,
     turns: BTreeMap<&'static str, Turns>,
-    wishes: BTreeMap<WishId, Wish>,
+    attempts: BTreeMap<AttemptId, LockAttempt>,
     /// When somebody believed in the lock last.
     believed: BTreeMap<&'static str, Duration>,
     /// Whom nobody may follow before when, unless the belief has been ended.
@@ -128,7 +128,7 @@ impl Locks {
         for holders in self.holders.values_mut() {
             holders.retain(|_, holder| holder.belief.node != node);
         }
-        self.wishes.retain(|_, wish| wish.node != node);
+        self.attempts.retain(|_, attempt| attempt.node != node);
         self.observers.retain(|_, observer| observer.node != node);
     }
 }
@@ -428,23 +428,23 @@ impl Judge {
 
     /// A program on a node waits for a lock; while somebody believes in one of the group, that may take
     /// its time.
-    pub(crate) fn wishes(
+    pub(crate) fn attempts(
         &mut self,
         lock: &'static str,
         group: &'static [&'static str],
         node: NodeId,
         work: Option<WorkId>,
-    ) -> WishId {
-        let id = WishId(self.next);
+    ) -> AttemptId {
+        let id = AttemptId(self.next);
         self.next += 1;
         let since = self.timeline.now();
-        self.locks.wishes.insert(id, Wish { lock, group, node, work, since });
+        self.locks.attempts.insert(id, LockAttempt { lock, group, node, work, since });
         id
     }
 
     /// It waits no more.
-    pub(crate) fn wishes_no_more(&mut self, id: WishId) {
-        self.locks.wishes.remove(&id);
+    pub(crate) fn gives_up(&mut self, id: AttemptId) {
+        self.locks.attempts.remove(&id);
     }
 
     /// From now on nothing goes wrong any more, but for the death of a holder.
@@ -461,14 +461,15 @@ impl Judge {
     /// In the calm nobody waits for long in a circle, each for what the next one believes to hold.
     fn check_circles(&mut self, calm: Duration) {
         let now = self.timeline.now();
-        let Locks { wishes, holders, .. } = &self.locks;
-        let long = |wish: &&Wish| now - wish.since.max(calm) > CIRCLE_MAX;
+        let Locks { attempts, holders, .. } = &self.locks;
+        let long = |attempt: &&LockAttempt| now - attempt.since.max(calm) > CIRCLE_MAX;
         // Whom a piece of work waits for: who holds what it wants.
         let next = |work: WorkId| {
-            let wish = wishes.values().filter(long).find(|wish| wish.work == Some(work))?;
-            holders.get(wish.lock)?.values().find(|holder| holder.believes())?.belief.work
+            let attempt =
+                attempts.values().filter(long).find(|attempt| attempt.work == Some(work))?;
+            holders.get(attempt.lock)?.values().find(|holder| holder.believes())?.belief.work
         };
-        for start in wishes.values().filter(long).filter_map(|wish| wish.work) {
+        for start in attempts.values().filter(long).filter_map(|attempt| attempt.work) {
             let mut circle = vec![start];
             while let Some(other) = circle.last().and_then(|last| next(*last)) {
                 if circle.contains(&other) {
@@ -487,13 +488,13 @@ impl Judge {
         self.check_circles(calm);
         self.check_takers(calm);
         let now = self.timeline.now();
-        let Locks { wishes, believed, .. } = &self.locks;
-        let idle = |wish: &Wish| {
-            let believed = wish.group.iter().filter_map(|lock| believed.get(lock)).max();
-            now - wish.since.max(calm).max(believed.copied().unwrap_or_default())
+        let Locks { attempts, believed, .. } = &self.locks;
+        let idle = |attempt: &LockAttempt| {
+            let believed = attempt.group.iter().filter_map(|lock| believed.get(lock)).max();
+            now - attempt.since.max(calm).max(believed.copied().unwrap_or_default())
         };
-        let Some(wish) = wishes.values().max_by_key(|wish| idle(wish)) else { return };
-        let (idle, lock, node) = (idle(wish), wish.lock, wish.node);
+        let Some(attempt) = attempts.values().max_by_key(|attempt| idle(attempt)) else { return };
+        let (idle, lock, node) = (idle(attempt), attempt.lock, attempt.node);
         self.tally.idle_max = self.tally.idle_max.max(idle);
         if idle > LIVE_MAX {
             let first = self.line(lock).and_then(|line| line.head_at(self.truth.newest())).cloned();

@@ -89,8 +89,8 @@ pub(super) struct Roll {
 }
 
 /// The step that a wish comes to, where the log shows whose it was: places and ids of newcomers are the leader's to give.
-fn step_of(wish: &MembershipRequest) -> Option<MemberChange> {
-    match wish {
+fn step_of(membership_request: &MembershipRequest) -> Option<MemberChange> {
+    match membership_request {
         MembershipRequest::Promote(id) => Some(MemberChange::Promote(*id)),
         MembershipRequest::Remove(id) => Some(MemberChange::Remove(*id)),
         MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => None,
@@ -111,8 +111,8 @@ impl Judge {
     }
 
     /// A caller will ask for a step.
-    pub(crate) fn wants_step(&mut self, wish: &MembershipRequest) {
-        let Some(change) = step_of(wish) else { return };
+    pub(crate) fn wants_step(&mut self, membership_request: &MembershipRequest) {
+        let Some(change) = step_of(membership_request) else { return };
         let wanted = &mut self.roll.wanted;
         match wanted.iter_mut().find(|wanted| wanted.change == change) {
             Some(wanted) => wanted.askings += 1,
@@ -123,8 +123,8 @@ impl Judge {
     }
 
     /// A caller was told that a step was not taken: it never is, unless somebody else asks for it.
-    pub(crate) fn step_not_applied(&mut self, wish: &MembershipRequest) {
-        let change = step_of(wish);
+    pub(crate) fn step_not_applied(&mut self, membership_request: &MembershipRequest) {
+        let change = step_of(membership_request);
         self.learn_of_step(change.as_ref(), |wanted| wanted.is_refused = true);
         self.count("step not applied");
     }
@@ -145,15 +145,17 @@ impl Judge {
     }
 
     /// A caller was told that a step was taken.
-    pub(crate) fn members_stepped(&mut self, wish: &MembershipRequest) {
+    pub(crate) fn members_stepped(&mut self, membership_request: &MembershipRequest) {
         let members = self.members();
-        let is_so = match wish {
+        let is_so = match membership_request {
             MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => true,
             // Somebody may have removed it since.
             MembershipRequest::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
             MembershipRequest::Remove(id) => members.is_removed(*id),
         };
-        self.expect(is_so, "MB-DONE", || format!("{wish:?} is done, and there are {members:?}"));
+        self.expect(is_so, "MB-DONE", || {
+            format!("{membership_request:?} is done, and there are {members:?}")
+        });
     }
 
     /// A node has had a turn; `before` is what it had applied when it began.
@@ -286,12 +288,12 @@ mod tests {
     /// What is broken by a step of node 4 that is wanted so often, denied once, and taken before that or after it.
     fn denied(askings: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 4);
-        let wish = MembershipRequest::Remove(ID);
-        (0..askings).for_each(|_| judge.wants_step(&wish));
+        let membership_request = MembershipRequest::Remove(ID);
+        (0..askings).for_each(|_| judge.wants_step(&membership_request));
         if is_early {
             judge.step_taken(&taken);
         }
-        judge.step_not_applied(&wish);
+        judge.step_not_applied(&membership_request);
         judge.step_taken(&taken);
         judge.verdict().err().map(|violation| violation.invariant)
     }

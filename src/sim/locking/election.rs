@@ -37,16 +37,16 @@ fn campaign(player: &Player, session: &Session, election: &'static str) -> Campa
 
 /// Leads once. Whether it did.
 pub(super) async fn once(player: &Player, session: &Session, election: &'static str) -> bool {
-    let wish = campaign(player, session, election);
-    let Ok(leadership) = player.wait(election, wish).await else { return false };
+    let attempt = campaign(player, session, election);
+    let Ok(leadership) = player.wait(election, attempt).await else { return false };
     let holding = player.believe("leadership", election, leadership);
     player.let_go(holding).await;
     true
 }
 
 async fn turn(player: &Player, session: &Session, election: &'static str) {
-    let wish = campaign(player, session, election);
-    let Ok(leadership) = player.wait(election, wish).await else { return };
+    let attempt = campaign(player, session, election);
+    let Ok(leadership) = player.wait(election, attempt).await else { return };
     let holding = player.believe("leadership", election, leadership);
     let mut proclaims = one_in(&player.rng, 2);
     loop {

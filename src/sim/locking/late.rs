@@ -42,10 +42,10 @@ async fn live(player: Player, lock: &'static str) {
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     // It may end so much later than it should.
-    let wish = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
+    let attempt = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
     let granted = match one_in(&player.rng, 2) {
-        true => player.wait(lock, seldom(player, wish)).await,
-        false => player.wait(lock, wish).await,
+        true => player.wait(lock, seldom(player, attempt)).await,
+        false => player.wait(lock, attempt).await,
     };
     let Ok(guard) = granted else { return };
     let holding = player.believe("lock of who comes late", lock, guard);
@@ -75,11 +75,11 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
 /// A wish that is looked after now and then: whatever wakes it, it is polled when its task comes round.
 async fn seldom<H>(
     player: &Player,
-    wish: impl IntoFuture<Output = Result<H, LockError>>,
+    attempt: impl IntoFuture<Output = Result<H, LockError>>,
 ) -> Result<H, LockError> {
-    let mut wish = pin!(wish.into_future());
+    let mut attempt = pin!(attempt.into_future());
     loop {
-        let look = poll_fn(|context| Poll::Ready(wish.as_mut().poll(context)));
+        let look = poll_fn(|context| Poll::Ready(attempt.as_mut().poll(context)));
         if let Poll::Ready(answer) = look.await {
             return answer;
         }

@@ -151,9 +151,9 @@ impl Player {
     async fn wait<H>(
         &self,
         lock: &'static str,
-        wish: impl IntoFuture<Output = Result<H, LockError>>,
+        attempt: impl IntoFuture<Output = Result<H, LockError>>,
     ) -> Result<H, GaveUp> {
-        self.wait_as(lock, None, wish).await
+        self.wait_as(lock, None, attempt).await
     }
 
     /// The same, for a piece of work.
@@ -161,19 +161,19 @@ impl Player {
         &self,
         lock: &'static str,
         work: Option<WorkId>,
-        wish: impl IntoFuture<Output = Result<H, LockError>>,
+        attempt: impl IntoFuture<Output = Result<H, LockError>>,
     ) -> Result<H, GaveUp> {
         let (call, waiting) = {
             let mut judge = self.scene.judge.borrow_mut();
-            let waiting = judge.wishes(lock, Program::group(lock), self.node, work);
+            let waiting = judge.attempts(lock, Program::group(lock), self.node, work);
             (judge.call(self.node, "lock", PATIENCE), waiting)
         };
-        let mut wish = pin!(wish.into_future());
+        let mut attempt = pin!(attempt.into_future());
         let short = Duration::from_millis(self.rng.below(40));
         let mut patience = pin!(self.scene.timers.sleep(short));
         let impatient = one_in(&self.rng, 8);
         let answer = poll_fn(|context| {
-            if let Poll::Ready(answer) = wish.as_mut().poll(context) {
+            if let Poll::Ready(answer) = attempt.as_mut().poll(context) {
                 return Poll::Ready(Some(answer));
             }
             if impatient && patience.as_mut().poll(context).is_ready() {
@@ -184,13 +184,13 @@ impl Player {
         .await;
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
-        judge.wishes_no_more(waiting);
+        judge.gives_up(waiting);
         match answer {
             Some(Ok(held)) => Ok(held),
             Some(Err(why)) => Err(GaveUp::Told(why)),
             // Dropping the wish leaves the line.
             None => {
-                judge.count("wish given up");
+                judge.count("attempt given up");
                 Err(GaveUp::Impatient)
             }
         }

@@ -34,11 +34,11 @@ async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]
         true => names.iter().rev().copied().collect(),
         false => names.clone(),
     };
-    let wish = match one_in(&player.rng, 6) {
+    let attempt = match one_in(&player.rng, 6) {
         true => session.try_lock_all(named),
         false => session.lock_all(named).deadline(PATIENCE),
     };
-    let guard = match player.wait(names[0], wish).await {
+    let guard = match player.wait(names[0], attempt).await {
         Ok(guard) => guard,
         Err(GaveUp::Told(LockError::WouldBlock { .. })) => {
             return player.scene.judge.borrow_mut().count("locks of which one was taken already");

@@ -52,8 +52,8 @@ async fn live(player: Player, lock: &'static str) {
 
 /// Takes the lock and lets it go at once. Whether it was taken.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
-    let wish = session.mutex(lock).lock().deadline(PATIENCE);
-    let Ok(guard) = player.wait(lock, wish).await else { return false };
+    let attempt = session.mutex(lock).lock().deadline(PATIENCE);
+    let Ok(guard) = player.wait(lock, attempt).await else { return false };
     let holding = player.believe("lock", lock, guard);
     player.update(&holding).await;
     player.let_go(holding).await;
@@ -92,15 +92,15 @@ pub(super) async fn take(
 ) -> Option<(&'static str, Guard)> {
     let mutex = session.mutex(lock);
     if !one_in(&player.rng, 6) {
-        let wish = mutex.lock();
-        let wish = match index(&player.rng, 8) {
+        let attempt = mutex.lock();
+        let attempt = match index(&player.rng, 8) {
             // In a place of its own, and not for long.
-            0 => wish.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
+            0 => attempt.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
             // Among those of its session too, whoever passes the lock on to it.
-            1 => wish.deadline(between(&player.rng, SHORTEST, SHORT)),
-            _ => wish.deadline(PATIENCE),
+            1 => attempt.deadline(between(&player.rng, SHORTEST, SHORT)),
+            _ => attempt.deadline(PATIENCE),
         };
-        let guard = player.wait(lock, wish).await.ok()?;
+        let guard = player.wait(lock, attempt).await.ok()?;
         return Some(("lock", guard));
     }
     let floor = player.scene.judge.borrow().truth().newest();

@@ -38,11 +38,11 @@ async fn live(player: Player, lock: &'static str) {
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let mutex = session.mutex(lock);
     // Who says why has a place of its own, others of the session share one.
-    let wish = match one_in(&player.rng, 2) {
+    let attempt = match one_in(&player.rng, 2) {
         true => mutex.lock().reason("to try it").deadline(PATIENCE),
         false => mutex.lock().deadline(PATIENCE),
     };
-    let guard = match player.wait(lock, wish).await {
+    let guard = match player.wait(lock, attempt).await {
         Ok(guard) => guard,
         Err(GaveUp::Told(LockError::Evicted)) => {
             return player.scene.judge.borrow_mut().count("evicted");

@@ -32,12 +32,12 @@ async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
 async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_order: bool) {
     let owner = session.owner("work");
     let work = player.scene.judge.borrow_mut().new_work();
-    let wish = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(PATIENCE);
-    let Ok(first) = player.wait_as(locks[0], Some(work), wish(locks[0])).await else { return };
+    let attempt = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(PATIENCE);
+    let Ok(first) = player.wait_as(locks[0], Some(work), attempt(locks[0])).await else { return };
     let first = player.believe_as("owner's lock", locks[0], Some(work), first);
     hold_again(player, session, &owner, locks[0], first.held.since()).await;
     player.think().await;
-    match player.wait_as(locks[1], Some(work), wish(locks[1])).await {
+    match player.wait_as(locks[1], Some(work), attempt(locks[1])).await {
         Ok(second) => {
             let second = player.believe_as("owner's lock", locks[1], Some(work), second);
             player.scene.timers.sleep(player.while_held() / 4).await;
@@ -68,8 +68,8 @@ async fn hold_again(
     if !one_in(&player.rng, 3) {
         return;
     }
-    let wish = session.mutex(lock).lock().owner(owner).deadline(PATIENCE);
-    let Ok(again) = player.wait(lock, wish).await else { return };
+    let attempt = session.mutex(lock).lock().owner(owner).deadline(PATIENCE);
+    let Ok(again) = player.wait(lock, attempt).await else { return };
     // Unless the first hold is lost meanwhile.
     if again.since() == since {
         let answer = again.release().await;

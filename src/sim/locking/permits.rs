@@ -79,11 +79,11 @@ async fn take(
     wants: u32,
 ) -> Option<Holding<Permit>> {
     let semaphore = session.semaphore(lock, *limit);
-    let wish = match one_in(&player.rng, 6) {
+    let attempt = match one_in(&player.rng, 6) {
         true => semaphore.try_acquire_many(wants.min(*limit)),
         false => semaphore.acquire_many(wants.min(*limit)).deadline(PATIENCE),
     };
-    match player.wait(lock, wish).await {
+    match player.wait(lock, attempt).await {
         Ok(permit) => Some(player.believe("permits", lock, permit)),
         Err(GaveUp::Told(LockError::LimitMismatch { stored, asked })) => {
             let mut judge = player.scene.judge.borrow_mut();

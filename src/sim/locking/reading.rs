@@ -48,8 +48,8 @@ pub(super) async fn live(player: Player, lock: &'static str) {
 
 /// Takes it for writing, and goes on as a reader. Whether it was taken.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
-    let wish = session.rw_lock(lock).write().deadline(PATIENCE);
-    let Ok(guard) = player.wait(lock, wish).await else { return false };
+    let attempt = session.rw_lock(lock).write().deadline(PATIENCE);
+    let Ok(guard) = player.wait(lock, attempt).await else { return false };
     let writer = player.believe("write lock", lock, guard);
     let written = player.update(&writer).await;
     step_down(player, lock, writer, written).await;
@@ -58,11 +58,11 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
 
 async fn write(player: &Player, session: &Session, lock: &'static str) {
     let rw_lock = session.rw_lock(lock);
-    let wish = match one_in(&player.rng, 6) {
+    let attempt = match one_in(&player.rng, 6) {
         true => rw_lock.try_write(),
         false => rw_lock.write().deadline(PATIENCE),
     };
-    let Ok(guard) = player.wait(lock, wish).await.inspect_err(|why| told(player, why)) else {
+    let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
     };
     let writer = player.believe("write lock", lock, guard);
@@ -76,11 +76,11 @@ async fn write(player: &Player, session: &Session, lock: &'static str) {
 
 async fn read(player: &Player, session: &Session, lock: &'static str) {
     let rw_lock = session.rw_lock(lock);
-    let wish = match one_in(&player.rng, 6) {
+    let attempt = match one_in(&player.rng, 6) {
         true => rw_lock.try_read(),
         false => rw_lock.read().deadline(PATIENCE),
     };
-    let Ok(guard) = player.wait(lock, wish).await.inspect_err(|why| told(player, why)) else {
+    let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
     };
     let reader = player.believe("read lock", lock, guard);
@@ -177,16 +177,16 @@ async fn upgraded(
     };
     let (call, waiting) = {
         let mut judge = player.scene.judge.borrow_mut();
-        let waiting = judge.wishes(lock, Program::group(lock), player.node, None);
+        let waiting = judge.attempts(lock, Program::group(lock), player.node, None);
         (judge.call(player.node, "upgrade", PATIENCE), waiting)
     };
     let answer = {
-        let mut wish = pin!(&mut upgrade);
+        let mut attempt = pin!(&mut upgrade);
         let short = Duration::from_millis(player.rng.below(60));
         let mut patience = pin!(player.scene.timers.sleep(short));
         let impatient = one_in(&player.rng, 4);
         poll_fn(|context| {
-            if let Poll::Ready(answer) = wish.as_mut().poll(context) {
+            if let Poll::Ready(answer) = attempt.as_mut().poll(context) {
                 return Poll::Ready(Some(answer));
             }
             if impatient && patience.as_mut().poll(context).is_ready() {
@@ -198,7 +198,7 @@ async fn upgraded(
     };
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
-    judge.wishes_no_more(waiting);
+    judge.gives_up(waiting);
     match answer {
         Some(Ok(guard)) => Some(Ok(guard)),
         Some(Err(UpgradeError { guard, why })) => {

@@ -43,7 +43,7 @@ pub(super) async fn take_up(
 ) -> Option<Holding<Guard>> {
     player.scene.judge.borrow_mut().takes_up(ticket.key(), ticket.since(), session.lease());
     let (mutex, refused) = (session.mutex(lock), Cell::new(None));
-    let wish = async {
+    let attempt = async {
         mutex.resume(&ticket).await.map_err(|why| match why {
             ResumeError::NotTaken(why) => why,
             why => {
@@ -52,7 +52,7 @@ pub(super) async fn take_up(
             }
         })
     };
-    if let Ok(guard) = player.wait(lock, Box::pin(wish)).await {
+    if let Ok(guard) = player.wait(lock, Box::pin(attempt)).await {
         return Some(player.believe("hold taken up", lock, guard));
     }
     told(player, lock, ticket, refused.into_inner());

@@ -105,7 +105,7 @@ impl World {
     /// Some learner is to vote.
     pub(super) fn promote(&mut self) {
         if let Some(at) = self.some_member(|role| role == MemberRole::Learner) {
-            self.wish("promoted", MembershipRequest::Promote(self.nodes[at].id));
+            self.membership_request("promoted", MembershipRequest::Promote(self.nodes[at].id));
         }
     }
 
@@ -118,7 +118,7 @@ impl World {
             false => [MemberRole::Voter, MemberRole::Learner][index(&self.rng, 2)],
         };
         if let Some(at) = self.some_member(|of| of == role) {
-            self.wish("removed", MembershipRequest::Remove(self.nodes[at].id));
+            self.membership_request("removed", MembershipRequest::Remove(self.nodes[at].id));
         }
     }
 
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Somebody on some node wants the members to change.
-    fn wish(&mut self, what: &'static str, wish: MembershipRequest) {
+    fn membership_request(&mut self, what: &'static str, membership_request: MembershipRequest) {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
         if running.is_empty() {
             return;
@@ -139,21 +139,21 @@ impl World {
         let at = running[index(&self.rng, running.len())];
         let Some(process) = self.nodes[at].running() else { return };
         let (caller, judge, asker) = (process.caller(), self.judge.clone(), self.nodes[at].id);
-        self.note(34, &[asker.get()], || format!("{asker:?} wants {wish:?}"));
+        self.note(34, &[asker.get()], || format!("{asker:?} wants {membership_request:?}"));
         self.executor.spawner().spawn(Some(at), async move {
-            judge.borrow_mut().wants_step(&wish);
+            judge.borrow_mut().wants_step(&membership_request);
             let call = judge.borrow_mut().call(asker, what, caller.deadline());
-            let answer = caller.step(wish.clone()).await;
+            let answer = caller.step(membership_request.clone()).await;
             let mut judge = judge.borrow_mut();
             judge.returned(call);
             match answer {
                 Ok(_) => {
-                    judge.members_stepped(&wish);
+                    judge.members_stepped(&membership_request);
                     judge.count(what);
                 }
                 Err(error) => {
                     if Error::from(error).effect() == Effect::NotApplied {
-                        judge.step_not_applied(&wish);
+                        judge.step_not_applied(&membership_request);
                     }
                     judge.count("step refused");
                 }

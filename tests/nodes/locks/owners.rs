@@ -98,7 +98,7 @@ fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
 
 #[test]
 fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
-    for gives_up_a_wish in [false, true] {
+    for gives_up in [false, true] {
         let cluster = lasting(1);
         let (node, mine) = (cluster.node(0), session(&cluster, 0));
         let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
@@ -106,18 +106,18 @@ fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
         let mut held = Some(a.lock().owner(&ann).block().unwrap());
         let others = b.lock().owner(&bob).block().unwrap();
         let mut waits = Some(begin(node, "a", a.lock().owner(&bob)));
-        let mut wish = Begun::new(b.lock().owner(&ann));
-        until_true(node, "it must wait", || wish.wakes() > 0);
+        let mut acquire = Begun::new(b.lock().owner(&ann));
+        until_true(node, "it must wait", || acquire.wakes() > 0);
         // What is given up now cannot be said to anybody.
         cluster.pause(0);
-        match gives_up_a_wish {
+        match gives_up {
             true => drop(waits.take()),
             false => drop(held.take()),
         }
-        assert!(wish.poll().is_none(), "nobody waits for what is given up");
+        assert!(acquire.poll().is_none(), "nobody waits for what is given up");
         cluster.resume(0);
         drop(others);
-        assert!(wish.finish().unwrap().is_held());
+        assert!(acquire.finish().unwrap().is_held());
         drop(held);
         assert!(waits.is_none_or(|waits| waits.finish().unwrap().is_held()));
     }

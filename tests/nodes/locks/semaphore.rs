@@ -46,7 +46,7 @@ fn so_many_hold_and_the_next_waits_for_any_of_them() {
 }
 
 #[test]
-fn a_wish_for_many_is_not_overtaken_by_wishes_for_few() {
+fn request_for_many_permits_is_not_overtaken() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 3));
     let small = of[0].acquire().block().unwrap();
@@ -143,13 +143,13 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
     let held = of[0].acquire().block().unwrap();
     // What it asks for arrives, and nothing comes back. Paused, it cannot notice that before it has asked.
     cluster.pause(far);
-    let wish = Begun::new(of[1].acquire_many(3).deadline(SOON));
+    let acquire = Begun::new(of[1].acquire_many(3).deadline(SOON));
     cluster.cut(leader, far);
     cluster.resume(far);
     until_places(cluster.node(leader), NAME, 2);
     of[0].resize(2).block().unwrap();
     cluster.heal();
-    let error = wish.finish().unwrap_err();
+    let error = acquire.finish().unwrap_err();
     assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
     assert!(held.is_held());
     until_places(cluster.node(leader), NAME, 1);
@@ -178,12 +178,13 @@ fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
     let cluster = lasting(1);
     let node = cluster.node(0);
     let of = session(&cluster, 0).semaphore(NAME, 5);
-    let mut wishes: Vec<Waits> = Vec::new();
+    let mut acquires: Vec<Waits> = Vec::new();
     let held: Vec<Permit> = (0..5).map(|_| of.acquire().block().unwrap()).collect();
-    wishes.extend((0..225).map(|_| Begun::new(of.acquire())));
+    acquires.extend((0..225).map(|_| Begun::new(of.acquire())));
     until_places(node, NAME, 230);
     let wider = of.resize(230).block().unwrap();
-    let granted: Vec<Permit> = wishes.into_iter().map(|wish| wish.finish().unwrap()).collect();
+    let granted: Vec<Permit> =
+        acquires.into_iter().map(|acquire| acquire.finish().unwrap()).collect();
     assert!(held.iter().chain(&granted).all(|permit| permit.is_held()));
     assert_eq!(wider.available_permits(), 0);
     let limits: BTreeSet<_> = of

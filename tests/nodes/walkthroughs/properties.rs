@@ -176,10 +176,10 @@ fn unfair_inside_a_node_and_only_so_far() {
     let (sender, served) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for _ in 0..40 {
-            let wish = here.mutex("lock").lock().enqueue().unwrap();
+            let acquire = here.mutex("lock").lock().enqueue().unwrap();
             let sender = sender.clone();
             scope.spawn(move || {
-                let guard = wish.block().unwrap();
+                let guard = acquire.block().unwrap();
                 sender.send("here").unwrap();
                 guard.release().block().unwrap();
             });

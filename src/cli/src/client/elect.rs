@@ -13,7 +13,7 @@ use tonic::{Code, Response, Status};
 
 use super::connect::{Client, Effect, Link};
 use super::failure::{Failure, passes};
-use super::hold::{ENVIRONMENT, EXIT_CODES, Wish, hold};
+use super::hold::{ENVIRONMENT, EXIT_CODES, HoldRequest, hold};
 use super::line::places;
 use super::options::{duration, ttl};
 use super::print::Output;
@@ -78,7 +78,7 @@ pub(crate) async fn run(
         let why = format!("no candidate's value may begin with {MARK:?}: locks' values do");
         return Err(Failure::Usage(why));
     }
-    let wish = Wish {
+    let request = HoldRequest {
         name,
         rule: Rule::Alone,
         value,
@@ -88,7 +88,7 @@ pub(crate) async fn run(
         is_lock: false,
         shows_value: true,
     };
-    hold(client, output, wish).await
+    hold(client, output, request).await
 }
 
 /// Tells who leads, and each that leads after, and what they say anew.

@@ -55,7 +55,7 @@ refuse a lower token than it has seen: no lock can stop a machine that sleeps an
 
 /// What is wanted.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct HoldRequest {
     pub(crate) name: Bytes,
     pub(crate) rule: Rule,
     /// What its place says.
@@ -72,12 +72,17 @@ pub(crate) struct Wish {
 }
 
 /// Waits for the turn, holds, and lets go.
-pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Result<(), Failure> {
+pub(crate) async fn hold(
+    client: &Arc<Client>,
+    output: Output,
+    request: HoldRequest,
+) -> Result<(), Failure> {
     let signals = Signals::new();
     let mut signals = signals.map_err(|error| Failure::Local("no signals".to_owned(), error))?;
-    let session = Session::open(client, wish.ttl).await.map_err(|why| not_held(&wish, why))?;
+    let session =
+        Session::open(client, request.ttl).await.map_err(|why| not_held(&request, why))?;
     // Nothing of it asks the servers any more once it has ended, or keeps anybody from asking them.
-    let ended = until_over(client, output, &wish, &session, &mut signals).await;
+    let ended = until_over(client, output, &request, &session, &mut signals).await;
     let is_lost =
         matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
     // Who does not hear the renewals does not hear this, most likely.
@@ -90,10 +95,10 @@ pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Re
 }
 
 /// Why the command was not started.
-fn not_held(wish: &Wish, failure: Failure) -> Failure {
+fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
     match failure {
         Failure::Exit(_) => failure,
-        failure if !wish.command.is_empty() => {
+        failure if !request.command.is_empty() => {
             failure.complain();
             Failure::Exit(EXIT_NOT_HELD)
         }
@@ -105,15 +110,15 @@ fn not_held(wish: &Wish, failure: Failure) -> Failure {
 async fn until_over(
     client: &Arc<Client>,
     output: Output,
-    wish: &Wish,
+    request: &HoldRequest,
     session: &Session,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let mut keep = pin!(session.keep());
     let acquired = {
-        let acquire = acquire(client, session, wish);
+        let acquire = acquire(client, session, request);
         let timeout = async {
-            match wish.timeout {
+            match request.timeout {
                 Some(span) if !span.is_zero() => tokio::time::sleep(span).await,
                 _ => std::future::pending().await,
             }
@@ -122,10 +127,10 @@ async fn until_over(
             acquired = acquire => acquired,
             why = &mut keep => Err(Failure::Failed(format!("the place in the line was lost: {why}"))),
             signal = signals.next() => Err(Failure::Exit(ended_by(signal))),
-            () = timeout => Err(in_vain(wish)),
+            () = timeout => Err(in_vain(request)),
         }
     };
-    let (place, held) = acquired.map_err(|why| not_held(wish, why))?;
+    let (place, held) = acquired.map_err(|why| not_held(request, why))?;
     let mut loss = pin!(place.loss(client, held.token() + 1));
     let lost = async {
         tokio::select! {
@@ -139,26 +144,26 @@ async fn until_over(
         crate::complain(&"lost: no server has confirmed the hold in time");
         return Ok(EXIT_LOST);
     }
-    if wish.command.is_empty() {
-        output.show(&shown(wish, &held))?;
+    if request.command.is_empty() {
+        output.show(&shown(request, &held))?;
         return wait(session, signals, lost).await;
     }
     let until = killed_at(session, *session.valid_until().borrow());
-    let child = Child::start(&wish.command, &variables(wish, &place, &held, session), until);
-    run(&mut child.map_err(|why| not_held(wish, why))?, session, signals, lost).await
+    let child = Child::start(&request.command, &variables(request, &place, &held, session), until);
+    run(&mut child.map_err(|why| not_held(request, why))?, session, signals, lost).await
 }
 
 async fn acquire(
     client: &Arc<Client>,
     session: &Session,
-    wish: &Wish,
+    request: &HoldRequest,
 ) -> Result<(Place, Held), Failure> {
-    let Wish { name, rule, value, .. } = wish;
+    let HoldRequest { name, rule, value, .. } = request;
     let place = line::enter(client, name, session.lease, *rule, value.clone()).await?;
-    let only_looks = wish.timeout.is_some_and(|timeout| timeout.is_zero());
+    let only_looks = request.timeout.is_some_and(|timeout| timeout.is_zero());
     match place.turn(client, only_looks).await {
         Ok(held) => Ok((place, held)),
-        Err(Misfortune::Taken) => Err(in_vain(wish)),
+        Err(Misfortune::Taken) => Err(in_vain(request)),
         Err(Misfortune::Gone) => Err(Failure::Failed(
             "the place in the line was lost: its lease has ended, or somebody has deleted its key"
                 .to_owned(),
@@ -172,9 +177,9 @@ async fn acquire(
     }
 }
 
-fn in_vain(wish: &Wish) -> Failure {
-    let name = wish.name.escape_ascii();
-    let waited = wish.timeout.unwrap_or_default();
+fn in_vain(request: &HoldRequest) -> Failure {
+    let name = request.name.escape_ascii();
+    let waited = request.timeout.unwrap_or_default();
     crate::complain(&format!("{name} is held by others, also after {waited:?}"));
     Failure::Exit(EXIT_TIMEOUT)
 }
@@ -273,7 +278,7 @@ async fn let_go(session: &Session, limit: Duration) {
 }
 
 fn variables(
-    wish: &Wish,
+    request: &HoldRequest,
     place: &Place,
     held: &Held,
     session: &Session,
@@ -281,13 +286,13 @@ fn variables(
     let text = |bytes: &Bytes| OsString::from_vec(bytes.to_vec());
     let token = OsString::from(held.token().to_string());
     let mut variables = vec![
-        ("BOWLINE_NAME", text(&wish.name)),
+        ("BOWLINE_NAME", text(&request.name)),
         // Not BOWLINE_KEY, which is an option of ours: --key.
         ("BOWLINE_LOCK_KEY", text(&place.key)),
         ("BOWLINE_LEASE", format!("{:x}", session.lease).into()),
         ("BOWLINE_TOKEN", token.clone()),
     ];
-    if wish.is_lock {
+    if request.is_lock {
         variables.push(("ETCD_LOCK_KEY", text(&place.key)));
         variables.push(("ETCD_LOCK_REV", token));
     }
@@ -295,9 +300,9 @@ fn variables(
 }
 
 /// As etcdctl shows it: the key; and the value, if it is the user's.
-fn shown(wish: &Wish, held: &Held) -> pb::RangeResponse {
+fn shown(request: &HoldRequest, held: &Held) -> pb::RangeResponse {
     let mut row = held.row.clone();
-    if !wish.shows_value {
+    if !request.shows_value {
         row.value.clear();
     }
     pb::RangeResponse { header: held.header, kvs: vec![row], more: false, count: 1 }

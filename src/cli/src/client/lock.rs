@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::connect::Client;
 use super::failure::Failure;
-use super::hold::{ENVIRONMENT, EXIT_CODES, Wish, hold};
+use super::hold::{ENVIRONMENT, EXIT_CODES, HoldRequest, hold};
 use super::options::{duration, ttl};
 use super::print::Output;
 use super::stance::{Rule, Stance};
@@ -90,10 +90,10 @@ struct How {
 }
 
 impl How {
-    fn wish(self, name: OsString, rule: Rule, is_lock: bool) -> Wish {
+    fn into_request(self, name: OsString, rule: Rule, is_lock: bool) -> HoldRequest {
         let words = self.command.iter().map(|word| word.to_string_lossy().into_owned());
         let why = self.why.unwrap_or_else(|| words.collect::<Vec<_>>().join(" "));
-        Wish {
+        HoldRequest {
             name: Bytes::from(name.into_vec()),
             rule,
             value: Stance::ours(rule, &why).to_value(),
@@ -117,7 +117,7 @@ pub(crate) async fn run(
         (_, true) => Rule::Write,
         _ => Rule::Alone,
     };
-    hold(client, output, options.how.wish(options.name, rule, true)).await
+    hold(client, output, options.how.into_request(options.name, rule, true)).await
 }
 
 /// `bowline semaphore`.
@@ -131,5 +131,5 @@ pub(crate) async fn run_semaphore(
         let why = format!("{wants} permits are wanted, and there are {limit}");
         return Err(Failure::Usage(why));
     }
-    hold(client, output, how.wish(name, Rule::Permits { limit, wants }, false)).await
+    hold(client, output, how.into_request(name, Rule::Permits { limit, wants }, false)).await
 }

@@ -714,7 +714,7 @@ async fn clients_never_get_the_last_descriptors() {
 }
 
 /// A watch's request.
-fn wish(union: RequestUnion) -> pb::WatchRequest {
+fn watch_request(union: RequestUnion) -> pb::WatchRequest {
     pb::WatchRequest { request_union: Some(union) }
 }
 
@@ -734,7 +734,7 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
     let mut heard = watch.watch(stream).await.unwrap().into_inner();
     let create = || {
         let request = pb::WatchCreateRequest { key: "w".into(), ..Default::default() };
-        wish(RequestUnion::CreateRequest(request))
+        watch_request(RequestUnion::CreateRequest(request))
     };
     for _ in 0..watches {
         requests.send(create()).await.unwrap();
@@ -744,7 +744,7 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
     let flood = tokio::spawn(async move {
         for _ in 0..asks {
             let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-            requests.send(wish(ask)).await.unwrap();
+            requests.send(watch_request(ask)).await.unwrap();
         }
         // By this one it is seen from outside that those before it were taken.
         requests.send(create()).await.unwrap();

@@ -112,8 +112,8 @@ impl Source {
         };
         let bytes: usize = answer.kvs.iter().map(|row| row.key.len() + row.value.len()).sum();
         let mean = bytes / answer.kvs.len().max(1);
-        let wished = i64::try_from(PAGE_BYTES / mean.max(1)).unwrap_or(PAGE_ROWS_MAX);
-        self.limit.set(wished.clamp(1, PAGE_ROWS_MAX).min(limit * 2));
+        let wanted = i64::try_from(PAGE_BYTES / mean.max(1)).unwrap_or(PAGE_ROWS_MAX);
+        self.limit.set(wanted.clamp(1, PAGE_ROWS_MAX).min(limit * 2));
         let named = |mut row: crate::generated::mvccpb::KeyValue| {
             let key = part.rename(&row.key);
             let name = std::mem::replace(&mut row.key, key);
