@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each mutant is run over the seeds from 1 on, on all cores, until one falls, or `BOWLINE_SEEDS` (2,000)
-//! have not. Its row in `docs/mutants.md` is replaced; the rows of the others stay, so that a run that is
+//! have not. Its row in `docs/assurance/mutants.md` is replaced; the rows of the others stay, so that a run that is
 //! broken off loses nothing. Each has a process of its own: what a mutant does to it is its own affair. Fails
 //! if one of them is found by no seed.
 
@@ -262,7 +262,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// `docs/mutants.md`.
+/// `docs/assurance/mutants.md`.
 struct Page {
     path: PathBuf,
     /// By the name of the mutant.
@@ -271,7 +271,7 @@ struct Page {
 
 impl Page {
     fn read() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/mutants.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/assurance/mutants.md");
         let text = fs::read_to_string(&path).unwrap_or_default();
         let rows = text.lines().filter_map(|line| {
             let name = line.strip_prefix("| ")?.split(' ').next()?;

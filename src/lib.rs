@@ -183,6 +183,6 @@ mod pages {
     struct Sizes;
     #[doc = include_str!("../docs/operating/upgrade.md")]
     struct Upgrade;
-    #[doc = include_str!("../docs/checkers.md")]
+    #[doc = include_str!("../docs/assurance/checkers.md")]
     struct Testing;
 }

@@ -6,7 +6,7 @@
 //! a release has no trace of a mutant.
 //!
 //! A mutant is planted in a thread ([`Mutant::plant`]), which is a whole simulated world, or in a
-//! process ([`Mutant::plant_everywhere`]), for real nodes, which have many threads. `docs/mutants.md`
+//! process ([`Mutant::plant_everywhere`]), for real nodes, which have many threads. `docs/assurance/mutants.md`
 //! says which seed of the simulated world finds which; `benches/mutants.rs` makes that page.
 //!
 //! Invariant: nothing here is ever switched on by a feature of another name.

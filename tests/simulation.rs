@@ -1,6 +1,6 @@
 //! Runs the simulated world over many seeds. A seed that fails is made small, by leaving out what it does
 //! not need to fail, and printed with the one command that replays it. `BOWLINE_SEEDS` raises how many
-//! seeds count, `BOWLINE_FIRST_SEED` moves where they begin; `docs/simulator.md` says how to read what
+//! seeds count, `BOWLINE_FIRST_SEED` moves where they begin; `docs/assurance/simulator.md` says how to read what
 //! comes out.
 #![allow(
     clippy::print_stdout,
@@ -313,7 +313,7 @@ fn three_nodes_at_a_hundred_operations_a_second() {
     assert!(rate > 30.0, "{rate} operations a second");
 }
 
-/// Also in debug and in release: `docs/simulator.md` has the line that compares them.
+/// Also in debug and in release: `docs/assurance/simulator.md` has the line that compares them.
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     for seed in [3, 4, 5, 6] {

@@ -377,10 +377,10 @@ fn folders_of_pages_list_them() {
     let mut complaints = Vec::new();
     for (path, _) in pages() {
         let (folder, name) = (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap());
-        // Those in `docs` itself stand in the page for whoever changes something, or that of all tests, or in the README.
+        // Pages in `docs` itself are listed by the README or by the map.
         let lists: &[&str] = match folder.to_str().unwrap() {
             "" => continue,
-            "docs" => &["README.md", "docs/architecture.md", "docs/testing.md"],
+            "docs" => &["README.md", "docs/architecture.md"],
             _ => &[],
         };
         let own = folder.join("README.md");
@@ -457,15 +457,16 @@ fn the_pages_of_invariants_name_what_the_world_asserts() {
     let asserted: BTreeSet<&str> =
         strings.filter(|text| invariants(text).len() == 1 && !text.contains(' ')).collect();
     assert!(asserted.len() > 60, "{} are asserted", asserted.len());
-    let page = fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/assurance/simulator.md")).unwrap();
     let told: BTreeSet<&str> = page
         .lines()
         .filter_map(|row| row.strip_prefix("| ")?.split(" | ").next())
         .flat_map(invariants)
         .collect();
 
-    let page = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
-    let differ = |name: &&str| format!("docs/simulator.md and src/sim: {name} is in one of them");
+    let page = fs::read_to_string(root().join("docs/assurance/invariants.md")).unwrap();
+    let differ =
+        |name: &&str| format!("docs/assurance/simulator.md and src/sim: {name} is in one of them");
     let mut complaints: Vec<String> = told.symmetric_difference(&asserted).map(differ).collect();
     let (mut missing, mut number) = (asserted.clone(), 0);
     for row in page.lines() {
@@ -480,23 +481,28 @@ fn the_pages_of_invariants_name_what_the_world_asserts() {
         let others = others.map(invariants).unwrap_or_default();
         for name in &others {
             if !asserted.contains(name) {
-                complaints.push(format!("docs/invariants.md: the world asserts no {name}: {row}"));
+                complaints.push(format!(
+                    "docs/assurance/invariants.md: the world asserts no {name}: {row}"
+                ));
             }
         }
         for name in names {
             if !missing.remove(name) && !asserted.contains(name) && others.is_empty() {
-                complaints.push(format!("docs/invariants.md: the world asserts no {name}"));
+                complaints
+                    .push(format!("docs/assurance/invariants.md: the world asserts no {name}"));
             }
         }
     }
-    complaints.extend(missing.iter().map(|name| format!("docs/invariants.md: {name} is missing")));
+    complaints.extend(
+        missing.iter().map(|name| format!("docs/assurance/invariants.md: {name} is missing")),
+    );
     settle(complaints);
 }
 
 /// Workloads and faults of the harness stand on its page.
 #[test]
 fn the_page_of_the_harness_has_all_that_it_can_do() {
-    let page = fs::read_to_string(root().join("docs/harness.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/assurance/harness.md")).unwrap();
     let mut names = 0;
     let mut complaints = Vec::new();
     for (path, text) in all_sources() {
@@ -508,8 +514,10 @@ fn the_page_of_the_harness_has_all_that_it_can_do() {
             let name = rest.split('"').next().unwrap();
             names += 1;
             if !page.contains(&format!("`{name}`")) {
-                complaints
-                    .push(format!("docs/harness.md: {name} of {} is missing", path.display()));
+                complaints.push(format!(
+                    "docs/assurance/harness.md: {name} of {} is missing",
+                    path.display()
+                ));
             }
         }
     }
@@ -542,7 +550,7 @@ fn the_map_has_all_tests_and_folders() {
 
 #[test]
 fn the_page_of_what_happened_to_others_names_tests_that_exist() {
-    let page = fs::read_to_string(root().join("docs/history.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/assurance/incidents.md")).unwrap();
     let mut named = 0;
     for cell in page.lines().filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next()) {
         for test in cell.split(", `").filter_map(|test| test.trim_matches('`').split_once("`: ")) {

@@ -204,7 +204,9 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
             && chosen(&options.nemeses, cell.nemesis.name)
     });
     if cells.is_empty() {
-        return complain("nothing of this can be done over the server: docs/harness.md says why");
+        return complain(
+            "nothing of this can be done over the server: docs/assurance/harness.md says why",
+        );
     }
     let mut plans = plans(&cells, &options.common, false);
     if options.resume {

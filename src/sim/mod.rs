@@ -10,7 +10,7 @@
 //! What the programs do is [`workload`], with [`watching`], [`locking`] and [`keeping`], through [`caller`].
 //! What goes wrong is the [`plan`] that a seed draws. What really happened is [`truth`], and what a request means is [`plain`]; [`judge`] holds
 //! everything against them, and names what is broken, a [`Violation`]. [`run`] is one seed from beginning to end, and
-//! [`trace`] is how two runs of it are compared. `docs/simulator.md` is the page for who uses it.
+//! [`trace`] is how two runs of it are compared. `docs/assurance/simulator.md` is the page for who uses it.
 //!
 //! Beside it stands [`quota`]: so much room and no more, on any disk, also a real one.
 //!

@@ -1,7 +1,7 @@
 //! What went wrong in systems like this one, as their own people or those who tested them have published it,
 //! told again here: a cluster, what its programs do, and what goes wrong when. Each is told with the bug
 //! planted ([`mutant`](crate::mutant)), and the judge must name it, and without, and everything holds.
-//! `docs/history.md` says where each was published.
+//! `docs/assurance/incidents.md` says where each was published.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -11,7 +11,7 @@
 //! A fault that is many small ones does them in [`Nemesis::step`], inside the window.
 //!
 //! To write one: a file here with a type, one line in [`ALL`]. `kill.rs` is the shortest. What each of them does, what
-//! must hold and what it needs of the machine stands in `docs/harness.md`.
+//! must hold and what it needs of the machine stands in `docs/assurance/harness.md`.
 
 mod none;
 

@@ -93,7 +93,7 @@ enum Command {
 /// Say whether a history is possible: what was called, when, and what came back; or whether a cluster bears a load
 ///
 /// The history is a file of JSON lines, one operation a line, of any program, or of EDN, as Jepsen writes it: see
-/// docs/checkers.md. Objects are
+/// docs/assurance/checkers.md. Objects are
 /// judged by linearizability: is there an order of the operations that explains each reply, and puts nothing before
 /// what had ended when it was called? Transactions are judged by circles in what they read and wrote.
 ///

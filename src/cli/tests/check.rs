@@ -144,7 +144,7 @@ fn what_cannot_be_read_is_named_with_what_to_do() {
         (
             "- --model mutex",
             "{\"invoke\":1,\"outcome\":\"unknown\",\"call\":\"acquire\"}",
-            "error: standard input: line 1: the field `owner` is missing\nthe fields of mutex are in docs/checkers.md",
+            "error: standard input: line 1: the field `owner` is missing\nthe fields of mutex are in docs/assurance/checkers.md",
         ),
         (
             "- --model list-append",
