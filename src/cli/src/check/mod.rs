@@ -483,7 +483,7 @@ fn help(options: &CheckOptions, fault: &LineFault) -> String {
              {\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":7}; empty lines and those \
              that begin with # say nothing"
             .to_owned(),
-        LineFault::NotEdn(_) => "what stands in a history of Jepsen's is in docs/assurance/checkers.md, \"Histories of Jepsen's\"".to_owned(),
+        LineFault::NotEdn(_) => "what stands in a history of Jepsen's is in docs/assurance/checkers.md, \"Jepsen histories\"".to_owned(),
         LineFault::Backwards { .. } => "both must be moments of one clock that all processes share".to_owned(),
         _ => format!("the fields of {model} are in docs/assurance/checkers.md, \"The format of a history\""),
     }
