@@ -45,35 +45,24 @@ const NONE: &str = "none";
 const ABOVE: &str = "\
 # Mutants
 
-What the simulated world finds when the code is broken on purpose: each mutant is one small break behind a
-switch that is not there in a release (`src/mutant.rs`). This page is made by
+For contributors: each mutant is one deliberate bug behind a switch that releases do not contain (`src/mutant.rs`). The table says which
+seed of the [simulator](simulator.md) finds it first, by which invariant, and the CPU seconds up to that seed. These commands write this page:
 
     cargo bench --features mutants --bench mutants
-    BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    only these, the other rows stay
+    BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    only these
 
-which runs each over the seeds from 1 on until one falls; the seconds are those of a processor, for all seeds up
-to that one. M are breaks that every replicated log with leases and locks could have, B those that this library
-could have, N are negative controls: programs and disks of the world that do what they must not. Where no seed is
-named, what is broken is done by something else a little later, so that no promise breaks: a test that measures it falls. Real processes
-can be broken by the same names ([testing.md](testing.md#real-processes)).
+M: bugs that any replicated log with leases and locks could have. B: bugs that only this library could have. N: negative controls. Their
+programs or disks misbehave. Mutants without a seed break no invariant or need a rare situation, and the named test finds them.
+The [harness](harness.md#controls) can use the same mutants.
 
 ";
 
 /// What stands below it.
 const BELOW: &str = "
-Not among them, of the breaks that are usual for such systems:
-
-- M12, a watch that yields what is not committed: the hub is fed by `apply` alone, and there is nothing else that it
-  could be fed by.
-- M17, a lease that ends by the wall clock: the state machine knows no clock (`tests/tidy.rs` reads it for the words).
-- M40, a message in another member's name: a connection of the simulated network has the identity that its handshake
-  has proven. The gate is tested with forged messages in `consensus/tests/hostile.rs`.
-- M41, a queue of proposals without a bound: the world has no memory to run out of. `tests/observability.rs` fills the
-  queues of a node.
-- M42, a log thread that runs on after the shutdown: the world has no threads. The tests in `tests/nodes/disks` ask each
-  shutdown which threads hang.
-- M44, a clock that stands still while the machine sleeps: the clock of the world is the boot-time clock. It is named
-  in one place, `env/clock.rs`.
+Missing numbers are usual mutants that the simulator cannot have: M12, because watches see only applied changes; M17, because the state
+machine has no clock; M40, because simulated connections are authenticated (`consensus/tests/hostile.rs` forges messages); M41,
+because memory is unlimited (`tests/observability.rs`); M42, because there are no threads (`tests/nodes/disks`); and M44, because the only
+clock is boot time (`env/clock.rs`).
 ";
 
 /// Breaks that are not looked for in seeds, with the test of the library that falls with each. What the first of them
