@@ -59,10 +59,7 @@ The [harness](harness.md#controls) can use the same mutants.
 
 /// What stands below it.
 const BELOW: &str = "
-Missing numbers are usual mutants that the simulator cannot have: M12, because watches see only applied changes; M17, because the state
-machine has no clock; M40, because simulated connections are authenticated (`consensus/tests/hostile.rs` forges messages); M41,
-because memory is unlimited (`tests/observability.rs`); M42, because there are no threads (`tests/nodes/disks`); and M44, because the only
-clock is boot time (`env/clock.rs`).
+Missing numbers are mutants that cannot exist in the simulator, for example M42, a thread that survives a shutdown.
 ";
 
 /// Breaks that are not looked for in seeds, with the test of the library that falls with each. What the first of them
