@@ -5,7 +5,7 @@ use std::fmt;
 /// A promise that was broken in a simulated world.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// The short name of the invariant; `docs/assurance/simulator.md` lists them.
+    /// The short name of the invariant; `docs/assurance/invariants.md` lists them.
     pub invariant: &'static str,
     /// What was seen.
     pub detail: String,

@@ -1,5 +1,5 @@
 //! Asserts the invariants as things happen. It sees what no node sees: true time, every replica, and
-//! every answer that any caller got. `docs/assurance/simulator.md` lists the invariants by their short names.
+//! every answer that any caller got. `docs/assurance/invariants.md` lists the invariants by their short names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
