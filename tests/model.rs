@@ -24,8 +24,8 @@ use std::thread;
 
 use bowline::machine::{Image, Machine, MachineOptions};
 use bowline::model::{
-    Alarm, AlarmChange, Command, Event, Item, KeyRange, LogIndex, Op, Piece, Proposal, Range,
-    RangeReply, Rejection, Reply, RequestId, Revision, Txn,
+    Alarm, AlarmChange, Command, Event, Item, KeyRange, LogIndex, Op, Proposal, Range, RangeReply,
+    Rejection, Reply, RequestId, Revision, SnapshotRecord, Txn,
 };
 use bytes::Bytes;
 
@@ -182,7 +182,7 @@ struct World {
 /// A state on its way into another machine, and what the model was when it was taken.
 struct Taken {
     image: Image,
-    pieces: Vec<Piece>,
+    pieces: Vec<SnapshotRecord>,
     naive: Naive,
     items: usize,
     outcomes: usize,

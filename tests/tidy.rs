@@ -69,7 +69,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("slog::", &["consensus"]),
     ("sled::", &["warm"]),
     ("tokio::net", &["transport"]),
-    ("tokio::runtime", &["transport"]),
+    ("tokio::runtime", &["api", "transport"]),
     ("rustix::", &["env"]),
     ("rustls::", &["transport"]),
     ("webpki::", &["transport"]),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::model::{ClusterId, NodeId};
-use crate::node::{Contact, Drift, Origin, PART_BYTES, Settings, WarmCopy};
+use crate::node::{Contact, Drift, PART_BYTES, RestoredFrom, Settings, WarmCopy};
 
 use super::Config;
 
@@ -66,9 +66,11 @@ impl Checked {
     }
 
     /// The same, of a cluster that begins with a backup.
-    pub(crate) fn restored_from(mut self, origin: Option<&Origin>) -> Self {
-        if let (Beginning::Found { cluster, .. }, Some(origin)) = (&mut self.beginning, origin) {
-            *cluster = restored_id(*cluster, origin);
+    pub(crate) fn restored_from(mut self, restored_from: Option<&RestoredFrom>) -> Self {
+        if let (Beginning::Found { cluster, .. }, Some(restored_from)) =
+            (&mut self.beginning, restored_from)
+        {
+            *cluster = restored_id(*cluster, restored_from);
         }
         self
     }
@@ -157,7 +159,7 @@ impl Checked {
             founds,
             listed: Vec::new(),
             has_other_token: false,
-            speaks: config.speaks,
+            supported_version: config.supported_version,
             dir: config.dir.clone(),
             heartbeat: config.heartbeat,
             election_timeout: config.election_timeout,
@@ -196,10 +198,10 @@ pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str
 }
 
 /// The id of the cluster that would have this one, if it did not begin with a backup.
-fn restored_id(cluster: ClusterId, origin: &Origin) -> ClusterId {
+fn restored_id(cluster: ClusterId, restored_from: &RestoredFrom) -> ClusterId {
     let mut hash = Fnv::default();
     hash.part(&format!("{:032x}", cluster.0));
-    hash.part(&origin.words());
+    hash.part(&restored_from.words());
     let of_all = hash.0 ^ hash.0 >> 64;
     let half = u128::from(u64::MAX);
     ClusterId(cluster.0 & !half | of_all & half)

@@ -8,7 +8,8 @@ use thiserror::Error;
 
 use crate::env::Env;
 use crate::model::{
-    ClusterVersion, Introduction, Limits, NodeId, addresses, are_addresses, is_address, is_nowhere,
+    ClusterVersion, Limits, MemberAttributes, NodeId, addresses, are_addresses, is_address,
+    is_nowhere,
 };
 use crate::node::{Contact, History, is_joining, whose};
 #[cfg(feature = "tls")]
@@ -33,7 +34,7 @@ pub struct Config {
     pub(super) endpoints: Vec<String>,
     pub(super) token: String,
     pub(super) insecure_peers: bool,
-    pub(super) speaks: ClusterVersion,
+    pub(super) supported_version: ClusterVersion,
     #[cfg(feature = "tls")]
     pub(super) peer_tls: Option<PeerTls>,
     pub(super) heartbeat: Duration,
@@ -144,7 +145,7 @@ impl Config {
             endpoints: Vec::new(),
             token: String::new(),
             insecure_peers: false,
-            speaks: ClusterVersion::NEWEST,
+            supported_version: ClusterVersion::NEWEST,
             #[cfg(feature = "tls")]
             peer_tls: None,
             heartbeat: Duration::from_millis(100),
@@ -393,8 +394,8 @@ impl Config {
     /// The newest cluster version that the node understands, where it is to pass for another build:
     /// for tests of upgrades.
     #[doc(hidden)]
-    pub fn speaks(mut self, version: ClusterVersion) -> Self {
-        self.speaks = version;
+    pub fn supported_version(mut self, version: ClusterVersion) -> Self {
+        self.supported_version = version;
         self
     }
 
@@ -577,9 +578,9 @@ impl Config {
     }
 
     fn check_endpoints(&self) -> Result<(), ConfigError> {
-        let most = Introduction::ENDPOINTS_MAX;
+        let most = MemberAttributes::ENDPOINTS_MAX;
         within("endpoints, their number", self.endpoints.len(), 0, most, "0 to 16")?;
-        let most = Introduction::ENDPOINT_BYTES_MAX;
+        let most = MemberAttributes::ENDPOINT_BYTES_MAX;
         self.endpoints.iter().try_for_each(|endpoint| {
             within("endpoints, each in bytes", endpoint.len(), 1, most, "1 to 512")
         })

@@ -14,8 +14,8 @@ use crate::model::{
     MembershipRequest, Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
 };
 use crate::node::{
-    Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, Origin, Role, Running,
-    Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining, told_of,
+    Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, RestoredFrom, Role,
+    Running, Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining, told_of,
     was_told, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
@@ -526,12 +526,12 @@ fn begin(
     checked: &Checked,
     ask_around: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
 ) -> Result<(Settings, Option<Joined>), StartError> {
-    let origin = Origin::of(env, checked.dir());
-    let origin = origin.map_err(|error| StartError::Data {
+    let restored_from = RestoredFrom::of(env, checked.dir());
+    let restored_from = restored_from.map_err(|error| StartError::Data {
         kind: DataErrorKind::of_origin(&error),
         why: error.to_string(),
     })?;
-    let checked = &checked.clone().restored_from(origin.as_ref());
+    let checked = &checked.clone().restored_from(restored_from.as_ref());
     if let Some((node, cluster)) = whose(env, checked.dir())?
         && !is_joining(env, checked.dir())
     {

@@ -7,7 +7,7 @@ use crate::env::Env;
 use crate::model::{
     ClusterId, DiskId, Incarnation, LogIndex, Members, NodeId, Revision, SnapshotId, Term,
 };
-use crate::node::{Offline, Origin, Stopped};
+use crate::node::{Offline, RestoredFrom, Stopped};
 
 use super::{BackupError, Progress};
 
@@ -101,7 +101,7 @@ pub fn inspect_with(
     progress: Progress<'_>,
 ) -> Result<DirectoryInfo, BackupError> {
     let (env, dir) = (Env::real(), dir.as_ref());
-    let origin = Origin::of(&env, dir)?;
+    let restored_from = RestoredFrom::of(&env, dir)?;
     let offline = Offline::open(&env, dir)?;
     let offline = offline.ok_or_else(|| BackupError::NoMember { dir: dir.to_owned() })?;
     let mut troubles = Vec::new();
@@ -127,10 +127,8 @@ pub fn inspect_with(
         disk: recovered.disk,
         starts: recovered.incarnation,
         founded: recovered.founding.is_some(),
-        from_backup: origin.map(|Origin { cluster, backup, revision_jump }| FromBackup {
-            cluster,
-            id: backup,
-            revision_jump,
+        from_backup: restored_from.map(|RestoredFrom { cluster, backup, revision_jump }| {
+            FromBackup { cluster, id: backup, revision_jump }
         }),
         term: recovered.hard_state.term,
         vote: recovered.hard_state.vote,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::env::{Env, OpenMode};
 use crate::machine::Image;
 use crate::model::{ClusterId, LogIndex, NodeId, Revision, SnapshotId, Term};
-use crate::node::{Offline, Origin, Stopped};
+use crate::node::{Offline, RestoredFrom, Stopped};
 use crate::snapshot::{Folder, Writer};
 
 use super::{BackupError, Progress};
@@ -104,7 +104,7 @@ pub fn recover_with(
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         _ => return Err(BackupError::Exists { file: file.to_owned() }),
     }
-    Origin::of(&env, dir)?;
+    RestoredFrom::of(&env, dir)?;
     let offline = Offline::open(&env, dir)?;
     let offline = offline.ok_or_else(|| BackupError::NoMember { dir: dir.to_owned() })?;
     let Stopped { machine, committed: committed_revision } = offline.state(progress)?;

@@ -15,7 +15,7 @@ use crate::api::{Beginning, Config};
 use crate::env::Env;
 use crate::machine::{Machine, RESEEDED_AT, REVISION_JUMP, Reseed};
 use crate::model::{ClusterId, Members, NodeId, Revision};
-use crate::node::{Origin, RESTORING, load_file};
+use crate::node::{RESTORING, RestoredFrom, load_file};
 use crate::snapshot::Folder;
 use crate::wal;
 
@@ -97,8 +97,8 @@ pub fn restore_with(
     let (env, dir) = (config.world(), checked.dir().to_owned());
     let (cluster, backup, machine) = load_file(env, file.as_ref(), progress)?;
     let revision_jump = options.revision_jump;
-    let origin = Origin { cluster, backup, revision_jump };
-    let checked = checked.restored_from(Some(&origin));
+    let restored_from = RestoredFrom { cluster, backup, revision_jump };
+    let checked = checked.restored_from(Some(&restored_from));
     let Beginning::Found { node, cluster, members } = checked.beginning().clone() else {
         return Err(BackupError::Joins);
     };
@@ -110,10 +110,10 @@ pub fn restore_with(
     let machine =
         machine.reseed(how).map_err(|_| BackupError::Jump { revision, jump: revision_jump })?;
 
-    begin(env, &dir, &origin)?;
+    begin(env, &dir, &restored_from)?;
     write_state(env, &dir, cluster, &machine, progress)?;
     write_log(env, &dir, wal::Identity { cluster, node }, segment_bytes)?;
-    Origin::end(env, &dir).map_err(BackupError::io("rename a file in", &dir))?;
+    RestoredFrom::end(env, &dir).map_err(BackupError::io("rename a file in", &dir))?;
 
     let after = machine.reader();
     Ok(Restored {
@@ -128,7 +128,7 @@ pub fn restore_with(
 }
 
 /// Takes the directory, if there is nothing in it.
-fn begin(env: &Env, dir: &Path, origin: &Origin) -> Result<(), BackupError> {
+fn begin(env: &Env, dir: &Path, restored_from: &RestoredFrom) -> Result<(), BackupError> {
     env.disk.create_dir(dir).map_err(BackupError::io("create", dir))?;
     let names = env.disk.list(dir).map_err(BackupError::io("list", dir))?;
     if names.iter().any(|name| name == RESTORING) {
@@ -140,7 +140,7 @@ fn begin(env: &Env, dir: &Path, origin: &Origin) -> Result<(), BackupError> {
         return Err(BackupError::NotEmpty { dir: dir.to_owned(), found: found.clone() });
     }
     let _lock = wal::lock(env, dir).map_err(|error| BackupError::written(&error))?;
-    origin.begin(env, dir).map_err(BackupError::io("write into", dir))
+    restored_from.begin(env, dir).map_err(BackupError::io("write into", dir))
 }
 
 fn write_state(

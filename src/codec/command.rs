@@ -22,8 +22,8 @@ use super::member::{put_endpoints, take_endpoints};
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
     AccessChange, AlarmChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget,
-    Delete, Introduction, KeyRange, LeaseId, NodeId, Op, Put, PutLease, PutValue, Range, RangeEnd,
-    Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
+    Delete, KeyRange, LeaseId, MemberAttributes, NodeId, Op, Put, PutLease, PutValue, Range,
+    RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
 /// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
@@ -79,7 +79,7 @@ impl Encode for Command {
                 to.byte(kind::REVOKE);
                 to.number(lease.get());
             }
-            Command::Announce(Introduction { name, address, endpoints }) => {
+            Command::Announce(MemberAttributes { name, address, endpoints }) => {
                 let has_endpoints = !endpoints.is_empty();
                 to.byte(if has_endpoints { kind::ANNOUNCE_ENDPOINTS } else { kind::ANNOUNCE });
                 to.bytes(name.as_bytes());
@@ -138,12 +138,12 @@ fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
         kind::COMPACT => Command::Compact(Revision(from.number()?)),
         kind::GRANT => decode_grant(from)?,
         kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
-        kind::ANNOUNCE => Command::Announce(Introduction {
+        kind::ANNOUNCE => Command::Announce(MemberAttributes {
             name: from.text()?,
             address: from.text()?,
             endpoints: Vec::new(),
         }),
-        kind::ANNOUNCE_ENDPOINTS => Command::Announce(Introduction {
+        kind::ANNOUNCE_ENDPOINTS => Command::Announce(MemberAttributes {
             name: from.text()?,
             address: from.text()?,
             endpoints: take_endpoints(from)?,

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    DiskId, Introduction, JoinAsk, LogIndex, Member, MemberAnswer, MemberChange, MemberRole,
+    DiskId, JoinAsk, LogIndex, Member, MemberAnswer, MemberAttributes, MemberChange, MemberRole,
     Members, MembershipError, MembershipRequest, NodeId, SnapshotId, Term,
 };
 
@@ -325,11 +325,11 @@ pub(super) fn put_endpoints<S: Sink>(endpoints: &[String], to: &mut Encoder<'_, 
 
 pub(super) fn take_endpoints(from: &mut Decoder) -> Result<Vec<String>, CodecError> {
     let count = from.count(1)?;
-    if count == 0 || count > Introduction::ENDPOINTS_MAX {
+    if count == 0 || count > MemberAttributes::ENDPOINTS_MAX {
         return Err(from.malformed("no endpoints, or too many"));
     }
     let endpoint = |from: &mut Decoder| match from.text()? {
-        endpoint if endpoint.len() > Introduction::ENDPOINT_BYTES_MAX => {
+        endpoint if endpoint.len() > MemberAttributes::ENDPOINT_BYTES_MAX => {
             Err(from.malformed("an endpoint that is too long"))
         }
         endpoint => Ok(endpoint),

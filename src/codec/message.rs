@@ -283,7 +283,7 @@ impl Encode for Hello {
         }
         to.number(self.since.get());
         to.bytes(self.address.as_bytes());
-        to.number(self.speaks.get());
+        to.number(self.supported_version.get());
     }
 }
 
@@ -304,7 +304,7 @@ impl Decode for Hello {
             },
             since: LogIndex(from.number()?),
             address: from.text()?,
-            speaks: ClusterVersion(from.number()?),
+            supported_version: ClusterVersion(from.number()?),
         })
     }
 }

@@ -47,7 +47,7 @@ mod join;
 mod member;
 mod message;
 mod outcome;
-mod piece;
+mod snapshot_record;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzz;
@@ -65,4 +65,4 @@ pub(crate) use item::{are_no_items, decode_items, encode_items, proposal_len};
 pub(crate) use join::{decode_join_answer, decode_join_ask, encode_join_answer, encode_join_ask};
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};
-pub(crate) use piece::{decode_head, decode_piece, encode_head, encode_piece};
+pub(crate) use snapshot_record::{decode_head, decode_piece, encode_head, encode_piece};

@@ -193,7 +193,7 @@ impl Sample {
                 }),
             },
             5 => Command::Revoke(self.lease()),
-            6 => Command::Announce(Introduction {
+            6 => Command::Announce(MemberAttributes {
                 name: self.text(),
                 address: self.text(),
                 endpoints: self.list(2, Self::text),
@@ -493,26 +493,26 @@ impl Sample {
         }
     }
 
-    pub(crate) fn piece(&mut self) -> Piece {
+    pub(crate) fn piece(&mut self) -> SnapshotRecord {
         match self.below(5) {
-            0 => Piece::Rows(self.list(5, Self::row)),
-            1 => Piece::Changes(self.list(5, |sample| match sample.flip() {
+            0 => SnapshotRecord::Rows(self.list(5, Self::row)),
+            1 => SnapshotRecord::Changes(self.list(5, |sample| match sample.flip() {
                 true => RowChange::Put(sample.row()),
                 false => RowChange::Delete { revision: sample.revision(), key: sample.bytes() },
             })),
-            2 => Piece::Leases(self.list(5, |sample| {
+            2 => SnapshotRecord::Leases(self.list(5, |sample| {
                 let session = sample.maybe(|sample| {
                     let info = SessionInfo { label: sample.text(), own: sample.flip() };
                     (sample.node(), Incarnation(sample.number()), info)
                 });
                 LeaseRow { id: sample.lease(), ttl: sample.time(), session }
             })),
-            3 => Piece::Lives(self.list(5, |sample| LifeRow {
+            3 => SnapshotRecord::Lives(self.list(5, |sample| LifeRow {
                 node: sample.node(),
                 incarnation: Incarnation(sample.number()),
                 window: sample.window(),
             })),
-            _ => Piece::Answers(self.list(5, |sample| {
+            _ => SnapshotRecord::DedupTable(self.list(5, |sample| {
                 let (node, incarnation) = (sample.node(), Incarnation(sample.number()));
                 let id = RequestId { node, incarnation, seq: sample.number() };
                 (id, sample.outcome())
@@ -537,7 +537,7 @@ impl Sample {
             },
             since: LogIndex(self.number()),
             address: self.text(),
-            speaks: ClusterVersion(self.number()),
+            supported_version: ClusterVersion(self.number()),
         }
     }
 

@@ -141,8 +141,8 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("changes of users and roles", access_changes()),
         ("a put for a user", entry(put_for(Some("ann")))),
         ("a put for nobody", entry(put_for(None))),
-        ("an introduction", entry(announce(&[]))),
-        ("an introduction with endpoints", entry(announce(&["http://a:1", "b"]))),
+        ("an attributes", entry(announce(&[]))),
+        ("an attributes with endpoints", entry(announce(&["http://a:1", "b"]))),
         ("changes of alarms", alarm_changes()),
         ("a move", entry(Command::Move { member: node(300), address: "h:1".to_owned() })),
     ]
@@ -163,7 +163,11 @@ fn alarm_changes() -> Vec<Item> {
 
 fn announce(endpoints: &[&str]) -> Command {
     let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
-    Command::Announce(Introduction { name: "n".to_owned(), address: "h:1".to_owned(), endpoints })
+    Command::Announce(MemberAttributes {
+        name: "n".to_owned(),
+        address: "h:1".to_owned(),
+        endpoints,
+    })
 }
 
 fn put_for(user: Option<&str>) -> Command {
@@ -205,7 +209,7 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
-        speaks: ClusterVersion::NEWEST,
+        supported_version: ClusterVersion::NEWEST,
     };
     let founding = [(node(1), DiskId(0xaabb)), (node(2), DiskId(u128::MAX))].into();
     let founded = Hello { standing: FoundingState::Founded(founding), ..hello.clone() };

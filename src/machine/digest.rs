@@ -23,7 +23,7 @@ pub(super) struct Parts {
     pub(super) compacted: Option<Revision>,
     /// The sum of the leases and of what is bound to them; and the number of the next one.
     pub(super) leases: [u64; 2],
-    pub(super) answers: u64,
+    pub(super) dedup: u64,
     pub(super) configuration: u64,
 }
 
@@ -34,7 +34,7 @@ impl Parts {
         let print = self.rows.into_iter().fold(print, Fingerprint::number);
         let print = print.number(self.revision.get()).number(compacted);
         let print = self.leases.into_iter().fold(print, Fingerprint::number);
-        print.number(self.answers).number(self.configuration).finish()
+        print.number(self.dedup).number(self.configuration).finish()
     }
 }
 

@@ -133,8 +133,8 @@ impl Machine {
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
-            Command::Announce(introduction) => self.change_members(turn, |members| {
-                let is_member = members.announce(by.node, &introduction);
+            Command::Announce(attributes) => self.change_members(turn, |members| {
+                let is_member = members.announce(by.node, &attributes);
                 is_member.then_some(()).ok_or(Rejection::NotMember(by.node))
             }),
             Command::Move { member, address } => {

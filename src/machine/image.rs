@@ -15,13 +15,15 @@ use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard, Weak};
 
 use thiserror::Error;
 
-use super::answers::AnswerRow;
+use super::dedup_table::AnswerRow;
 use super::lease::Held;
 use super::recount::Recount;
 use super::row::{Row, RowRef};
 use super::shared::{Registration, Replaced, Shared, State};
 use super::store::expect_sound;
-use crate::model::{EventKind, Fault, KeyValue, LifeRow, Piece, Revision, RowChange, StateHead};
+use crate::model::{
+    EventKind, Fault, KeyValue, LifeRow, Revision, RowChange, SnapshotRecord, StateHead,
+};
 
 /// How many rows are passed in one hold of the lock: fewer than a reader passes, as an image is in no
 /// hurry and reads everything.
@@ -39,7 +41,7 @@ pub struct Image {
     next: Next,
     leases: VecDeque<Held>,
     lives: VecDeque<LifeRow>,
-    answers: VecDeque<AnswerRow>,
+    dedup: VecDeque<AnswerRow>,
     /// `None` where not all of it is read.
     recount: Option<Recount>,
 }
@@ -94,7 +96,7 @@ impl Image {
         head: StateHead,
         shared: &Arc<Shared>,
         leases: VecDeque<Held>,
-        (lives, answers): (VecDeque<LifeRow>, VecDeque<AnswerRow>),
+        (lives, dedup): (VecDeque<LifeRow>, VecDeque<AnswerRow>),
     ) -> Self {
         let state = shared.state();
         let kept = shared.register(&state, head.compacted.unwrap_or(Revision::FIRST));
@@ -105,7 +107,7 @@ impl Image {
         let shared = Arc::clone(shared);
         let kept = Some(Arc::new(Mutex::new(Some(kept))));
         let recount = Some(Recount::default());
-        Self { head, shared, generation, kept, next, leases, lives, answers, recount }
+        Self { head, shared, generation, kept, next, leases, lives, dedup, recount }
     }
 
     /// For who must be able to let go of it while another thread hangs.
@@ -131,17 +133,17 @@ impl Image {
     ///
     /// # Errors
     /// The state is not there any more, or has changed in memory.
-    pub fn next(&mut self, bytes_max: usize) -> Result<Option<Piece>, ImageError> {
+    pub fn next(&mut self, bytes_max: usize) -> Result<Option<SnapshotRecord>, ImageError> {
         if let Next::Row { .. } = self.next {
             let rows = self.rows(bytes_max)?;
             if !rows.is_empty() {
-                return Ok(Some(Piece::Rows(rows)));
+                return Ok(Some(SnapshotRecord::Rows(rows)));
             }
         }
         if let Next::Change { .. } = self.next {
             let changes = self.changes(bytes_max)?;
             if !changes.is_empty() {
-                return Ok(Some(Piece::Changes(changes)));
+                return Ok(Some(SnapshotRecord::Changes(changes)));
             }
         }
         let parts = (bytes_max / PART_BYTES).max(1);
@@ -149,16 +151,16 @@ impl Image {
             let some = self.leases.drain(..parts.min(self.leases.len()));
             let counted =
                 some.inspect(|lease| self.recount.iter_mut().for_each(|r| r.lease(lease)));
-            return Ok(Some(Piece::Leases(counted.map(Held::into_row).collect())));
+            return Ok(Some(SnapshotRecord::Leases(counted.map(Held::into_row).collect())));
         }
         if !self.lives.is_empty() {
             let some = self.lives.drain(..parts.min(self.lives.len()));
             let counted = some.inspect(|life| self.recount.iter_mut().for_each(|r| r.life(life)));
-            return Ok(Some(Piece::Lives(counted.collect())));
+            return Ok(Some(SnapshotRecord::Lives(counted.collect())));
         }
         let (mut some, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max.max(1)
-            && let Some(answer) = self.answers.pop_front()
+            && let Some(answer) = self.dedup.pop_front()
         {
             self.recount.iter_mut().for_each(|recount| recount.answer(&answer));
             bytes += PART_BYTES + answer.bytes;
@@ -168,7 +170,7 @@ impl Image {
             self.expect_sound()?;
             return Ok(None);
         }
-        Ok(Some(Piece::Answers(some)))
+        Ok(Some(SnapshotRecord::DedupTable(some)))
     }
 
     /// Sees to it that all that was handed out is what the digest says.

@@ -43,7 +43,7 @@
 //! back piece by piece behind it (see `store`).
 
 mod access;
-mod answers;
+mod dedup_table;
 mod digest;
 mod execute;
 mod follow;
@@ -74,7 +74,7 @@ pub use reseed::{RESEEDED_AT, RESEEDED_REVISION_MAX, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};
 pub use txn::{is_wide, only_reads};
 
-use answers::{Answers, Verdict};
+use dedup_table::{DedupTable, DedupVerdict};
 use digest::Parts;
 use execute::{Stop, Turn};
 use shared::Hold;
@@ -82,8 +82,8 @@ use store::Store;
 
 use crate::model::{
     Access, Alarms, ClusterVersion, Event, Fault, Incarnation, Item, LeaseId, LogIndex,
-    MemberChange, Members, NodeId, Outcome, Piece, Proposal, Rejection, RequestId, Revision,
-    SessionInfo, StateHead, Term,
+    MemberChange, Members, NodeId, Outcome, Proposal, Rejection, RequestId, Revision, SessionInfo,
+    SnapshotRecord, StateHead, Term,
 };
 use crate::mutant::{self, Mutant};
 
@@ -112,7 +112,7 @@ pub struct Machine {
     /// The term of the last entry applied.
     term: Term,
     store: Store,
-    answers: Answers,
+    dedup: DedupTable,
     members: Arc<Members>,
     access: Arc<Access>,
     alarms: Arc<Alarms>,
@@ -194,13 +194,13 @@ impl Machine {
     /// A state in which nothing has happened, with the synthetic first log entry applied. It has no
     /// members until they are [found](Machine::found).
     pub fn new(options: MachineOptions) -> Self {
-        let (store, answers) = (Store::new(), Answers::default());
+        let (store, dedup) = (Store::new(), DedupTable::default());
         let mut machine = Self {
             options,
             applied: LogIndex(1),
             term: Term(1),
             store,
-            answers,
+            dedup,
             members: Arc::default(),
             access: Arc::default(),
             alarms: Arc::default(),
@@ -292,10 +292,9 @@ impl Machine {
             let mut members = Members::clone(&self.members);
             members.apply(index, change);
             // Their requests would find no answers any more: they are closed from now on.
-            for node in
-                self.answers.nodes().filter(|id| members.is_removed(*id)).collect::<Vec<_>>()
+            for node in self.dedup.nodes().filter(|id| members.is_removed(*id)).collect::<Vec<_>>()
             {
-                self.answers.forget(node);
+                self.dedup.forget(node);
             }
             self.set_members(members);
             done.members = Some(Arc::clone(&self.members));
@@ -333,24 +332,24 @@ impl Machine {
         // Of a removed member no answers are kept, so that none of its requests may be executed: it
         // could have been before.
         if !self.members.is_removed(node) {
-            self.answers.hear(node, incarnation, &window);
+            self.dedup.hear(node, incarnation, &window);
         }
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
-            let outcome = match self.answers.judge(id) {
-                Verdict::Closed => Err(Rejection::Closed),
-                Verdict::Answered(outcome) => outcome,
-                Verdict::New => {
+            let outcome = match self.dedup.judge(id) {
+                DedupVerdict::Closed => Err(Rejection::Closed),
+                DedupVerdict::Answered(outcome) => outcome,
+                DedupVerdict::New => {
                     let outcome = match self.execute(id, command, turn) {
                         Ok(reply) => Ok(reply),
                         Err(Stop::Refused(refusal)) => Err(refusal),
                         Err(Stop::Fault(fault)) => return Err(fault),
                     };
-                    self.answers.remember(id, &outcome);
+                    self.dedup.remember(id, &outcome);
                     outcome
                 }
             };
-            let told = if is_asked_here { outcome } else { answers::without_rows(&outcome) };
+            let told = if is_asked_here { outcome } else { dedup_table::without_rows(&outcome) };
             turn.done.outcomes.push((id, told));
         }
         Ok(())
@@ -370,7 +369,7 @@ impl Machine {
             revision: self.store.revision(),
             compacted: self.store.compacted(),
             leases: self.store.shared().leases().fingerprint(),
-            answers: self.answers.fingerprint(),
+            dedup: self.dedup.fingerprint(),
             configuration: self.configuration,
         };
         parts.digest()
@@ -403,8 +402,8 @@ impl Machine {
         };
         let copy = if without(Mutant::M18a) { Default::default() } else { leases.copy() };
         drop(leases);
-        let answers = if without(Mutant::M16) { Default::default() } else { self.answers.copy() };
-        Image::new(head, shared, copy, answers)
+        let dedup = if without(Mutant::M16) { Default::default() } else { self.dedup.copy() };
+        Image::new(head, shared, copy, dedup)
     }
 
     /// A machine made of the parts of another one, with everything published.
@@ -414,7 +413,7 @@ impl Machine {
     pub fn restore(
         options: MachineOptions,
         head: StateHead,
-        pieces: impl IntoIterator<Item = Piece>,
+        pieces: impl IntoIterator<Item = SnapshotRecord>,
     ) -> Result<Self, RestoreError> {
         let mut restore = Restore::new(options, head)?;
         pieces.into_iter().try_for_each(|piece| restore.add(piece))?;
@@ -439,7 +438,7 @@ impl Machine {
         }
         later.publish();
         self.store.swap(&mut later.store);
-        std::mem::swap(&mut self.answers, &mut later.answers);
+        std::mem::swap(&mut self.dedup, &mut later.dedup);
         std::mem::swap(&mut self.members, &mut later.members);
         std::mem::swap(&mut self.access, &mut later.access);
         std::mem::swap(&mut self.alarms, &mut later.alarms);
@@ -481,7 +480,7 @@ impl Machine {
         if self.members.is_removed(id.node) {
             return Some(Err(Rejection::Closed));
         }
-        self.answers.answer(id)
+        self.dedup.answer(id)
     }
 
     /// Checks the next `rows` versions in memory against their checksums, round and round.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::answers::{self, AnswerRow};
+use super::dedup_table::{self, AnswerRow};
 use super::digest::{Fingerprint, Parts, configuration};
 use super::lease::{Held, attachment};
 use super::row::RowRef;
@@ -19,7 +19,7 @@ pub(super) struct Recount {
     live: u64,
     leases: u64,
     lives: Vec<LifeRow>,
-    answers: BTreeMap<NodeId, u64>,
+    dedup: BTreeMap<NodeId, u64>,
 }
 
 impl Recount {
@@ -40,15 +40,15 @@ impl Recount {
     }
 
     pub(super) fn answer(&mut self, AnswerRow { id, outcome, .. }: &AnswerRow) {
-        let sum = self.answers.entry(id.node).or_default();
-        *sum = sum.wrapping_add(answers::fingerprint(id.seq, outcome));
+        let sum = self.dedup.entry(id.node).or_default();
+        *sum = sum.wrapping_add(dedup_table::fingerprint(id.seq, outcome));
     }
 
     /// What all of it amounts to.
     pub(super) fn digest(&self, head: &StateHead) -> u64 {
         let lives = self.lives.iter().fold(Fingerprint::default(), |print, life| {
             let LifeRow { node, incarnation, window } = life;
-            let sum = self.answers.get(node).copied().unwrap_or_default();
+            let sum = self.dedup.get(node).copied().unwrap_or_default();
             print.life(*node, *incarnation, sum, (window.frontier, &window.open))
         });
         let parts = Parts {
@@ -57,7 +57,7 @@ impl Recount {
             revision: head.revision,
             compacted: head.compacted,
             leases: [self.leases, head.next_lease],
-            answers: lives.finish(),
+            dedup: lives.finish(),
             configuration: configuration(&head.members, &head.access, &head.alarms, head.version),
         };
         parts.digest()

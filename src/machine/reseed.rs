@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use super::answers::Answers;
+use super::dedup_table::DedupTable;
 use super::digest::mix;
 use super::history::History;
 use super::index::Index;
@@ -96,7 +96,7 @@ impl Machine {
             applied: RESEEDED_AT.0,
             term: RESEEDED_AT.1,
             store,
-            answers: Answers::default(),
+            dedup: DedupTable::default(),
             members: Arc::default(),
             access: Arc::default(),
             alarms: Arc::default(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::answers::Answers;
+use super::dedup_table::DedupTable;
 use super::history::History;
 use super::index::Index;
 use super::lease::LeaseTable;
@@ -16,7 +16,7 @@ use super::row::{Meta, Row, Rows};
 use super::shared::Published;
 use super::store::Store;
 use super::{Machine, MachineOptions};
-use crate::model::{Fault, KeyValue, LeaseRow, Piece, Revision, RowChange, StateHead};
+use crate::model::{Fault, KeyValue, LeaseRow, Revision, RowChange, SnapshotRecord, StateHead};
 
 /// A machine in the making. Pieces go in, in the order in which an image hands them out.
 pub struct Restore {
@@ -28,7 +28,7 @@ pub struct Restore {
     /// The changes of the revision at hand, which may go on in the next piece.
     open: Option<(Revision, Vec<Row>)>,
     leases: LeaseTable,
-    answers: Answers,
+    dedup: DedupTable,
     bytes: u64,
     scratch: Vec<u8>,
 }
@@ -40,7 +40,7 @@ enum Stage {
     Changes,
     Leases,
     Lives,
-    Answers,
+    DedupTable,
 }
 
 /// Why no machine can be made of these parts.
@@ -90,7 +90,7 @@ impl Restore {
             index: Index::default(),
             open: None,
             leases,
-            answers: Answers::default(),
+            dedup: DedupTable::default(),
             bytes: 0,
             scratch: Vec::new(),
         })
@@ -100,29 +100,33 @@ impl Restore {
     ///
     /// # Errors
     /// It cannot be one of this state, here.
-    pub fn add(&mut self, piece: Piece) -> Result<(), RestoreError> {
-        let stage = match &piece {
-            Piece::Rows(_) => Stage::Rows,
-            Piece::Changes(_) => Stage::Changes,
-            Piece::Leases(_) => Stage::Leases,
-            Piece::Lives(_) => Stage::Lives,
-            Piece::Answers(_) => Stage::Answers,
+    pub fn add(&mut self, record: SnapshotRecord) -> Result<(), RestoreError> {
+        let stage = match &record {
+            SnapshotRecord::Rows(_) => Stage::Rows,
+            SnapshotRecord::Changes(_) => Stage::Changes,
+            SnapshotRecord::Leases(_) => Stage::Leases,
+            SnapshotRecord::Lives(_) => Stage::Lives,
+            SnapshotRecord::DedupTable(_) => Stage::DedupTable,
         };
         if stage < self.stage {
             return Err(malformed(format!("{stage:?} after {:?}", self.stage)));
         }
         self.stage = stage;
-        match piece {
-            Piece::Rows(rows) => rows.iter().try_for_each(|kv| self.row(kv)),
-            Piece::Changes(changes) => changes.iter().try_for_each(|change| self.change(change)),
-            Piece::Leases(leases) => leases.into_iter().try_for_each(|lease| self.lease(lease)),
-            Piece::Lives(lives) => lives.into_iter().try_for_each(|life| {
+        match record {
+            SnapshotRecord::Rows(rows) => rows.iter().try_for_each(|kv| self.row(kv)),
+            SnapshotRecord::Changes(changes) => {
+                changes.iter().try_for_each(|change| self.change(change))
+            }
+            SnapshotRecord::Leases(leases) => {
+                leases.into_iter().try_for_each(|lease| self.lease(lease))
+            }
+            SnapshotRecord::Lives(lives) => lives.into_iter().try_for_each(|life| {
                 let node = life.node;
-                let new = self.answers.revive(life);
+                let new = self.dedup.revive(life);
                 new.then_some(()).ok_or_else(|| malformed(format!("node {node} asks twice")))
             }),
-            Piece::Answers(answers) => answers.into_iter().try_for_each(|(id, outcome)| {
-                let known = self.answers.recall(id, &outcome);
+            SnapshotRecord::DedupTable(dedup) => dedup.into_iter().try_for_each(|(id, outcome)| {
+                let known = self.dedup.recall(id, &outcome);
                 known.then_some(()).ok_or_else(|| malformed(format!("an answer to {id:?}")))
             }),
         }
@@ -279,7 +283,7 @@ impl Restore {
             applied,
             term,
             store,
-            answers: self.answers,
+            dedup: self.dedup,
             members: Arc::default(),
             access: Arc::default(),
             alarms: Arc::default(),

@@ -4,8 +4,8 @@ use std::ops::Range as Span;
 use std::time::Duration;
 
 use super::{
-    AccessChange, AlarmChange, Caller, ClusterVersion, Delete, Incarnation, Introduction, LeaseId,
-    NodeId, Put, Revision, Term, Txn,
+    AccessChange, AlarmChange, Caller, ClusterVersion, Delete, Incarnation, LeaseId,
+    MemberAttributes, NodeId, Put, Revision, Term, Txn,
 };
 
 /// A change of the replicated state.
@@ -31,7 +31,7 @@ pub enum Command {
     /// End a lease: its keys are deleted, in key order, in one revision.
     Revoke(LeaseId),
     /// What the node that makes the request is called, and where it is reached.
-    Announce(Introduction),
+    Announce(MemberAttributes),
     /// A member is going to be reached elsewhere: see [`Member::moves_to`](super::Member::moves_to).
     Move {
         /// Which.

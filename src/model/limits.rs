@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::written;
-use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Rejection, Txn};
+use super::{Command, KeyRange, MemberAttributes, Op, PutValue, Range, RangeEnd, Rejection, Txn};
 
 /// How large requests may be. Judged where the call is made, before anything is proposed, so all
 /// members should be configured alike; the state machine itself takes what the log holds. Each has a least
@@ -98,7 +98,7 @@ impl Limits {
                 }
                 session.as_ref().map_or(0, |session| session.label.len())
             }
-            Command::Announce(Introduction { name, address, endpoints }) => {
+            Command::Announce(MemberAttributes { name, address, endpoints }) => {
                 name.len() + address.len() + endpoints.iter().map(String::len).sum::<usize>()
             }
             Command::Move { address, .. } => address.len(),

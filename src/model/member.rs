@@ -104,17 +104,17 @@ pub(crate) fn is_nowhere(address: &str) -> bool {
 
 /// What a member says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Introduction {
+pub struct MemberAttributes {
     /// What it is called.
     pub name: String,
     /// Where the others reach it, `host:port`.
     pub address: String,
     /// Where its host serves clients of its own: URLs, as a rule. Told to all members and not used by the library; at
-    /// most [`Introduction::ENDPOINTS_MAX`].
+    /// most [`MemberAttributes::ENDPOINTS_MAX`].
     pub endpoints: Vec<String>,
 }
 
-impl Introduction {
+impl MemberAttributes {
     /// The most endpoints.
     pub const ENDPOINTS_MAX: usize = 16;
 
@@ -494,9 +494,9 @@ impl Members {
 
     /// A member says what it is called and where it is. False if there is no such member.
     #[doc(hidden)]
-    pub fn announce(&mut self, id: NodeId, introduction: &Introduction) -> bool {
+    pub fn announce(&mut self, id: NodeId, attributes: &MemberAttributes) -> bool {
         let Some(member) = self.rows.get_mut(&id) else { return false };
-        let Introduction { name, address, endpoints } = introduction.clone();
+        let MemberAttributes { name, address, endpoints } = attributes.clone();
         // Until it speaks from elsewhere it has not moved.
         let moves_to = member.moves_to.take().filter(|_| address == member.address);
         *member = Member { name, address, moves_to, endpoints, ..member.clone() };
@@ -541,11 +541,11 @@ pub struct SnapshotId {
 mod tests {
     use super::*;
 
-    fn introduction(name: &str, address: &str) -> Introduction {
-        Introduction {
+    fn attributes(name: &str, address: &str) -> MemberAttributes {
+        MemberAttributes {
             name: name.to_owned(),
             address: address.to_owned(),
-            ..Introduction::default()
+            ..MemberAttributes::default()
         }
     }
 
@@ -605,7 +605,7 @@ mod tests {
         members.apply(LogIndex(8), &keep(5));
         assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
         assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
-        members.announce(id(1), &introduction("a", "h:1"));
+        members.announce(id(1), &attributes("a", "h:1"));
         assert_eq!(members.judge(&take(4, "a")), Err(MembershipError::NameTaken("a".to_owned())));
         members.apply(LogIndex(9), &take(4, "d"));
         let taken = members.get(id(4)).unwrap();
@@ -630,7 +630,7 @@ mod tests {
     fn who_is_to_move_is_in_both_places_until_it_speaks_from_another() {
         let mut members = three();
         for number in 1..=3 {
-            members.announce(id(number), &introduction("", &format!("h:{number}")));
+            members.announce(id(number), &attributes("", &format!("h:{number}")));
         }
         let moves_to = |members: &Members| members.get(id(1)).unwrap().moves_to.clone();
         assert_eq!(members.move_to(id(9), "h:9"), Err(Rejection::NotMember(id(9))));
@@ -640,9 +640,9 @@ mod tests {
         assert_eq!(members.move_to(id(2), "h:1"), Err(Rejection::AddressTaken(id(1))));
         let row = members.get(id(1)).unwrap();
         assert_eq!((row.address.as_str(), row.destination()), ("h:1", "h:9"));
-        members.announce(id(1), &introduction("a", "h:1"));
+        members.announce(id(1), &attributes("a", "h:1"));
         assert_eq!(moves_to(&members).as_deref(), Some("h:9"), "it has a name now, and stays");
-        members.announce(id(1), &introduction("a", "h:8"));
+        members.announce(id(1), &attributes("a", "h:8"));
         assert_eq!((moves_to(&members), members.get(id(1)).unwrap().destination()), (None, "h:8"));
         members.move_to(id(1), "h:9").unwrap();
         members.move_to(id(1), "h:8").unwrap();
@@ -685,8 +685,8 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let mut members = three();
-        assert!(members.announce(id(1), &introduction("a", "h:1")));
-        assert!(!members.announce(id(9), &introduction("z", "")));
+        assert!(members.announce(id(1), &attributes("a", "h:1")));
+        assert!(!members.announce(id(9), &attributes("z", "")));
         let named = |name: &str| MemberChange::Add {
             id: id(4),
             disk: DiskId(4),

@@ -41,7 +41,7 @@ pub struct Hello {
     /// Where the sender can be reached, `host:port`; empty if nowhere.
     pub address: String,
     /// The newest cluster version that the sender understands.
-    pub speaks: ClusterVersion,
+    pub supported_version: ClusterVersion,
 }
 
 /// How far a member is with founding its cluster.

@@ -16,9 +16,9 @@ mod message;
 mod moment;
 mod open;
 mod outcome;
-mod piece;
 mod range;
 mod request;
+mod snapshot_record;
 mod written;
 
 pub(crate) use access::Right;
@@ -36,8 +36,8 @@ pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
 pub use member::{
-    Introduction, Member, MemberChange, MemberRole, Members, MembershipError, MembershipRequest,
-    SnapshotId,
+    Member, MemberAttributes, MemberChange, MemberRole, Members, MembershipError,
+    MembershipRequest, SnapshotId,
 };
 pub(crate) use member::{addresses, are_addresses, is_address, is_nowhere};
 pub use message::{
@@ -49,9 +49,9 @@ pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Rejection, Reply, RevokeReply,
     TxnReply, TxnResult,
 };
-pub use piece::{LeaseRow, LifeRow, Piece, PieceCounts, RowChange, StateHead};
 pub use range::{KeyRange, RangeEnd};
 pub use request::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,
     RevisionBounds, Sort, SortOrder, SortTarget, Txn,
 };
+pub use snapshot_record::{LeaseRow, LifeRow, PieceCounts, RowChange, SnapshotRecord, StateHead};

@@ -222,7 +222,7 @@ impl Assembly {
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
         let mut warm = settings.warm_copy.as_ref().map(|copy| {
             let (cluster, node, disk) = (settings.cluster, settings.node, opened.recovered.disk);
-            warm::open(&env, copy, &settings.dir, warm::Origin { cluster, node, disk })
+            warm::open(&env, copy, &settings.dir, warm::RestoredFrom { cluster, node, disk })
         });
         let mut loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
         let members = loaded.machine.members();
@@ -327,7 +327,7 @@ impl Assembly {
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),
         );
-        let warm_post = warm::Post::new();
+        let warm_post = warm::WriteBehindQueue::new();
         let warm_worker = warm.and_then(|warm| warm.worker(reader.clone(), Arc::clone(&warm_post)));
         let inbox_of_shared = Arc::clone(&inbox);
         let shared =
@@ -450,9 +450,9 @@ fn load_snapshot(
             continue;
         }
         if let Ok(reader) = folder.read(&candidate)
-            && reader.head().version > settings.speaks
+            && reader.head().version > settings.supported_version
         {
-            let (version, known) = (reader.head().version, settings.speaks);
+            let (version, known) = (reader.head().version, settings.supported_version);
             return Err(StartError::Entry(Fault::Outgrown { version, known }));
         }
         match read_snapshot(folder, &candidate, settings.machine_options()) {

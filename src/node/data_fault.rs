@@ -8,7 +8,7 @@ use crate::snapshot::SnapshotError;
 use crate::wal::LogError;
 
 use super::assembly::StartError;
-use super::origin::OriginError;
+use super::restored_from::OriginError;
 
 /// What is wrong with a data directory: the kind of [`StartError::Data`](crate::StartError::Data), and what a
 /// supervisor does about it. The same start, tried again, ends as before, but where it says otherwise.

@@ -41,7 +41,7 @@ struct Undecided {
 
 /// What a comparison came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum DigestVerdict {
     /// No reason to worry.
     Fine,
     /// These members differ from a majority that this one is part of.
@@ -70,7 +70,9 @@ impl Digests {
         }
         // Who made the difference may be gone, and nobody will decide it.
         let is_open = |undecided: &Undecided| {
-            self.told.get(&undecided.index).is_some_and(|told| self.judge(told) == Verdict::Nobody)
+            self.told
+                .get(&undecided.index)
+                .is_some_and(|told| self.judge(told) == DigestVerdict::Nobody)
         };
         if !self.undecided.as_ref().is_some_and(is_open) {
             self.undecided = None;
@@ -91,9 +93,9 @@ impl Digests {
     }
 
     /// Somebody, or this node itself, tells a digest.
-    pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> Verdict {
+    pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> DigestVerdict {
         if !Self::is_due(index) || (from != self.me && !self.voters.contains(&from)) {
-            return Verdict::Fine;
+            return DigestVerdict::Fine;
         }
         self.told.entry(index).or_default().insert(from, digest);
         // Never forget what decides, and never let somebody fill the table with indexes to come.
@@ -103,14 +105,14 @@ impl Digests {
             let victim = mine.map_or(oldest, |(index, _)| *index);
             self.told.remove(&victim);
         }
-        let Some(told) = self.told.get(&index) else { return Verdict::Fine };
+        let Some(told) = self.told.get(&index) else { return DigestVerdict::Fine };
         let (verdict, agrees) = (self.judge(told), self.is_of_majority(told));
         let is_known = told.contains_key(&self.me);
         if from == self.me && self.undecided.is_some() {
             self.rest_ticks = self.patience_ticks.saturating_mul(REST);
         }
         match verdict {
-            Verdict::Nobody => {
+            DigestVerdict::Nobody => {
                 let ticks_left = self.patience_ticks;
                 self.undecided.get_or_insert(Undecided { index, ticks_left });
             }
@@ -141,10 +143,10 @@ impl Digests {
         same.count() > self.voters.len() / 2
     }
 
-    fn judge(&self, told: &BTreeMap<NodeId, u64>) -> Verdict {
-        let Some(mine) = told.get(&self.me) else { return Verdict::Fine };
+    fn judge(&self, told: &BTreeMap<NodeId, u64>) -> DigestVerdict {
+        let Some(mine) = told.get(&self.me) else { return DigestVerdict::Fine };
         if told.values().all(|digest| digest == mine) {
-            return Verdict::Fine;
+            return DigestVerdict::Fine;
         }
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
         for (_, digest) in told.iter().filter(|(node, _)| self.voters.contains(node)) {
@@ -154,10 +156,10 @@ impl Digests {
         match counts.into_iter().find(|(_, count)| *count >= quorum) {
             Some((right, _)) if right == *mine => {
                 let wrong = told.iter().filter(|(_, digest)| **digest != right);
-                Verdict::Others(wrong.map(|(node, _)| *node).collect())
+                DigestVerdict::Others(wrong.map(|(node, _)| *node).collect())
             }
-            Some(_) => Verdict::Me,
-            None => Verdict::Nobody,
+            Some(_) => DigestVerdict::Me,
+            None => DigestVerdict::Nobody,
         }
     }
 }
@@ -180,37 +182,40 @@ mod tests {
     fn who_differs_from_a_majority_is_wrong() {
         let index = LogIndex(EVERY);
         let mut digests = among(1, 3, 2);
-        assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
-        assert_eq!(digests.tell(node(2), index, 8), Verdict::Nobody);
+        assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::Nobody);
         digests.tick();
         assert!(!digests.is_undecided(), "the third may be about to tell");
         digests.tick();
         assert!(digests.is_undecided());
-        assert_eq!(digests.tell(node(3), index, 7), Verdict::Others(vec![node(2)]));
+        assert_eq!(digests.tell(node(3), index, 7), DigestVerdict::Others(vec![node(2)]));
         assert!(!digests.is_undecided());
 
         let mut digests = among(2, 3, 2);
-        assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
-        assert_eq!(digests.tell(node(3), index, 7), Verdict::Fine);
-        assert_eq!(digests.tell(node(2), index, 8), Verdict::Me);
+        assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.tell(node(3), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::Me);
     }
 
     #[test]
     fn two_that_differ_decide_nothing_until_a_majority_is_the_same_again() {
         let mut digests = among(1, 3, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
-        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), Verdict::Nobody);
+        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), DigestVerdict::Nobody);
         digests.tick();
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
         assert!(digests.is_undecided(), "one alone agrees with nobody");
-        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), Verdict::Nobody);
+        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::Nobody);
         assert!(digests.is_undecided());
         // One that was away when the first question was put.
-        assert_eq!(digests.tell(node(3), LogIndex(2 * EVERY), 9), Verdict::Others(vec![node(2)]));
+        assert_eq!(
+            digests.tell(node(3), LogIndex(2 * EVERY), 9),
+            DigestVerdict::Others(vec![node(2)])
+        );
         assert!(!digests.is_undecided());
         // What is told late of an earlier index asks nothing anew.
         digests.tell(node(1), LogIndex(3 * EVERY), 4);
-        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), Verdict::Nobody);
+        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::Nobody);
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
         digests.tick();
         assert!(digests.is_undecided(), "an earlier agreement does not heal a later difference");
@@ -220,14 +225,14 @@ mod tests {
     fn a_learner_counts_for_nothing_and_stops_if_the_voters_agree_on_something_else() {
         let index = LogIndex(EVERY);
         let mut learner = among(4, 3, 2);
-        assert_eq!(learner.tell(node(4), index, 8), Verdict::Fine);
-        assert_eq!(learner.tell(node(1), index, 7), Verdict::Nobody);
-        assert_eq!(learner.tell(node(2), index, 7), Verdict::Me);
+        assert_eq!(learner.tell(node(4), index, 8), DigestVerdict::Fine);
+        assert_eq!(learner.tell(node(1), index, 7), DigestVerdict::Nobody);
+        assert_eq!(learner.tell(node(2), index, 7), DigestVerdict::Me);
         let mut voter = among(1, 3, 2);
         voter.tell(node(1), index, 7);
-        assert_eq!(voter.tell(node(4), index, 8), Verdict::Fine);
+        assert_eq!(voter.tell(node(4), index, 8), DigestVerdict::Fine);
         // The one that differs goes, and with it the question.
-        assert_eq!(voter.tell(node(2), index, 8), Verdict::Nobody);
+        assert_eq!(voter.tell(node(2), index, 8), DigestVerdict::Nobody);
         voter.tick();
         voter.tick();
         assert!(voter.is_undecided());

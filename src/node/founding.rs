@@ -138,7 +138,7 @@ mod tests {
             standing,
             since: LogIndex(1),
             address: String::new(),
-            speaks: ClusterVersion::NEWEST,
+            supported_version: ClusterVersion::NEWEST,
         }
     }
 

@@ -18,7 +18,7 @@ use super::answer::StopReason;
 
 /// What a driver knows of itself. Written at each of its ticks.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct HealthSample {
     /// When that was.
     pub(crate) at: Moment,
     /// The founding members that it waits for, by name and address, if the cluster is not founded.
@@ -52,9 +52,9 @@ pub(crate) struct Pulse {
     pub(crate) rejected: Vec<String>,
 }
 
-impl Pulse {
+impl HealthSample {
     /// Of a driver that has not run yet.
-    pub(crate) fn unborn(now: Moment) -> Self {
+    pub(crate) fn initial(now: Moment) -> Self {
         Self {
             at: now,
             founding: None,
@@ -178,44 +178,44 @@ const BEHIND: u64 = 512;
 impl Health {
     /// Judges what a driver has written down.
     pub(crate) fn judge(
-        pulse: Pulse,
+        sample: HealthSample,
         stopped: Option<StopReason>,
         now: Moment,
         election_timeout: Duration,
     ) -> Self {
-        let owed = pulse.log_owes_since.map_or(Duration::ZERO, |since| now.since(since));
+        let owed = sample.log_owes_since.map_or(Duration::ZERO, |since| now.since(since));
         let mut health = Self {
             status: HealthStatus::Healthy,
             stopped,
-            silent: now.since(pulse.at),
-            unmet: pulse.founding.clone().unwrap_or_default(),
-            leads: pulse.leads,
-            leader: pulse.leader,
-            in_touch: pulse.touched.map(|touched| now.since(touched)),
+            silent: now.since(sample.at),
+            unmet: sample.founding.clone().unwrap_or_default(),
+            leads: sample.leads,
+            leader: sample.leader,
+            in_touch: sample.touched.map(|touched| now.since(touched)),
             has_leader: false,
-            electing: pulse.electing,
-            behind: pulse.behind,
-            fetching: pulse.fetching,
-            sync: pulse.slowest_sync.max(owed),
-            disk_full: pulse.disk_full,
-            diverged: pulse.diverged,
-            rejected: pulse.rejected,
+            electing: sample.electing,
+            behind: sample.behind,
+            fetching: sample.fetching,
+            sync: sample.slowest_sync.max(owed),
+            disk_full: sample.disk_full,
+            diverged: sample.diverged,
+            rejected: sample.rejected,
         };
         let patience = election_timeout * 2;
-        let timeouts = if pulse.quorum_connected { ELECTING_TIMEOUTS } else { CUT_OFF_TIMEOUTS };
+        let timeouts = if sample.quorum_connected { ELECTING_TIMEOUTS } else { CUT_OFF_TIMEOUTS };
         let limit = election_timeout * timeouts;
         let is_within = |moment: Moment, limit| {
-            pulse.touched.is_some_and(|touched| moment.since(touched) <= limit)
+            sample.touched.is_some_and(|touched| moment.since(touched) <= limit)
         };
         // The driver's own silence says nothing about the leader: a process that was paused has not lost it.
-        health.has_leader = health.stopped.is_none() && is_within(pulse.at, limit);
+        health.has_leader = health.stopped.is_none() && is_within(sample.at, limit);
         health.electing |= !is_within(now, election_timeout);
         let lost = !is_within(now, limit);
         let verdicts = [
             (HealthStatus::Stopped, health.stopped.is_some()),
             (HealthStatus::Stuck, health.silent > patience),
-            (HealthStatus::Founding, pulse.founding.is_some()),
-            (HealthStatus::Restoring, pulse.restoring),
+            (HealthStatus::Founding, sample.founding.is_some()),
+            (HealthStatus::Restoring, sample.restoring),
             (HealthStatus::Diverged, health.diverged),
             (HealthStatus::NoQuorum, lost),
             (HealthStatus::DiskFull, health.disk_full),
@@ -353,17 +353,17 @@ mod tests {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
-    fn well() -> Pulse {
-        Pulse {
+    fn well() -> HealthSample {
+        HealthSample {
             leader: Some("m2".to_owned()),
             touched: Some(at(9_900)),
             electing: false,
-            ..Pulse::unborn(at(10_000))
+            ..HealthSample::initial(at(10_000))
         }
     }
 
-    fn judge(pulse: Pulse) -> (&'static str, String) {
-        let health = Health::judge(pulse, None, at(10_010), T);
+    fn judge(sample: HealthSample) -> (&'static str, String) {
+        let health = Health::judge(sample, None, at(10_010), T);
         (health.status.as_str(), health.to_string())
     }
 
@@ -372,9 +372,9 @@ mod tests {
         let moment = Some(at(8_000));
         let cases = [
             (well(), "healthy", "all is well: the node follows m2"),
-            (Pulse { leads: true, ..well() }, "healthy", "all is well: the node leads"),
+            (HealthSample { leads: true, ..well() }, "healthy", "all is well: the node leads"),
             (
-                Pulse {
+                HealthSample {
                     founding: Some(vec!["m2".to_owned()]),
                     rejected: vec!["m2: different lists".to_owned()],
                     ..well()
@@ -383,87 +383,87 @@ mod tests {
                 "the cluster is not founded yet: waiting for m2; rejected: m2: different lists",
             ),
             (
-                Pulse { rejected: vec!["m3: different lists".to_owned()], ..well() },
+                HealthSample { rejected: vec!["m3: different lists".to_owned()], ..well() },
                 "healthy",
                 "all is well: the node follows m2",
             ),
-            (Pulse { behind: 511, ..well() }, "healthy", "all is well: the node follows m2"),
+            (HealthSample { behind: 511, ..well() }, "healthy", "all is well: the node follows m2"),
             (
-                Pulse { behind: 512, ..well() },
+                HealthSample { behind: 512, ..well() },
                 "catching_up",
                 "the node is catching up with m2: 512 entries to go",
             ),
             (
-                Pulse { slowest_sync: T / 2, ..well() },
+                HealthSample { slowest_sync: T / 2, ..well() },
                 "disk_slow",
                 "the disk is slow: a sync of the log took 250.0ms",
             ),
             (
-                Pulse { log_owes_since: moment, ..well() },
+                HealthSample { log_owes_since: moment, ..well() },
                 "disk_slow",
                 "the disk is slow: a sync of the log took 2.0s",
             ),
             (
-                Pulse { disk_full: true, behind: 9999, ..well() },
+                HealthSample { disk_full: true, behind: 9999, ..well() },
                 "disk_full",
                 "the disk is full: what would make the state grow is refused until there is room",
             ),
             (
-                Pulse { touched: moment, disk_full: true, ..well() },
+                HealthSample { touched: moment, disk_full: true, ..well() },
                 "no_quorum",
                 "the node has not heard of its leader m2 for 2.0s",
             ),
             (
-                Pulse { touched: moment, leads: true, ..well() },
+                HealthSample { touched: moment, leads: true, ..well() },
                 "no_quorum",
                 "the node leads, and has heard of no quorum for 2.0s",
             ),
             (
-                Pulse { behind: 7, fetching: true, ..well() },
+                HealthSample { behind: 7, fetching: true, ..well() },
                 "catching_up",
                 "the node fetches a snapshot: it is 7 entries behind",
             ),
             (
-                Pulse { restoring: true, ..Pulse::unborn(at(10_000)) },
+                HealthSample { restoring: true, ..HealthSample::initial(at(10_000)) },
                 "restoring",
                 "the node has lost the state that its log begins with, and fetches it from another member",
             ),
             (
-                Pulse { leader: None, touched: None, ..well() },
+                HealthSample { leader: None, touched: None, ..well() },
                 "no_quorum",
                 "the node knows of no leader",
             ),
             (
-                Pulse { leader: None, touched: moment, ..well() },
+                HealthSample { leader: None, touched: moment, ..well() },
                 "no_quorum",
                 "the node has known of no leader for 2.0s",
             ),
             (
-                Pulse { electing: true, ..well() },
+                HealthSample { electing: true, ..well() },
                 "healthy",
                 "the node waits for a leader: the last contact was 110.0ms ago",
             ),
             (
-                Pulse { diverged: true, leader: None, ..well() },
+                HealthSample { diverged: true, leader: None, ..well() },
                 "diverged",
                 "the replicas differ and no majority says which is right: writes are refused",
             ),
             (
-                Pulse {
+                HealthSample {
                     founding: Some(vec!["m1 (h1:1)".into(), "m3 (h3:1)".into()]),
-                    ..Pulse::unborn(at(10_000))
+                    ..HealthSample::initial(at(10_000))
                 },
                 "founding",
                 "the cluster is not founded yet: waiting for m1 (h1:1), m3 (h3:1)",
             ),
             (
-                Pulse { at: at(9_000), ..well() },
+                HealthSample { at: at(9_000), ..well() },
                 "stuck",
                 "the node has given no sign of life for 1.0s",
             ),
         ];
-        for (pulse, word, sentence) in cases {
-            assert_eq!(judge(pulse), (word, sentence.to_owned()));
+        for (sample, word, sentence) in cases {
+            assert_eq!(judge(sample), (word, sentence.to_owned()));
         }
         let gone = Health::judge(well(), Some(StopReason::Shutdown), at(99_999), T);
         assert_eq!(gone.to_string(), "the node has stopped: it was shut down");
@@ -474,8 +474,9 @@ mod tests {
     fn last_known_leader_counts_until_elections_must_have_ended() {
         let health = |age: u64, quorum_connected| {
             let touched = Some(at(10_000 - age));
-            let pulse = Pulse { touched, electing: true, leader: None, quorum_connected, ..well() };
-            Health::judge(pulse, None, at(10_000), T)
+            let sample =
+                HealthSample { touched, electing: true, leader: None, quorum_connected, ..well() };
+            Health::judge(sample, None, at(10_000), T)
         };
         for (age, quorum_connected, has_leader) in [
             (1_000, false, true),
@@ -489,7 +490,7 @@ mod tests {
             assert_eq!(health.is_serving(), has_leader, "{age} {quorum_connected}");
             assert!(health.electing);
         }
-        let never = Pulse { quorum_connected: true, ..Pulse::unborn(at(10_000)) };
+        let never = HealthSample { quorum_connected: true, ..HealthSample::initial(at(10_000)) };
         let never = Health::judge(never, None, at(10_000), T);
         assert!(!never.has_leader && never.status == HealthStatus::NoQuorum);
         let stopped = Health::judge(well(), Some(StopReason::Shutdown), at(10_000), T);

@@ -19,7 +19,7 @@ pub(crate) struct Identity {
     disk: DiskId,
     incarnation: Incarnation,
     address: String,
-    speaks: ClusterVersion,
+    supported_version: ClusterVersion,
     /// Those that are to found the cluster, if it does not exist yet.
     founders: BTreeMap<NodeId, Contact>,
     known: Mutex<Known>,
@@ -48,7 +48,7 @@ impl Identity {
             disk,
             incarnation,
             address: settings.contact.address.clone(),
-            speaks: settings.speaks,
+            supported_version: settings.supported_version,
             founders: settings.members.clone(),
             known: Mutex::new(Known { standing, members: Arc::default(), unsettled: false }),
         }
@@ -101,8 +101,8 @@ impl Identity {
             (FoundingState::Founded(_), None) => LogIndex(u64::MAX),
         };
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
-        let (address, speaks) = (self.address.clone(), self.speaks);
-        Hello { cluster, from, to, disk, incarnation, standing, since, address, speaks }
+        let (address, supported_version) = (self.address.clone(), self.supported_version);
+        Hello { cluster, from, to, disk, incarnation, standing, since, address, supported_version }
     }
 }
 

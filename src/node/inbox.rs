@@ -17,13 +17,13 @@ use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
-use super::bell::{Bell, Sleeper};
 use super::lease_calls::LeaseCall;
-use super::reads::Asking;
+use super::parker::{Parker, Sleeper};
+use super::reads::ReadWaiter;
+use super::request_trace::RequestTrace;
 use super::session::{Parting, SharedSession};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
-use super::story::Story;
 
 /// A message that is not larger finds room where larger ones do not any more, in the last eighth:
 /// heartbeats and votes get through whatever a peer pours in.
@@ -50,7 +50,7 @@ pub(crate) enum Input {
     /// A caller wants a change.
     Write(Write),
     /// A caller wants to read what was committed before the call.
-    Read(Asking<Moment>),
+    Read(ReadWaiter<Moment>),
     /// A caller wants the replica to have reached a revision.
     AtLeast { revision: Revision, deadline: Moment, reply: ReplyTo<()> },
     /// A caller wants a lease of its own to be kept alive by this node.
@@ -113,13 +113,13 @@ pub(crate) struct Write {
     /// Who wants to know.
     pub(crate) reply: ReplyTo<Reply>,
     /// What it was and when it came.
-    pub(crate) story: Story,
+    pub(crate) trace: RequestTrace,
 }
 
 /// See the module.
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    bell: Bell,
+    parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
     peer_bytes_max: usize,
     meters: Arc<Meters>,
@@ -151,7 +151,7 @@ impl Inbox {
         meters: Arc<Meters>,
         on_push: Box<dyn Fn() + Send + Sync>,
     ) -> Self {
-        Self { state: Mutex::default(), bell: Bell::default(), on_push, peer_bytes_max, meters }
+        Self { state: Mutex::default(), parker: Parker::default(), on_push, peer_bytes_max, meters }
     }
 
     /// Puts something in. Gives it back if the driver has stopped and will never look again.
@@ -175,7 +175,7 @@ impl Inbox {
                 self.meters.inbox_bytes_peak.at_least(state.peer_bytes);
             }
             state.inputs.push(input);
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
         Ok(())
@@ -193,7 +193,7 @@ impl Inbox {
     pub(crate) fn wait(&self, at_most: Duration) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inputs.is_empty() && !at_most.is_zero() {
-            drop(self.bell.wait(state, Some(at_most)));
+            drop(self.parker.wait(state, Some(at_most)));
         }
     }
 

@@ -52,17 +52,17 @@ pub(crate) struct LeaseQuestion {
 pub(crate) struct LeaseCalls {
     /// What no question asks yet.
     waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, InFlight>,
     next_round: u64,
     ask_again: Duration,
 }
 
-struct Asked {
+struct InFlight {
     sent: Moment,
     calls: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
 }
 
-impl Asked {
+impl InFlight {
     fn question(&self, round: u64) -> LeaseQuestion {
         let of = |lease_request| {
             let leases =
@@ -89,7 +89,7 @@ impl LeaseCalls {
     /// an earlier one nobody has answered for a while.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
         if self.waiting.is_empty() {
-            let late = |asked: &Asked| now.since(asked.sent) >= self.ask_again;
+            let late = |asked: &InFlight| now.since(asked.sent) >= self.ask_again;
             let (round, asked) = self.asked.iter_mut().find(|(_, asked)| late(asked))?;
             asked.sent = now;
             return Some(asked.question(*round));
@@ -97,7 +97,7 @@ impl LeaseCalls {
         let over = self.waiting.keys().nth(ASKED_AT_ONCE).copied();
         let later = over.map_or_else(BTreeMap::new, |over| self.waiting.split_off(&over));
         let calls = std::mem::replace(&mut self.waiting, later);
-        let (round, asked) = (self.next_round, Asked { sent: now, calls });
+        let (round, asked) = (self.next_round, InFlight { sent: now, calls });
         let question = asked.question(round);
         self.next_round += 1;
         self.asked.insert(round, asked);

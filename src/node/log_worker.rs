@@ -9,8 +9,8 @@ use crate::metrics::Meters;
 use crate::model::LogIndex;
 use crate::wal;
 
-use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
+use super::parker::{Parker, Sleeper};
 
 /// How long the log must be idle before it protects what it wrote last.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
@@ -21,7 +21,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// Groups on their way to the log.
 pub(crate) struct LogQueue {
     state: Mutex<State>,
-    bell: Bell,
+    parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -57,7 +57,7 @@ impl LogQueue {
     /// An empty queue. `on_push` is called after each group, for whoever runs the worker without
     /// waiting.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), bell: Bell::default(), on_push }
+        Self { state: Mutex::default(), parker: Parker::default(), on_push }
     }
 
     /// Queues a group.
@@ -65,7 +65,7 @@ impl LogQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.groups.push(group);
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
     }
@@ -80,7 +80,7 @@ impl LogQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.cut = state.cut.max(Some(up_to));
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
     }
@@ -90,7 +90,7 @@ impl LogQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.closed = true;
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
     }
@@ -99,7 +99,7 @@ impl LogQueue {
     /// `at_most`.
     fn take(&self, at_most: Option<Duration>) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.bell.wait(state, at_most).take()
+        self.parker.wait(state, at_most).take()
     }
 
     /// Whether groups, or a cut, wait to be taken.

@@ -22,7 +22,7 @@ use crate::mutant::{self, Mutant};
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::Write;
 use super::log_times::InLog;
-use super::story::Story;
+use super::request_trace::RequestTrace;
 
 /// How far apart the oldest open request and the newest one sent may be. The state machine
 /// remembers more than that.
@@ -53,7 +53,7 @@ struct Open {
     deadline: Option<Moment>,
     bytes: usize,
     reply: ReplyTo<Reply>,
-    story: Story,
+    trace: RequestTrace,
     /// When it was last handed over.
     sent: Option<Moment>,
     /// Whether any attempt may have reached a log.
@@ -76,7 +76,7 @@ pub(crate) struct Batch {
 pub(crate) struct Closed {
     reply: ReplyTo<Reply>,
     result: CallResult<Reply>,
-    story: Story,
+    trace: RequestTrace,
     /// What admission counted, in bytes.
     pub(crate) bytes: usize,
 }
@@ -84,19 +84,19 @@ pub(crate) struct Closed {
 impl Closed {
     /// A request that was not even taken.
     pub(crate) fn refused(write: Write, error: CallError) -> Self {
-        let Write { bytes, reply, story, .. } = write;
-        Self { reply, result: Err(error), story, bytes }
+        let Write { bytes, reply, trace, .. } = write;
+        Self { reply, result: Err(error), trace, bytes }
     }
 
     /// The entry that has decided it, and how that went through this node's log.
     pub(crate) fn decided_by(&mut self, index: LogIndex, in_log: Option<InLog>) {
-        self.story.in_log = in_log;
-        tracing::trace!(parent: &self.story.span, %index, "decided");
+        self.trace.in_log = in_log;
+        tracing::trace!(parent: &self.trace.span, %index, "decided");
     }
 
     /// What is to be said of it, and to whom.
-    pub(crate) fn split(self) -> (Story, CallResult<Reply>, ReplyTo<Reply>) {
-        (self.story, self.result, self.reply)
+    pub(crate) fn split(self) -> (RequestTrace, CallResult<Reply>, ReplyTo<Reply>) {
+        (self.trace, self.result, self.reply)
     }
 
     /// Tells the caller.
@@ -131,14 +131,14 @@ impl Proposals {
         if let Some(deadline) = write.deadline {
             self.deadlines.insert((deadline, seq));
         }
-        let Write { command, deadline, bytes, reply, mut story } = write;
-        story.numbered(seq);
+        let Write { command, deadline, bytes, reply, mut trace } = write;
+        trace.numbered(seq);
         let open = Open {
             command,
             deadline,
             bytes,
             reply,
-            story,
+            trace,
             sent: None,
             maybe_applied: false,
             attempts: 0,
@@ -179,8 +179,8 @@ impl Proposals {
             let open = self.open.get_mut(&seq).expect("what is unsent is open");
             open.sent = Some(now);
             open.attempts += 1;
-            open.story.handed_over(now);
-            tracing::trace!(parent: &open.story.span, attempt = open.attempts, "handed over");
+            open.trace.handed_over(now);
+            tracing::trace!(parent: &open.trace.span, attempt = open.attempts, "handed over");
             if !std::mem::replace(&mut open.maybe_applied, true) {
                 fresh.push(seq);
             }
@@ -227,7 +227,7 @@ impl Proposals {
         for seq in fresh {
             if let Some(open) = self.open.get_mut(seq) {
                 open.maybe_applied = false;
-                open.story.came_back();
+                open.trace.came_back();
             }
         }
     }
@@ -358,8 +358,8 @@ impl Proposals {
             self.deadlines.remove(&(deadline, seq));
         }
         let result = result(&open);
-        let Open { reply, story, bytes, .. } = open;
-        Some(Closed { reply, result, story, bytes })
+        let Open { reply, trace, bytes, .. } = open;
+        Some(Closed { reply, result, trace, bytes })
     }
 }
 
@@ -424,8 +424,8 @@ mod tests {
         let results = results.clone();
         let reply = ReplyTo::Call(Box::new(move |result| results.lock().unwrap().push(result)));
         let command = Command::Put(Put::new("a", "1"));
-        let story = Story::begin(&command, at(0));
-        Write { command, deadline, bytes: 10, reply, story }
+        let trace = RequestTrace::begin(&command, at(0));
+        Write { command, deadline, bytes: 10, reply, trace }
     }
 
     fn seqs(batch: Option<Batch>) -> Vec<u64> {

@@ -24,7 +24,7 @@ use super::lease_calls::LeaseQuestion;
 
 /// A caller that waits: for leave to read, which comes with the moment at which a leader had confirmed how far it must
 /// see, or for a revision.
-pub(crate) struct Asking<T = ()> {
+pub(crate) struct ReadWaiter<T = ()> {
     /// When to give up.
     pub(crate) deadline: Moment,
     /// Who wants it.
@@ -34,15 +34,15 @@ pub(crate) struct Asking<T = ()> {
 }
 
 /// Those who share a question, with a moment of its.
-type Together = (Moment, Vec<Asking<Moment>>);
+type WaiterGroup = (Moment, Vec<ReadWaiter<Moment>>);
 
 /// The asking side.
 pub(crate) struct Reads {
-    waiting: Vec<Asking<Moment>>,
+    waiting: Vec<ReadWaiter<Moment>>,
     /// By round: when it was asked last.
-    asked: BTreeMap<u64, Together>,
+    asked: BTreeMap<u64, WaiterGroup>,
     /// Allowed, once this index is applied. By index and round: when it was answered.
-    applying: BTreeMap<(LogIndex, u64), Together>,
+    applying: BTreeMap<(LogIndex, u64), WaiterGroup>,
     next_round: u64,
     ask_again: Duration,
 }
@@ -62,7 +62,7 @@ impl Reads {
     }
 
     /// Somebody asks.
-    pub(crate) fn add(&mut self, asking: Asking<Moment>) {
+    pub(crate) fn add(&mut self, asking: ReadWaiter<Moment>) {
         self.waiting.push(asking);
     }
 
@@ -147,7 +147,7 @@ impl Reads {
 }
 
 /// Ends those whose time is up, and those who went away; answers with how many the former were.
-fn expire(askers: &mut Vec<Asking<Moment>>, now: Moment) -> u64 {
+fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
     let mut late = 0;
     for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
         late += u64::from(!asking.reply.is_gone());
@@ -158,7 +158,7 @@ fn expire(askers: &mut Vec<Asking<Moment>>, now: Moment) -> u64 {
 
 /// Who put a question to the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Asker {
+pub(crate) enum ReadOrigin {
     /// This node, for reads.
     Local { round: u64 },
     /// Another node, for reads.
@@ -175,8 +175,8 @@ pub(crate) struct Rounds {
     node: NodeId,
     incarnation: Incarnation,
     counter: u64,
-    pending: Vec<Asker>,
-    flying: BTreeMap<u64, (Moment, Vec<Asker>)>,
+    pending: Vec<ReadOrigin>,
+    flying: BTreeMap<u64, (Moment, Vec<ReadOrigin>)>,
     start_again: Duration,
 }
 
@@ -194,7 +194,7 @@ impl Rounds {
     }
 
     /// A question came.
-    pub(crate) fn join(&mut self, asker: Asker) {
+    pub(crate) fn join(&mut self, asker: ReadOrigin) {
         if mutant::is(Mutant::B29)
             && let Some(mut under_way) = self.flying.last_entry()
         {
@@ -242,13 +242,13 @@ impl Rounds {
     }
 
     /// A quorum has confirmed a round: its questions can be answered.
-    pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<Asker> {
+    pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<ReadOrigin> {
         assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));
         self.flying.remove(&round.counter).map(|(_, askers)| askers).unwrap_or_default()
     }
 
     /// This node does not lead any more: who must be told so.
-    pub(crate) fn end(&mut self) -> Vec<Asker> {
+    pub(crate) fn end(&mut self) -> Vec<ReadOrigin> {
         let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
         flying.chain(std::mem::take(&mut self.pending)).collect()
     }
@@ -264,8 +264,8 @@ mod tests {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
-    fn asking(sender: oneshot::Sender<CallResult<Moment>>) -> Asking<Moment> {
-        Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender), span: Span::none() }
+    fn asking(sender: oneshot::Sender<CallResult<Moment>>) -> ReadWaiter<Moment> {
+        ReadWaiter { deadline: at(5_000), reply: ReplyTo::Waiting(sender), span: Span::none() }
     }
 
     #[test]
@@ -326,13 +326,13 @@ mod tests {
         let mut rounds =
             Rounds::new(NodeId::new(1).unwrap(), Incarnation(1), Duration::from_millis(500));
         for round in 0..2 * PENDING_MAX as u64 {
-            rounds.join(Asker::Local { round });
+            rounds.join(ReadOrigin::Local { round });
         }
         assert_eq!(rounds.pending.len(), PENDING_MAX);
         let mut started = 0;
         while rounds.start(at(0)).is_some() {
             started += 1;
-            rounds.join(Asker::Local { round: 0 });
+            rounds.join(ReadOrigin::Local { round: 0 });
         }
         assert_eq!(started, FLYING_MAX);
     }

@@ -133,17 +133,17 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{DiskId, Introduction, LogIndex, MemberChange};
+    use crate::model::{DiskId, LogIndex, MemberAttributes, MemberChange};
 
     fn id(number: u64) -> NodeId {
         NodeId::new(number).unwrap()
     }
 
-    fn introduction(name: &str, address: &str) -> Introduction {
-        Introduction {
+    fn attributes(name: &str, address: &str) -> MemberAttributes {
+        MemberAttributes {
             name: name.to_owned(),
             address: address.to_owned(),
-            ..Introduction::default()
+            ..MemberAttributes::default()
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         let mut roster = Roster::new(id(1), hints());
         assert_eq!(roster.peers(), [id(2), id(3)]);
         let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
-        members.announce(id(2), &introduction("bee", "bee:2"));
+        members.announce(id(2), &attributes("bee", "bee:2"));
         roster.update(&members);
         assert_eq!((roster.name_of(id(2)), roster.name_of(id(3))), ("bee".into(), "c".into()));
         let contacts: BTreeMap<_, _> =
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(roster.address_of(id(3)), Some("sea:3"));
         assert!(roster.hear(id(2), "moved:2"), "before it could announce it");
         assert_eq!(roster.address_of(id(2)), Some("moved:2"));
-        members.announce(id(2), &introduction("bee", "again:2"));
+        members.announce(id(2), &attributes("bee", "again:2"));
         roster.update(&members);
         assert_eq!(roster.address_of(id(2)), Some("again:2"));
         members.move_to(id(2), "far:2").unwrap();

@@ -85,7 +85,7 @@ pub(crate) struct Sessions {
     /// How long to wait for an answer to a renewal before asking again.
     ask_again: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
-    resuming: BTreeMap<LeaseId, Wanted>,
+    resuming: BTreeMap<LeaseId, ResumedLease>,
     /// What was asked, when, by the number of the asking.
     asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
     next_round: u64,
@@ -104,7 +104,7 @@ struct Kept {
 }
 
 /// A lease that is to be kept, and is not believed in yet.
-struct Wanted {
+struct ResumedLease {
     /// How long it lives, the delay included.
     lease_ttl: Duration,
     label: String,
@@ -176,7 +176,7 @@ impl Sessions {
             return Some((waiter.reply, kept.claim(delay)));
         }
         self.quiet_until = self.quiet_until.min(now);
-        let wanted = self.resuming.entry(lease).or_insert_with(|| Wanted {
+        let wanted = self.resuming.entry(lease).or_insert_with(|| ResumedLease {
             lease_ttl,
             label,
             ask_at: now,
@@ -317,7 +317,7 @@ impl Sessions {
     fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
         let sent = if mutant::is(Mutant::B70) { now } else { sent };
-        let Wanted { lease_ttl, label, ask_at, mut waiters } = wanted;
+        let ResumedLease { lease_ttl, label, ask_at, mut waiters } = wanted;
         // What nobody waits for any more is left alone.
         waiters.retain(|waiter| !waiter.reply.is_gone());
         let Some(first) = waiters.first() else { return Vec::new() };
@@ -325,7 +325,7 @@ impl Sessions {
         let ttl = lease_ttl - delay;
         if now >= sent + self.drift.trust_for(ttl) {
             // It came too late to be believed.
-            self.resuming.insert(lease, Wanted { lease_ttl, label, ask_at, waiters });
+            self.resuming.insert(lease, ResumedLease { lease_ttl, label, ask_at, waiters });
             return Vec::new();
         }
         self.keep(lease, SessionTerms { ttl, delay, label, own }, sent, 0);

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     /// Whether the configuration's token is not the one that the cluster was founded with.
     pub(crate) has_other_token: bool,
     /// The newest cluster version that it says it understands: this build's, but in tests of upgrades.
-    pub(crate) speaks: ClusterVersion,
+    pub(crate) supported_version: ClusterVersion,
     /// Where its data is.
     pub(crate) dir: PathBuf,
     /// Time between heartbeats of a leader.
@@ -88,7 +88,7 @@ pub(crate) struct Contact {
 impl Settings {
     /// How the machine is set up.
     pub(crate) fn machine_options(&self) -> MachineOptions {
-        MachineOptions { known: self.speaks, ..MachineOptions::default() }
+        MachineOptions { known: self.supported_version, ..MachineOptions::default() }
     }
 
     /// How many bytes of entries may be under way. The log keeps a segment's worth of room for when its disk

@@ -21,17 +21,17 @@ use crate::mutant::{self, Mutant};
 use crate::watch::{Hub, waking};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
-use super::health::{Health, Pulse};
+use super::health::{Health, HealthSample};
 use super::inbox::{Inbox, Input, Write};
 use super::lease_calls::{LeaseCall, LeaseRequest};
 use super::quota::growth;
-use super::reads::Asking;
+use super::reads::ReadWaiter;
+use super::request_trace::{RequestTrace, ending};
 use super::session::Claim;
 use super::sessions::{SessionOpening, SessionResuming};
 use super::settings::Settings;
 use super::slow::{Slow, SlowLog};
 use super::status::NodeStatus;
-use super::story::{Story, ending};
 
 /// Is told, by the driver, of everything that has been applied: how the recipes follow the replica.
 /// Called after readers can see it and before the callers are answered. Must be quick and must not
@@ -64,7 +64,7 @@ impl Drop for OpenRead {
 struct Hook<F: FnOnce(Option<&CallResult<Reply>>)>(Option<F>);
 
 impl<F: FnOnce(Option<&CallResult<Reply>>)> Hook<F> {
-    fn ring(mut self, outcome: &CallResult<Reply>) {
+    fn run(mut self, outcome: &CallResult<Reply>) {
         if let Some(hook) = self.0.take() {
             hook(Some(outcome));
         }
@@ -124,7 +124,7 @@ pub(crate) struct Shared {
     /// The same for batches of entries that take long to apply.
     pub(crate) slow_applies: SlowLog,
     /// What the driver wrote down at its last tick.
-    pulse: Mutex<Pulse>,
+    sample: Mutex<HealthSample>,
     open_writes: AtomicUsize,
     open_bytes: AtomicUsize,
     open_reads: Arc<AtomicUsize>,
@@ -150,7 +150,7 @@ impl Shared {
         Self {
             slow: SlowLog::new(settings.slow_request),
             slow_applies: SlowLog::new(settings.slow_apply),
-            pulse: Mutex::new(Pulse::unborn(env.clock.now())),
+            sample: Mutex::new(HealthSample::initial(env.clock.now())),
             meters,
             settings,
             env,
@@ -190,14 +190,14 @@ impl Shared {
     }
 
     /// The driver's pulse.
-    pub(crate) fn beat(&self, pulse: Pulse) {
-        *self.pulse.lock().unwrap_or_else(PoisonError::into_inner) = pulse;
+    pub(crate) fn record_sample(&self, sample: HealthSample) {
+        *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
     }
 
     /// How the node is now.
     pub(crate) fn health(&self) -> Health {
-        let pulse = self.pulse.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Health::judge(pulse, self.stop_reason(), self.now(), self.settings.election_timeout)
+        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Health::judge(sample, self.stop_reason(), self.now(), self.settings.election_timeout)
     }
 
     /// Marks the node as stopped, unless it is already, and tells everybody who waits.
@@ -245,7 +245,7 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         let hook = Hook(Some(hook));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            hook.ring(&outcome);
+            hook.run(&outcome);
             waking(|| drop(sender.send(outcome)));
         }));
         let span = match self.begin_write(Command::Txn(txn), leaving, Some(deadline), reply) {
@@ -283,25 +283,25 @@ impl Shared {
         deadline: Option<Moment>,
         reply: ReplyTo<Reply>,
     ) -> Result<Span, (CallError, ReplyTo<Reply>)> {
-        let story = Story::begin(&command, self.now());
+        let trace = RequestTrace::begin(&command, self.now());
         let checked = self.settings.limits.check(&command);
         let checked = checked.and_then(|()| follow_up(&mut command, leaving));
         let bytes = match checked.map_err(CallError::from).and_then(|()| self.find_room(&command)) {
             Ok(bytes) => bytes,
             Err(error) => {
                 let end = ending(&Err::<(), _>(error.clone()));
-                self.meters.ended(story.kind, end, Duration::ZERO);
-                tracing::debug!(parent: &story.span, %error, "not let in");
+                self.meters.ended(trace.kind, end, Duration::ZERO);
+                tracing::debug!(parent: &trace.span, %error, "not let in");
                 return Err((error, reply));
             }
         };
-        tracing::trace!(parent: &story.span, bytes, "let in");
-        let span = story.span.clone();
+        tracing::trace!(parent: &trace.span, bytes, "let in");
+        let span = trace.span.clone();
         let command = match mutant::is(Mutant::M36) {
             false => command,
             true => self.judged_here(command),
         };
-        self.push(Input::Write(Write { command, deadline, bytes, reply, story }));
+        self.push(Input::Write(Write { command, deadline, bytes, reply, trace }));
         Ok(span)
     }
 
@@ -430,8 +430,8 @@ impl Shared {
             tracing::error!(%rejection, "made by a recipe, and more than a log entry holds");
             return reply.send(Err(rejection.into()));
         }
-        let story = Story::begin(&command, self.now());
-        self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, story }));
+        let trace = RequestTrace::begin(&command, self.now());
+        self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, trace }));
     }
 
     /// As [`Shared::insist`], for what callers can ask for without end: counted by admission.
@@ -478,7 +478,7 @@ impl Shared {
     async fn ask_leader(&self, deadline: Moment, span: Span) -> CallResult<Moment> {
         let _open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
-        self.push(Input::Read(Asking { deadline, reply: ReplyTo::Waiting(sender), span }));
+        self.push(Input::Read(ReadWaiter { deadline, reply: ReplyTo::Waiting(sender), span }));
         self.answer(receiver, false).await
     }
 
@@ -738,8 +738,8 @@ impl Shared {
     /// Why a call has met its deadline without an effect: while the cluster is not founded, that, with the members that
     /// are waited for.
     fn late(&self) -> CallError {
-        let pulse = self.pulse.lock().unwrap_or_else(PoisonError::into_inner);
-        match &pulse.founding {
+        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        match &sample.founding {
             Some(waiting_for) if !waiting_for.is_empty() => {
                 CallError::NotFounded { waiting_for: waiting_for.clone() }
             }

@@ -29,8 +29,8 @@ use crate::machine::{Image, Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError};
 
-use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
+use super::parker::{Parker, Sleeper};
 use super::writing::{WriteError, Writing, Written};
 
 /// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
@@ -103,7 +103,7 @@ impl ReceiveError {
 /// Jobs on their way to the worker.
 pub(crate) struct SnapshotQueue {
     state: Mutex<State>,
-    bell: Bell,
+    parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -149,7 +149,7 @@ impl State {
 impl SnapshotQueue {
     /// An empty queue. `on_push` is called after each job, for whoever runs the worker without waiting.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), bell: Bell::default(), on_push }
+        Self { state: Mutex::default(), parker: Parker::default(), on_push }
     }
 
     /// Queues a job, unless too many of its kind wait: one snapshot at a time is the driver's to see to,
@@ -161,7 +161,7 @@ impl SnapshotQueue {
                 return;
             }
             state.jobs.push_back(job);
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
     }
@@ -176,7 +176,7 @@ impl SnapshotQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.closed = true;
-            self.bell.ring(&mut *state);
+            self.parker.unpark(&mut *state);
         }
         (self.on_push)();
     }
@@ -184,7 +184,7 @@ impl SnapshotQueue {
     /// Waits for a job; `None` when the queue is closed. Empty after `at_most`.
     fn take(&self, at_most: Option<Duration>) -> Option<VecDeque<Job>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.bell.wait(state, at_most);
+        let mut state = self.parker.wait(state, at_most);
         (state.reads, state.append_bytes) = (0, 0);
         (!state.closed).then(|| std::mem::take(&mut state.jobs))
     }

@@ -27,12 +27,12 @@ const OPEN_MAX: usize = 256;
 /// See the module.
 pub(crate) struct Steps {
     next: u64,
-    open: BTreeMap<u64, Wanted>,
+    open: BTreeMap<u64, PendingChange>,
     ask_again_after: Duration,
 }
 
 /// One number counts wishes and askings.
-struct Wanted {
+struct PendingChange {
     /// Askings without an answer, and in which term the leader led that was asked.
     asked: BTreeSet<(Term, u64)>,
     membership_request: MembershipRequest,
@@ -63,7 +63,7 @@ impl Steps {
             return reply.send(Err(CallError::Busy));
         }
         let asked = BTreeSet::new();
-        let wanted = Wanted {
+        let wanted = PendingChange {
             asked,
             membership_request,
             deadline,
@@ -78,7 +78,7 @@ impl Steps {
 
     /// The next one to put to the leader of `term`, under a number of its own.
     pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MembershipRequest)> {
-        let due = |wanted: &&mut Wanted| wanted.done.is_none() && wanted.ask_at <= now;
+        let due = |wanted: &&mut PendingChange| wanted.done.is_none() && wanted.ask_at <= now;
         let wanted = self.open.values_mut().find(due)?;
         let round = self.next;
         self.next += 1;
@@ -121,7 +121,7 @@ impl Steps {
     }
 
     /// The asking of a number: of which wish.
-    fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut Wanted)> {
+    fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut PendingChange)> {
         self.open.iter_mut().find_map(|(number, wanted)| {
             let asking = *wanted.asked.iter().find(|(_, asked)| *asked == round)?;
             Some((*number, asking, wanted))
@@ -145,8 +145,9 @@ impl Steps {
     /// Gives up those whose time is up: they may have come true, or may still, unless it is known that each asking was
     /// refused.
     pub(crate) fn expire(&mut self, now: Moment) {
-        let over =
-            |wanted: &Wanted| (wanted.deadline <= now || wanted.reply.is_gone()).then_some(());
+        let over = |wanted: &PendingChange| {
+            (wanted.deadline <= now || wanted.reply.is_gone()).then_some(())
+        };
         for (wanted, ()) in self.take(over) {
             let is_refused = wanted.waits && wanted.asked.is_empty() && wanted.done.is_none();
             wanted.reply.send(Err(match is_refused {
@@ -157,7 +158,7 @@ impl Steps {
     }
 
     /// Takes those out of which `what` says something.
-    fn take<T>(&mut self, what: impl Fn(&Wanted) -> Option<T>) -> Vec<(Wanted, T)> {
+    fn take<T>(&mut self, what: impl Fn(&PendingChange) -> Option<T>) -> Vec<(PendingChange, T)> {
         let found: Vec<(u64, T)> =
             self.open.iter().filter_map(|(round, wanted)| Some((*round, what(wanted)?))).collect();
         let mut take = |(round, said)| Some((self.open.remove(&round)?, said));

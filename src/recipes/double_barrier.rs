@@ -220,8 +220,8 @@ impl DoubleBarrier {
                 verdict => verdict?,
             };
             let opening = match opening {
-                Verdict::Passed(round) => return Ok(round),
-                Verdict::Opens(opening) => opening,
+                ArrivalVerdict::Passed(round) => return Ok(round),
+                ArrivalVerdict::Opens(opening) => opening,
             };
             let when = vec![
                 Compare::mod_revision(ready.clone()).eq(opening.ready),
@@ -336,7 +336,7 @@ struct Round {
 
 /// What is to be done about a place.
 #[derive(PartialEq, Eq, Debug)]
-enum Verdict {
+enum ArrivalVerdict {
     /// Its round has begun; this is the last place of it.
     Passed(Revision),
     /// A round can begin.
@@ -377,12 +377,12 @@ impl Round {
         &self,
         mine: Revision,
         participants: usize,
-    ) -> Result<Option<Verdict>, DoubleBarrierError> {
+    ) -> Result<Option<ArrivalVerdict>, DoubleBarrierError> {
         if !self.places.iter().any(|(since, _)| *since == mine) {
             return Err(DoubleBarrierError::KeyDeleted);
         }
         if mine <= self.last {
-            return Ok(Some(Verdict::Passed(self.last)));
+            return Ok(Some(ArrivalVerdict::Passed(self.last)));
         }
         let (_, said) = &self.places[0];
         if *said != participants.to_string().as_bytes() {
@@ -400,7 +400,7 @@ impl Round {
         let last = counted().nth(enough - 1).map(|(since, _)| *since);
         Ok(last.filter(|_| is_over).map(|last| {
             let (ready, last_before) = (self.ready, self.last);
-            Verdict::Opens(Opening { ready, last_before, last })
+            ArrivalVerdict::Opens(Opening { ready, last_before, last })
         }))
     }
 }
@@ -450,15 +450,15 @@ mod tests {
         Round { ready, last: Revision(last), places: places.iter().map(place).collect() }
     }
 
-    fn opens(ready: u64, last_before: u64, last: u64) -> Option<Verdict> {
+    fn opens(ready: u64, last_before: u64, last: u64) -> Option<ArrivalVerdict> {
         let [ready, last_before, last] = [ready, last_before, last].map(Revision);
-        Some(Verdict::Opens(Opening { ready, last_before, last }))
+        Some(ArrivalVerdict::Opens(Opening { ready, last_before, last }))
     }
 
     #[test]
     fn a_place_passes_waits_or_is_one_too_many_by_the_places_before_it() {
         let full = || Err(DoubleBarrierError::Full { participants: 3 });
-        let passed = |round| Ok(Some(Verdict::Passed(Revision(round))));
+        let passed = |round| Ok(Some(ArrivalVerdict::Passed(Revision(round))));
         let cases: [(&str, u64, &[u64], u64, Result<_, _>); 13] = [
             ("the first waits", 0, &[4], 4, Ok(None)),
             ("two wait", 0, &[4, 5], 4, Ok(None)),

@@ -397,7 +397,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         founds: true,
         listed: Vec::new(),
         has_other_token: false,
-        speaks: crate::model::ClusterVersion::NEWEST,
+        supported_version: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from(super::world::DIR),
         heartbeat: Duration::from_millis(100),
         election_timeout: Duration::from_millis(500),

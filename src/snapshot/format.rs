@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder, encode_head, encode_piece};
-use crate::model::{ClusterId, Piece, PieceCounts, SnapshotId, StateHead};
+use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead};
 
 const MAGIC: [u8; 8] = *b"bowlsnap";
 
@@ -41,10 +41,10 @@ impl Chunks {
     }
 
     /// The next piece.
-    pub(crate) fn piece(&mut self, piece: &Piece) -> Vec<u8> {
+    pub(crate) fn record(&mut self, record: &SnapshotRecord) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.counts.add(piece);
-        self.chunk(kind::PIECE, &mut bytes, |body| encode_piece(piece, body));
+        self.counts.add(record);
+        self.chunk(kind::PIECE, &mut bytes, |body| encode_piece(record, body));
         bytes
     }
 
@@ -62,7 +62,7 @@ impl Chunks {
         bytes.push(kind);
         body(bytes);
         let (head, content) = bytes[start..].split_at_mut(CHUNK_HEAD_BYTES);
-        let length = u32::try_from(content.len()).expect("a piece has the size of a few entries");
+        let length = u32::try_from(content.len()).expect("a record has the size of a few entries");
         head[..4].copy_from_slice(&length.to_le_bytes());
         let crc = self.sums.next(length, content);
         head[4..].copy_from_slice(&crc.to_le_bytes());

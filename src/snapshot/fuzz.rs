@@ -9,7 +9,7 @@ use crate::codec::{self, sample::Sample};
 use crate::env::Disk;
 use crate::fuzz::{Came, Feed};
 use crate::machine::{Machine, MachineOptions, RestoreError};
-use crate::model::{ClusterId, Item, LogIndex, Piece, PieceCounts, StateHead, Term};
+use crate::model::{ClusterId, Item, LogIndex, PieceCounts, SnapshotRecord, StateHead, Term};
 use crate::sim::SimDisk;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -26,30 +26,33 @@ pub(crate) fn snapshots(data: &[u8]) -> Came {
     let sim = Arc::new(SimDisk::new(1));
     sim.replace(Path::new(FILE), &bytes);
     let disk: Arc<dyn Disk> = sim;
-    let Ok((head, pieces, cluster)) = read(&disk) else { return Came::Refused };
+    let Ok((head, records, cluster)) = read(&disk) else { return Came::Refused };
     let (mut chunks, mut again) = Chunks::begin(cluster, &head);
-    for piece in &pieces {
-        again.extend(chunks.piece(piece));
+    for record in &records {
+        again.extend(chunks.record(record));
     }
     again.extend(chunks.end().0);
     assert_eq!(again, bytes, "one state has two files");
     // What a peer sent in good order is nevertheless only its word.
-    let (head, restored) = restore(head, pieces);
+    let (head, restored) = restore(head, records);
     if let Ok(machine) = restored {
         assert_eq!(machine.digest(), head.digest);
         let mut image = machine.image();
         let again = image.head().clone();
-        let pieces = std::iter::from_fn(|| image.next(4096).expect("readable")).collect();
-        let (_, again) = restore(again, pieces);
+        let records = std::iter::from_fn(|| image.next(4096).expect("readable")).collect();
+        let (_, again) = restore(again, records);
         assert_eq!(again.expect("its own image").digest(), head.digest);
     }
     Came::Through
 }
 
 /// With the digest that nobody can guess.
-fn restore(mut head: StateHead, pieces: Vec<Piece>) -> (StateHead, Result<Machine, RestoreError>) {
+fn restore(
+    mut head: StateHead,
+    records: Vec<SnapshotRecord>,
+) -> (StateHead, Result<Machine, RestoreError>) {
     let again = |head: &StateHead| {
-        Machine::restore(MachineOptions::default(), head.clone(), pieces.iter().cloned())
+        Machine::restore(MachineOptions::default(), head.clone(), records.iter().cloned())
     };
     match again(&head) {
         Err(RestoreError::Digest { found, .. }) => {
@@ -61,14 +64,16 @@ fn restore(mut head: StateHead, pieces: Vec<Piece>) -> (StateHead, Result<Machin
     }
 }
 
-fn read(disk: &Arc<dyn Disk>) -> Result<(StateHead, Vec<Piece>, ClusterId), SnapshotError> {
+fn read(
+    disk: &Arc<dyn Disk>,
+) -> Result<(StateHead, Vec<SnapshotRecord>, ClusterId), SnapshotError> {
     let mut reader = Reader::open(disk, Path::new(FILE))?;
-    let mut pieces = Vec::new();
-    while let Some(piece) = reader.next()? {
-        pieces.push(piece);
+    let mut records = Vec::new();
+    while let Some(record) = reader.next()? {
+        records.push(record);
     }
     assert_eq!(reader.sound(), reader.bytes(), "read to its end");
-    Ok((reader.head().clone(), pieces, reader.cluster()))
+    Ok((reader.head().clone(), records, reader.cluster()))
 }
 
 /// A file made of chunks: each a kind and a content, as the orders say. Mostly it begins with a head, has pieces
@@ -95,8 +100,8 @@ fn forged(feed: &mut Feed<'_>) -> Vec<u8> {
     while !feed.is_empty() {
         let kind = if is_wild { feed.byte() % 5 } else { kind::PIECE };
         let content = feed.bytes(2000);
-        if let Ok(piece) = codec::decode_piece(content.to_vec().into()) {
-            counts.add(&piece);
+        if let Ok(record) = codec::decode_piece(content.to_vec().into()) {
+            counts.add(&record);
         } else if !is_wild {
             continue;
         }
@@ -129,7 +134,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         let machine = machine(seed);
         let mut image = machine.image();
         let head = image.head().clone();
-        let pieces: Vec<Piece> =
+        let records: Vec<SnapshotRecord> =
             std::iter::from_fn(|| image.next(300).expect("readable")).collect();
         let (mut chunks, mut whole) = Chunks::begin(CLUSTER, &head);
         let mut orders = vec![1, 0];
@@ -141,10 +146,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             orders.extend(body);
         };
         put(&mut orders, &body);
-        for piece in &pieces {
-            whole.extend(chunks.piece(piece));
+        for record in &records {
+            whole.extend(chunks.record(record));
             let mut body = Vec::new();
-            codec::encode_piece(piece, &mut body);
+            codec::encode_piece(record, &mut body);
             put(&mut orders, &body);
         }
         whole.extend(chunks.end().0);

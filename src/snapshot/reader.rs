@@ -10,7 +10,7 @@ use super::format::{BadHeader, CHUNK_HEAD_BYTES, Footer, HEADER_BYTES, Sums, kin
 use super::writer::Temporary;
 use crate::codec::{decode_head, decode_piece};
 use crate::env::{Disk, File, OpenMode};
-use crate::model::{ClusterId, Piece, PieceCounts, SnapshotId, StateHead};
+use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead};
 
 /// A snapshot file, from its front to its end.
 pub(crate) struct Reader {
@@ -37,7 +37,7 @@ const TAIL_BYTES: u64 = 32;
 /// What a chunk turned out to be.
 enum Chunk {
     Head(Bytes),
-    Piece(Bytes),
+    SnapshotRecord(Bytes),
     Footer(SnapshotId, PieceCounts),
 }
 
@@ -69,7 +69,7 @@ impl Reader {
         let offset = sums.bytes;
         let head = match next_chunk(&path, &*file, len, None, &mut sums)? {
             Chunk::Head(body) => decode_head(body).map_err(SnapshotError::codec(&path, offset))?,
-            Chunk::Piece(_) | Chunk::Footer(..) => {
+            Chunk::SnapshotRecord(_) | Chunk::Footer(..) => {
                 let why = "it does not begin with the head of a state".to_owned();
                 return Err(SnapshotError::Damaged { path, offset, why });
             }
@@ -113,14 +113,14 @@ impl Reader {
     ///
     /// # Errors
     /// The disk refuses, or the file is damaged.
-    pub(crate) fn next(&mut self) -> Result<Option<Piece>, SnapshotError> {
+    pub(crate) fn next(&mut self) -> Result<Option<SnapshotRecord>, SnapshotError> {
         let offset = self.sums.bytes;
         let Some(body) = self.body()? else {
             return Ok(None);
         };
-        let piece = decode_piece(body).map_err(SnapshotError::codec(&self.path, offset))?;
-        self.counts.add(&piece);
-        Ok(Some(piece))
+        let record = decode_piece(body).map_err(SnapshotError::codec(&self.path, offset))?;
+        self.counts.add(&record);
+        Ok(Some(record))
     }
 
     /// Passes over the next piece and compares its checksum. False at the end.
@@ -171,11 +171,11 @@ impl Reader {
         };
         let head = Some(&self.head);
         match next_chunk(&self.path, &*self.file, self.len, head, &mut self.sums)? {
-            Chunk::Piece(body) => Ok(Some(body)),
+            Chunk::SnapshotRecord(body) => Ok(Some(body)),
             Chunk::Head(_) => Err(damaged("a second head")),
             Chunk::Footer(id, counts) => {
                 if !self.passes && self.counts != counts {
-                    return Err(damaged("the footer counts other pieces"));
+                    return Err(damaged("the footer counts other records"));
                 }
                 let end = self.sums.bytes;
                 if end != self.len && !(self.may_have_tail && self.is_tail_from(end)?) {
@@ -243,7 +243,7 @@ fn next_chunk(
     body.advance(CHUNK_HEAD_BYTES + 1);
     match (kind, head) {
         (kind::HEAD, _) => Ok(Chunk::Head(body)),
-        (kind::PIECE, _) => Ok(Chunk::Piece(body)),
+        (kind::PIECE, _) => Ok(Chunk::SnapshotRecord(body)),
         (kind::FOOTER, Some(head)) => {
             let footer = Footer::decode(body).map_err(SnapshotError::codec(path, offset))?;
             let counts = footer.counts;
@@ -309,12 +309,12 @@ impl Check {
     ///
     /// # Errors
     /// The disk refuses, or the file is damaged.
-    pub(crate) fn next(&mut self) -> Result<Option<Piece>, SnapshotError> {
-        let piece = self.reader.next()?;
-        if piece.is_none() {
+    pub(crate) fn next(&mut self) -> Result<Option<SnapshotRecord>, SnapshotError> {
+        let record = self.reader.next()?;
+        if record.is_none() {
             self.reader.expect_id(self.expected)?;
         }
-        Ok(piece)
+        Ok(record)
     }
 
     /// Gives the file its name, durably, once it was read to its end.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::codec::sample::Sample;
 use crate::env::Disk;
-use crate::model::{ClusterId, DiskId, LogIndex, Piece, SnapshotId, StateHead, Term};
+use crate::model::{ClusterId, DiskId, LogIndex, SnapshotId, SnapshotRecord, StateHead, Term};
 use crate::sim::SimDisk;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -38,17 +38,17 @@ impl World {
     }
 
     /// Reads a file to its end, and how that went.
-    fn read(&self, bytes: &[u8]) -> Result<Vec<Piece>, SnapshotError> {
+    fn read(&self, bytes: &[u8]) -> Result<Vec<SnapshotRecord>, SnapshotError> {
         let path = dir().join("read");
         self.sim.replace(&path, bytes);
         let mut reader = Reader::open(&self.disk, &path)?;
         reader.expect_cluster(CLUSTER)?;
-        let mut pieces = Vec::new();
-        while let Some(piece) = reader.next()? {
-            pieces.push(piece);
+        let mut records = Vec::new();
+        while let Some(record) = reader.next()? {
+            records.push(record);
         }
         assert_eq!(reader.next().unwrap(), None, "the end is the end");
-        Ok(pieces)
+        Ok(records)
     }
 }
 
@@ -60,16 +60,20 @@ fn head(index: u64) -> StateHead {
     StateHead { index: LogIndex(index), term: Term(3), ..Sample::new(index).head() }
 }
 
-fn some_pieces(seed: u64, count: u64) -> Vec<Piece> {
+fn some_pieces(seed: u64, count: u64) -> Vec<SnapshotRecord> {
     let mut sample = Sample::new(seed);
-    (0..count).map(|_| sample.piece()).collect()
+    (0..count).map(|_| sample.record()).collect()
 }
 
 /// Writes a snapshot.
-fn write(folder: &Folder, index: u64, pieces: &[Piece]) -> Result<SnapshotId, SnapshotError> {
+fn write(
+    folder: &Folder,
+    index: u64,
+    records: &[SnapshotRecord],
+) -> Result<SnapshotId, SnapshotError> {
     let mut writer = folder.begin(&head(index))?;
-    for piece in pieces {
-        writer.write(piece)?;
+    for record in records {
+        writer.write(record)?;
     }
     finish(writer.seal()?)
 }
@@ -83,11 +87,11 @@ fn finish(mut check: Check) -> Result<SnapshotId, SnapshotError> {
 }
 
 /// The bytes of a file, cut where its chunks begin; the first part is the header.
-fn chunks(index: u64, pieces: &[Piece]) -> (Vec<Vec<u8>>, SnapshotId) {
+fn chunks(index: u64, records: &[SnapshotRecord]) -> (Vec<Vec<u8>>, SnapshotId) {
     let (mut chunks, mut begin) = Chunks::begin(CLUSTER, &head(index));
     let first = begin.split_off(32);
     let mut parts = vec![begin, first];
-    parts.extend(pieces.iter().map(|piece| chunks.piece(piece)));
+    parts.extend(records.iter().map(|record| chunks.record(record)));
     let (end, id) = chunks.end();
     parts.push(end);
     (parts, id)
@@ -108,17 +112,17 @@ fn what_is_written_is_read_back_and_is_the_same_on_every_member() {
     for seed in 0..50 {
         let world = World::new(seed);
         let folder = world.folder();
-        let pieces = some_pieces(seed, seed % 9);
-        let id = write(&folder, 7, &pieces).unwrap();
-        let (parts, named) = chunks(7, &pieces);
+        let records = some_pieces(seed, seed % 9);
+        let id = write(&folder, 7, &records).unwrap();
+        let (parts, named) = chunks(7, &records);
         assert_eq!(id, named);
         let found = folder.list().unwrap().remove(0);
         assert_eq!(world.sim.read(&found.path), Some(parts.concat()));
         assert_eq!(id.bytes as usize, parts.concat().len());
         let mut reader = folder.read(&found).unwrap();
         assert_eq!(*reader.head(), head(7));
-        for piece in pieces {
-            assert_eq!(reader.next().unwrap(), Some(piece));
+        for record in records {
+            assert_eq!(reader.next().unwrap(), Some(record));
         }
         assert_eq!((reader.next().unwrap(), reader.id()), (None, Some(id)));
         assert_eq!(folder.newest().unwrap().0, Some(id));
@@ -418,13 +422,13 @@ fn receiving_another_snapshot_gives_the_first_one_up() {
 
 #[test]
 fn a_full_disk_is_told_as_such_and_leaves_nothing_behind() {
-    let pieces = some_pieces(3, 12);
-    let (parts, id) = chunks(7, &pieces);
+    let records = some_pieces(3, 12);
+    let (parts, id) = chunks(7, &records);
     let bytes = parts.concat();
     for room in (0..bytes.len()).step_by(13) {
         let world = World::new(1);
         world.sim.limit(Some(room));
-        let error = write(&world.folder(), 7, &pieces).expect_err("no room");
+        let error = write(&world.folder(), 7, &records).expect_err("no room");
         assert!(error.is_no_space(), "{room}: {error}");
         assert_eq!(world.names(), Vec::<String>::new());
         let mut partial = world.folder().receive(id).unwrap();
@@ -437,17 +441,17 @@ fn a_full_disk_is_told_as_such_and_leaves_nothing_behind() {
         world.sim.limit(None);
         feed(&mut partial, &bytes, 64).unwrap();
         assert_eq!(finish(partial.seal().unwrap()).unwrap(), id);
-        assert_eq!(write(&world.folder(), 9, &pieces).unwrap().index, LogIndex(9));
+        assert_eq!(write(&world.folder(), 9, &records).unwrap().index, LogIndex(9));
     }
 }
 
 #[test]
 fn a_failed_sync_makes_no_snapshot() {
-    let pieces = some_pieces(3, 4);
-    let (parts, id) = chunks(7, &pieces);
+    let records = some_pieces(3, 4);
+    let (parts, id) = chunks(7, &records);
     let world = World::new(1);
     world.sim.fail_next_sync();
-    assert!(write(&world.folder(), 7, &pieces).is_err());
+    assert!(write(&world.folder(), 7, &records).is_err());
     assert_eq!(world.names(), Vec::<String>::new());
     let mut partial = world.folder().receive(id).unwrap();
     feed(&mut partial, &parts.concat(), 100).unwrap();
@@ -507,8 +511,8 @@ fn two_that_write_a_backup_to_one_path_do_not_meet() {
     let (folder, path) = (world.folder(), dir().join("shared.backup"));
     let begin = |disk| folder.begin_at(&path, DiskId(disk), &head(7)).unwrap();
     let mut whole = begin(1);
-    for piece in some_pieces(3, 4) {
-        whole.write(&piece).unwrap();
+    for record in some_pieces(3, 4) {
+        whole.write(&record).unwrap();
     }
     // It is complete, and is being checked, when another member begins.
     let check = whole.seal().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::format::Chunks;
 use super::{Check, SnapshotError};
 use crate::env::{Disk, File, OpenMode};
-use crate::model::{ClusterId, Piece, StateHead};
+use crate::model::{ClusterId, SnapshotRecord, StateHead};
 use crate::mutant::{self, Mutant};
 
 /// After so many bytes the file is synced on the way: a sync of everything at its end would make the
@@ -55,8 +55,8 @@ impl Writer {
     ///
     /// # Errors
     /// The disk refuses, or is full: drop the writer.
-    pub(crate) fn write(&mut self, piece: &Piece) -> Result<(), SnapshotError> {
-        let bytes = self.chunks.piece(piece);
+    pub(crate) fn write(&mut self, record: &SnapshotRecord) -> Result<(), SnapshotError> {
+        let bytes = self.chunks.record(record);
         self.append(&bytes)
     }
 

@@ -78,7 +78,7 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
         tcp.set_nodelay(true)?;
         let mut stream = context.security.accept(tcp).await?;
         let preface = exchange::hear(&mut stream).await?;
-        waiting.speaks();
+        waiting.supported_version();
         let met = exchange::accept(&mut stream, preface, context).await?;
         Ok((stream, met))
     };
@@ -339,7 +339,7 @@ impl Waiting {
     }
 
     /// A preface was heard.
-    fn speaks(&self) {
+    fn supported_version(&self) {
         let mut state = self.context.incoming.state();
         if let Some(newcomer) = state.silent.remove(&self.number) {
             state.speaking.insert(self.number, newcomer);
@@ -451,7 +451,7 @@ mod tests {
             standing: FoundingState::Blank,
             since: LogIndex(1),
             address: String::new(),
-            speaks: ClusterVersion::NEWEST,
+            supported_version: ClusterVersion::NEWEST,
         }
     }
 

@@ -148,7 +148,7 @@ mod tests {
             standing: FoundingState::Blank,
             since: LogIndex(1),
             address: address.to_owned(),
-            speaks: ClusterVersion::NEWEST,
+            supported_version: ClusterVersion::NEWEST,
         }
     }
 

@@ -104,7 +104,7 @@ impl Versions {
             return Ok(());
         }
         Err(format!(
-            "no version of the protocol in common: one end speaks {} to {}, the other {} to {}; \
+            "no version of the protocol in common: one end supported_version {} to {}, the other {} to {}; \
              upgrade the older one",
             self.least, self.greatest, theirs.least, theirs.greatest
         ))
@@ -152,7 +152,7 @@ impl Preface {
         stream.read_exact(first).await?;
         // An alert is shorter than a preface.
         if [TLS_ALERT, TLS_HANDSHAKE].iter().any(|tls| first == tls) {
-            let why = "the other end speaks TLS, and this member does not: give both certificates";
+            let why = "the other end supported_version TLS, and this member does not: give both certificates";
             return Err(Broken::Untrusted(why.to_owned()));
         }
         stream.read_exact(rest).await?;

@@ -182,7 +182,7 @@ fn hello(from: u64, to: u64) -> Hello {
         standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
-        speaks: ClusterVersion::NEWEST,
+        supported_version: ClusterVersion::NEWEST,
     }
 }
 

@@ -356,7 +356,7 @@ mod tests {
             standing: FoundingState::Blank,
             since: LogIndex(1),
             address: String::new(),
-            speaks: ClusterVersion::NEWEST,
+            supported_version: ClusterVersion::NEWEST,
         }
     }
 

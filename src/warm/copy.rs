@@ -19,10 +19,10 @@
 use thiserror::Error;
 
 use super::guard::Guarded;
-use super::layout::{CopyHead, Kind, Origin, key, seal_head, seal_piece};
+use super::layout::{CopyHead, Kind, RestoredFrom, key, seal_head, seal_piece};
 use super::store::{Batch, StoreError};
 use crate::machine::{Image, ImageError, Reader};
-use crate::model::{Fault, LogIndex, Piece, Revision, RowChange, StateHead};
+use crate::model::{Fault, LogIndex, Revision, RowChange, SnapshotRecord, StateHead};
 
 /// How a copy uses its store.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl Default for Sizes {
 pub(super) struct Copy {
     store: Guarded,
     sizes: Sizes,
-    origin: Origin,
+    origin: RestoredFrom,
     base: Revision,
     rows: u64,
     changes: u64,
@@ -96,7 +96,12 @@ impl From<Fault> for CopyError {
 
 impl Copy {
     /// Begins a copy in an empty store.
-    pub(super) fn begin(store: Guarded, sizes: Sizes, origin: Origin, reader: &Reader) -> Self {
+    pub(super) fn begin(
+        store: Guarded,
+        sizes: Sizes,
+        origin: RestoredFrom,
+        reader: &Reader,
+    ) -> Self {
         // 0 before the first compaction: then every row is among the changes.
         let base = reader.compacted();
         Self {
@@ -177,9 +182,9 @@ impl Copy {
             assert!(self.next > before, "an image of what was not published");
         }
         let mut tables = Vec::new();
-        while let Some(piece) = image.next(self.sizes.record_bytes)? {
+        while let Some(record) = image.next(self.sizes.record_bytes)? {
             let number = tables.len() as u64;
-            let (record, sum) = seal_piece(Kind::Table, number, &piece);
+            let (record, sum) = seal_piece(Kind::Table, number, &record);
             // Leases and members hardly ever change.
             if self.tables.get(tables.len()) != Some(&sum) {
                 batch.set(key(Kind::Table, number), record);
@@ -244,7 +249,7 @@ impl Copy {
     }
 
     fn put_changes(&mut self, changes: Vec<RowChange>, batch: &mut Batch) {
-        self.put(Kind::Changes, self.changes, &Piece::Changes(changes), batch);
+        self.put(Kind::Changes, self.changes, &SnapshotRecord::Changes(changes), batch);
         self.changes += 1;
     }
 
@@ -260,15 +265,15 @@ impl Copy {
             };
             self.settled = reader.compacted();
             if !page.rows.is_empty() {
-                self.put(Kind::Rows, self.rows, &Piece::Rows(page.rows), batch);
+                self.put(Kind::Rows, self.rows, &SnapshotRecord::Rows(page.rows), batch);
                 self.rows += 1;
             }
         }
         Ok(true)
     }
 
-    fn put(&mut self, kind: Kind, number: u64, piece: &Piece, batch: &mut Batch) {
-        let (record, _) = seal_piece(kind, number, piece);
+    fn put(&mut self, kind: Kind, number: u64, record: &SnapshotRecord, batch: &mut Batch) {
+        let (record, _) = seal_piece(kind, number, record);
         self.bytes += record.len() as u64;
         batch.set(key(kind, number), record);
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use super::store::{Batch, Shelf, Store, StoreError, Visit};
+use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 
 /// A store that fails, but does not panic.
 pub(super) struct Guarded {
@@ -19,8 +19,8 @@ pub(super) struct Guarded {
 
 impl Guarded {
     /// Opens the store in `dir`.
-    pub(super) fn open(shelf: &dyn Shelf, dir: &Path) -> Result<Self, StoreError> {
-        Ok(Self { store: Some(caught(|| shelf.open(dir))?) })
+    pub(super) fn open(store: &dyn CopyStore, dir: &Path) -> Result<Self, StoreError> {
+        Ok(Self { store: Some(caught(|| store.open(dir))?) })
     }
 
     pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {

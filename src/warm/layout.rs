@@ -27,7 +27,7 @@ use crate::codec::{
     CodecError, Decode, Decoder, Encode, Encoder, Sink, decode_head, decode_piece, encode_head,
     encode_piece,
 };
-use crate::model::{ClusterId, DiskId, NodeId, Piece, Revision, StateHead};
+use crate::model::{ClusterId, DiskId, NodeId, Revision, SnapshotRecord, StateHead};
 
 /// The format that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
@@ -36,13 +36,13 @@ const CRC_BYTES: usize = 4;
 
 /// Whose state it is a copy of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct RestoredFrom {
     pub(crate) cluster: ClusterId,
     pub(crate) node: NodeId,
     pub(crate) disk: DiskId,
 }
 
-impl Encode for Origin {
+impl Encode for RestoredFrom {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         to.fixed_u128(self.cluster.0);
         to.number(self.node.get());
@@ -50,7 +50,7 @@ impl Encode for Origin {
     }
 }
 
-impl Decode for Origin {
+impl Decode for RestoredFrom {
     const BYTES_MIN: usize = 33;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
@@ -75,7 +75,7 @@ pub(super) enum Kind {
 /// What a copy says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CopyHead {
-    pub(super) origin: Origin,
+    pub(super) origin: RestoredFrom,
     /// The rows are those live here, and the changes begin here. 0: there were no rows.
     pub(super) base: Revision,
     pub(super) rows: u64,
@@ -106,9 +106,9 @@ pub(super) fn key(kind: Kind, number: u64) -> Vec<u8> {
 }
 
 /// The record of a piece, and its checksum.
-pub(super) fn seal_piece(kind: Kind, number: u64, piece: &Piece) -> (Vec<u8>, u32) {
+pub(super) fn seal_piece(kind: Kind, number: u64, record: &SnapshotRecord) -> (Vec<u8>, u32) {
     let mut body = Vec::new();
-    encode_piece(piece, &mut body);
+    encode_piece(record, &mut body);
     seal(kind, number, body)
 }
 
@@ -159,7 +159,7 @@ pub(super) fn open_piece(
     kind: Kind,
     number: u64,
     record: &[u8],
-) -> Result<(Piece, u32), RecordError> {
+) -> Result<(SnapshotRecord, u32), RecordError> {
     let (body, sum) = open(kind, number, record)?;
     Ok((decode_piece(body)?, sum))
 }
@@ -168,7 +168,7 @@ pub(super) fn open_head(record: &[u8]) -> Result<CopyHead, RecordError> {
     let (body, _) = open(Kind::Head, 0, record)?;
     let mut from = Decoder::new("warm copy", body);
     from.version(VERSION)?;
-    let origin = Origin::decode(&mut from)?;
+    let origin = RestoredFrom::decode(&mut from)?;
     let (base, rows, changes) = (Revision(from.number()?), from.number()?, from.number()?);
     let next = Revision(from.number()?);
     let mut tables = Vec::new();

@@ -14,7 +14,7 @@ use super::guard::Guarded;
 use super::layout::{CopyHead, Kind, RecordError, key, open_head, open_piece};
 use super::store::{StoreError, Visit};
 use crate::machine::{Machine, MachineOptions, Restore, RestoreError};
-use crate::model::{KeyValue, Piece, RowChange};
+use crate::model::{KeyValue, RowChange, SnapshotRecord};
 
 /// How many changes are handed over together.
 const CHANGES_MAX: usize = 1 << 10;
@@ -47,22 +47,22 @@ pub(super) fn load(
     let mut restore = Restore::new(options, head.state.clone())?;
     let (overlay, changes) = read_changes(store, head)?;
     let mut overlay = overlay.into_iter().peekable();
-    each_piece(store, Kind::Rows, head.rows, &mut |piece, _| {
-        let Piece::Rows(rows) = piece else { return Err(LoadError::Foreign(Kind::Rows)) };
-        Ok(restore.add(Piece::Rows(merge(&mut overlay, rows)))?)
+    each_piece(store, Kind::Rows, head.rows, &mut |record, _| {
+        let SnapshotRecord::Rows(rows) = record else { return Err(LoadError::Foreign(Kind::Rows)) };
+        Ok(restore.add(SnapshotRecord::Rows(merge(&mut overlay, rows)))?)
     })?;
-    restore.add(Piece::Rows(overlay.filter_map(|(_, row)| row).collect()))?;
+    restore.add(SnapshotRecord::Rows(overlay.filter_map(|(_, row)| row).collect()))?;
     let mut changes = changes.into_iter().peekable();
     while changes.peek().is_some() {
-        restore.add(Piece::Changes(changes.by_ref().take(CHANGES_MAX).collect()))?;
+        restore.add(SnapshotRecord::Changes(changes.by_ref().take(CHANGES_MAX).collect()))?;
     }
     let mut sums = head.tables.iter();
-    each_piece(store, Kind::Table, head.tables.len() as u64, &mut |piece, sum| {
+    each_piece(store, Kind::Table, head.tables.len() as u64, &mut |record, sum| {
         let number = head.tables.len() as u64 - sums.len() as u64;
         if sums.next() != Some(&sum) {
             return Err(RecordError::Damaged { kind: Kind::Table, number }.into());
         }
-        Ok(restore.add(piece)?)
+        Ok(restore.add(record)?)
     })?;
     Ok(restore.finish()?)
 }
@@ -77,8 +77,10 @@ fn read_changes(
 ) -> Result<(Overlay, Vec<RowChange>), LoadError> {
     let compacted = head.state.compacted.unwrap_or_default();
     let (mut overlay, mut since) = (Overlay::new(), Vec::new());
-    each_piece(store, Kind::Changes, head.changes, &mut |piece, _| {
-        let Piece::Changes(changes) = piece else { return Err(LoadError::Foreign(Kind::Changes)) };
+    each_piece(store, Kind::Changes, head.changes, &mut |record, _| {
+        let SnapshotRecord::Changes(changes) = record else {
+            return Err(LoadError::Foreign(Kind::Changes));
+        };
         for change in changes {
             let revision = change.revision();
             if revision <= compacted && revision > head.base {
@@ -121,7 +123,7 @@ fn each_piece(
     store: &mut Guarded,
     kind: Kind,
     count: u64,
-    show: &mut dyn FnMut(Piece, u32) -> Result<(), LoadError>,
+    show: &mut dyn FnMut(SnapshotRecord, u32) -> Result<(), LoadError>,
 ) -> Result<(), LoadError> {
     let mut number = 0;
     let mut result = Ok(());
@@ -130,7 +132,7 @@ fn each_piece(
             result = if found == key(kind, number) {
                 open_piece(kind, number, record)
                     .map_err(LoadError::from)
-                    .and_then(|(piece, sum)| show(piece, sum))
+                    .and_then(|(record, sum)| show(record, sum))
             } else {
                 Err(RecordError::Missing { kind, number }.into())
             };

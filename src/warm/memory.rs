@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::store::{Batch, Shelf, Store, StoreError, Visit};
+use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 
 type Records = BTreeMap<Vec<u8>, Bytes>;
 
@@ -73,11 +73,11 @@ impl MemoryShelf {
     }
 }
 
-impl Shelf for MemoryShelf {
+impl CopyStore for MemoryShelf {
     fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError> {
         self.call()?;
         self.lock().stores.entry(dir.to_owned()).or_default();
-        Ok(Box::new(MemoryStore { shelf: self.clone(), dir: dir.to_owned() }))
+        Ok(Box::new(MemoryStore { store: self.clone(), dir: dir.to_owned() }))
     }
 
     fn holds(&self, dir: &Path) -> bool {
@@ -96,14 +96,14 @@ impl Shelf for MemoryShelf {
 }
 
 struct MemoryStore {
-    shelf: MemoryShelf,
+    store: MemoryShelf,
     dir: PathBuf,
 }
 
 impl MemoryStore {
     fn records<T>(&self, with: impl FnOnce(&mut Records) -> T) -> Result<T, StoreError> {
-        self.shelf.call()?;
-        let mut inner = self.shelf.lock();
+        self.store.call()?;
+        let mut inner = self.store.lock();
         inner.stores.get_mut(&self.dir).map(with).ok_or(StoreError::Gone)
     }
 }

@@ -25,15 +25,15 @@ mod copy;
 mod guard;
 mod layout;
 mod load;
-mod mark;
+mod manifest;
 #[cfg(test)]
 mod memory;
 mod on_disk;
-mod post;
 mod store;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod write_behind;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -41,16 +41,16 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-pub(crate) use layout::Origin;
-pub(crate) use post::Post;
+pub(crate) use layout::RestoredFrom;
 pub(crate) use worker::Worker;
+pub(crate) use write_behind::WriteBehindQueue;
 
 use copy::{Copy, Sizes};
 use guard::Guarded;
 use layout::CopyHead;
-use mark::Mark;
+use manifest::Manifest;
 use on_disk::DiskShelf;
-use store::Shelf;
+use store::CopyStore;
 use worker::store_dir;
 
 use crate::env::Env;
@@ -77,15 +77,15 @@ pub(crate) enum WarmCopy {
     OnDisk,
     /// On a shelf that outlives the node, for tests: nothing happens on other threads.
     #[cfg(test)]
-    OnShelf(Arc<dyn Shelf>),
+    OnShelf(Arc<dyn CopyStore>),
 }
 
 impl WarmCopy {
-    fn shelf(&self, env: &Env) -> Arc<dyn Shelf> {
+    fn store(&self, env: &Env) -> Arc<dyn CopyStore> {
         match self {
             WarmCopy::OnDisk => Arc::new(DiskShelf::new(Arc::clone(&env.disk))),
             #[cfg(test)]
-            WarmCopy::OnShelf(shelf) => Arc::clone(shelf),
+            WarmCopy::OnShelf(store) => Arc::clone(store),
         }
     }
 
@@ -112,12 +112,12 @@ impl std::fmt::Debug for WarmCopy {
 /// A copy that may be loaded, or none.
 pub(crate) struct Opened {
     env: Env,
-    shelf: Arc<dyn Shelf>,
+    store: Arc<dyn CopyStore>,
     dir: PathBuf,
     sizes: Sizes,
     load_max: Option<Duration>,
     /// `None` if not even a mark can be written: then there is no warm copy in this life.
-    mark: Option<Mark>,
+    manifest: Option<Manifest>,
     /// Its mark says that this copy may be trusted, and up to where it must go.
     trusted: Option<(u64, Option<LogIndex>)>,
     loaded: Option<(u64, Copy)>,
@@ -125,14 +125,14 @@ pub(crate) struct Opened {
 
 /// Looks for a copy in the data directory `data`, and judges its mark. Never fails: where anything is
 /// in doubt, there is none.
-pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: Origin) -> Opened {
+pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom) -> Opened {
     let dir = data.join(DIR);
     let boot = env.clock.boot();
-    let found = env.disk.create_dir(&dir).and_then(|()| Mark::read(&*env.disk, &dir));
+    let found = env.disk.create_dir(&dir).and_then(|()| Manifest::read(&*env.disk, &dir));
     let trusted = match &found {
-        Ok(Some(mark)) => match (mark.judge(env, origin), mark.copy) {
+        Ok(Some(manifest)) => match (manifest.judge(env, origin), manifest.copy) {
             (_, None) => None,
-            (Ok(()), Some(number)) => Some((number, mark.stop)),
+            (Ok(()), Some(number)) => Some((number, manifest.stop)),
             (Err(why), Some(_)) => {
                 tracing::info!(why, "the warm copy of the state is set aside");
                 None
@@ -140,25 +140,25 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: Origin) -> O
         },
         Ok(None) => None,
         Err(error) => {
-            tracing::warn!(%error, "the warm copy of the state has no legible mark and is set aside");
+            tracing::warn!(%error, "the warm copy of the state has no legible manifest and is set aside");
             None
         }
     };
     // Whatever happens to the copy from here on is no orderly stop; and a process that dies of loading it, for want of
     // memory, does so once.
-    let mark = Mark { origin, boot, copy: None, stop: None };
-    let written: io::Result<()> = mark.write(&*env.disk, &dir);
+    let manifest = Manifest { origin, boot, copy: None, stop: None };
+    let written: io::Result<()> = manifest.write(&*env.disk, &dir);
     if let Err(error) = &written {
         tracing::warn!(%error, "there is no warm copy of the state in this life");
     }
     let usable = written.is_ok();
     Opened {
         env: env.clone(),
-        shelf: copy.shelf(env),
+        store: copy.store(env),
         load_max: copy.load_max(),
         dir,
         sizes: Sizes::default(),
-        mark: usable.then_some(mark),
+        manifest: usable.then_some(manifest),
         trusted: trusted.filter(|_| usable),
         loaded: None,
     }
@@ -181,24 +181,24 @@ impl Opened {
     ) -> Option<Machine> {
         let (number, stop) = self.trusted.take()?;
         let dir = store_dir(&self.dir, number);
-        let shelf = Arc::clone(&self.shelf);
-        let origin = self.mark.as_ref()?.origin;
-        let work = move || load_copy(&*shelf, &dir, (origin, stop), options, fits);
+        let store = Arc::clone(&self.store);
+        let origin = self.manifest.as_ref()?.origin;
+        let work = move || load_copy(&*store, &dir, (origin, stop), options, fits);
         let result = match self.load_max {
             None => work(),
             Some(at_most) => within(at_most, work),
         };
         match result {
             Ok(Loaded { machine, store, head }) => {
-                let mark = self.mark.as_mut()?;
-                let marked = Mark { copy: Some(number), ..mark.clone() };
+                let manifest = self.manifest.as_mut()?;
+                let marked = Manifest { copy: Some(number), ..manifest.clone() };
                 match marked.write(&*self.env.disk, &self.dir) {
                     Ok(()) => {
-                        *mark = marked;
+                        *manifest = marked;
                         self.loaded = Some((number, Copy::resume(store, self.sizes, &head)));
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the mark of the warm copy could not be written");
+                        tracing::warn!(%error, "the manifest of the warm copy could not be written");
                     }
                 }
                 Some(machine)
@@ -211,23 +211,23 @@ impl Opened {
     }
 
     /// Who keeps the copy up to date, or builds another. `None` if there can be none.
-    pub(crate) fn worker(mut self, reader: Reader, post: Arc<Post>) -> Option<Worker> {
-        let mark = self.mark.take()?;
-        Some(Worker::new(self, mark, reader, post))
+    pub(crate) fn worker(mut self, reader: Reader, post: Arc<WriteBehindQueue>) -> Option<Worker> {
+        let manifest = self.manifest.take()?;
+        Some(Worker::new(self, manifest, reader, post))
     }
 }
 
 fn load_copy(
-    shelf: &dyn Shelf,
+    store: &dyn CopyStore,
     dir: &Path,
-    (origin, stop): (Origin, Option<LogIndex>),
+    (origin, stop): (RestoredFrom, Option<LogIndex>),
     options: MachineOptions,
     fits: impl Fn(LogIndex, Term) -> bool,
 ) -> Result<Loaded, String> {
-    if !shelf.holds(dir) {
+    if !store.holds(dir) {
         return Err("it is not there".to_owned());
     }
-    let mut store = Guarded::open(shelf, dir).map_err(|error| error.to_string())?;
+    let mut store = Guarded::open(store, dir).map_err(|error| error.to_string())?;
     let head = load::read_head(&mut store).map_err(|error| error.to_string())?;
     let Some(head) = head else { return Err("it was never completed".to_owned()) };
     let (index, term) = (head.state.index, head.state.term);

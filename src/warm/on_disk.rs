@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::store::{Batch, Shelf, Store, StoreError, Visit};
+use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 use crate::env::{Disk, OpenMode};
 
 /// How much memory its cache may take, in bytes. It takes several times that; the copy is written once
@@ -33,7 +33,7 @@ impl DiskShelf {
     }
 }
 
-impl Shelf for DiskShelf {
+impl CopyStore for DiskShelf {
     fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError> {
         let config = sled::Config::new()
             .path(dir)

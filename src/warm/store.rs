@@ -1,6 +1,6 @@
 //! What a copy is kept in: records by key, changed by atomic batches.
 //!
-//! A [`Shelf`] makes stores and takes them away, each in a directory of its own. Neither knows what the
+//! A [`CopyStore`] makes stores and takes them away, each in a directory of its own. Neither knows what the
 //! records mean. Nothing here is ever the truth: a store may lose everything at any time, or fail, or
 //! panic, as long as what it hands out later can be judged by whoever wrote it.
 
@@ -44,7 +44,7 @@ pub(crate) enum Visit {
 }
 
 /// Makes stores.
-pub(crate) trait Shelf: Send + Sync {
+pub(crate) trait CopyStore: Send + Sync {
     /// Opens the store in `dir`; an empty one, if there is none.
     fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError>;
 

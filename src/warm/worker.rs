@@ -19,9 +19,9 @@ use std::time::Duration;
 use super::Opened;
 use super::copy::{Copy, CopyError, Sizes, Step};
 use super::guard::Guarded;
-use super::mark::Mark;
-use super::post::{End, Post};
-use super::store::{Shelf, StoreError};
+use super::manifest::Manifest;
+use super::store::{CopyStore, StoreError};
+use super::write_behind::{End, WriteBehindQueue};
 use crate::env::Env;
 use crate::machine::{Image, Reader};
 use crate::model::{Moment, Revision};
@@ -53,13 +53,13 @@ const STOP_MAX: Duration = Duration::from_millis(500);
 /// See the module.
 pub(crate) struct Worker {
     env: Env,
-    shelf: Arc<dyn Shelf>,
+    store: Arc<dyn CopyStore>,
     /// Where the mark and the copies are.
     dir: PathBuf,
     sizes: Sizes,
-    mark: Mark,
+    manifest: Manifest,
     reader: Reader,
-    post: Arc<Post>,
+    post: Arc<WriteBehindQueue>,
     copy: Option<Open>,
     /// An image that has come and is not used yet.
     image: Option<Image>,
@@ -101,14 +101,19 @@ enum Left {
 
 impl Worker {
     /// A worker that follows what `reader` reads.
-    pub(super) fn new(opened: Opened, mark: Mark, reader: Reader, post: Arc<Post>) -> Self {
-        let Opened { env, shelf, dir, sizes, loaded, .. } = opened;
+    pub(super) fn new(
+        opened: Opened,
+        manifest: Manifest,
+        reader: Reader,
+        post: Arc<WriteBehindQueue>,
+    ) -> Self {
+        let Opened { env, store, dir, sizes, loaded, .. } = opened;
         let now = env.clock.now();
         Self {
-            shelf,
+            store,
             dir,
             sizes,
-            mark,
+            manifest,
             load: Load { since: now, revision: reader.revision(), is_high: false },
             reader,
             post,
@@ -188,11 +193,11 @@ impl Worker {
         if now < self.not_before || self.failures >= FAILURES_MAX {
             return Ok(Left::Nothing);
         }
-        let taken = self.shelf.list(&self.dir).map_err(StoreError::from)?;
-        let taken = taken.iter().filter_map(|dir| number_of(dir)).chain(self.mark.copy).max();
+        let taken = self.store.list(&self.dir).map_err(StoreError::from)?;
+        let taken = taken.iter().filter_map(|dir| number_of(dir)).chain(self.manifest.copy).max();
         let number = taken.map_or(1, |number| number + 1);
-        let store = Guarded::open(&*self.shelf, &store_dir(&self.dir, number))?;
-        let copy = Copy::begin(store, self.sizes, self.mark.origin, &self.reader);
+        let store = Guarded::open(&*self.store, &store_dir(&self.dir, number))?;
+        let copy = Copy::begin(store, self.sizes, self.manifest.origin, &self.reader);
         self.copy = Some(Open { number, copy });
         Ok(Left::More)
     }
@@ -207,9 +212,10 @@ impl Worker {
         if open.copy.applied() < Some(head.index) {
             open.copy.complete(&self.reader, image)?;
         }
-        if self.mark.copy != Some(open.number) {
-            let mark = Mark { copy: Some(open.number), stop: None, ..self.mark.clone() };
-            self.write_mark(mark)?;
+        if self.manifest.copy != Some(open.number) {
+            let manifest =
+                Manifest { copy: Some(open.number), stop: None, ..self.manifest.clone() };
+            self.write_mark(manifest)?;
             self.litter = true;
             return Ok(());
         }
@@ -229,8 +235,8 @@ impl Worker {
             self.forget_if(number);
             return Err(error.into());
         }
-        if self.mark.copy == Some(number) {
-            self.write_mark(Mark { stop: applied, ..self.mark.clone() })?;
+        if self.manifest.copy == Some(number) {
+            self.write_mark(Manifest { stop: applied, ..self.manifest.clone() })?;
         }
         Ok(())
     }
@@ -272,26 +278,26 @@ impl Worker {
 
     /// This copy is not to be loaded.
     fn forget_if(&mut self, number: u64) {
-        if self.mark.copy == Some(number) {
+        if self.manifest.copy == Some(number) {
             self.forget();
         }
     }
 
     /// No copy is to be loaded.
     fn forget(&mut self) {
-        let mark = Mark { copy: None, stop: None, ..self.mark.clone() };
-        if let Err(error) = self.write_mark(mark) {
+        let manifest = Manifest { copy: None, stop: None, ..self.manifest.clone() };
+        if let Err(error) = self.write_mark(manifest) {
             // What it names will be judged again, and by its digest.
-            tracing::warn!(%error, "the mark of the warm copy could not be written");
+            tracing::warn!(%error, "the manifest of the warm copy could not be written");
         }
     }
 
     fn make_room(&mut self) {
         self.image = None;
-        if self.copy.take().is_some() || self.mark.copy.is_some() {
+        if self.copy.take().is_some() || self.manifest.copy.is_some() {
             self.forget();
             // Also where there is no room for a mark: what it names is not there then, and is not looked for.
-            self.mark.copy = None;
+            self.manifest.copy = None;
             self.litter = true;
         }
         while self.litter {
@@ -301,13 +307,13 @@ impl Worker {
 
     /// Removes a store that nobody needs. True if there may be more.
     fn clear_away(&self) -> bool {
-        let needed = [self.mark.copy, self.copy.as_ref().map(|open| open.number)];
-        let Ok(dirs) = self.shelf.list(&self.dir) else { return false };
+        let needed = [self.manifest.copy, self.copy.as_ref().map(|open| open.number)];
+        let Ok(dirs) = self.store.list(&self.dir) else { return false };
         let litter = dirs
             .iter()
             .find(|dir| number_of(dir).is_some_and(|number| !needed.contains(&Some(number))));
         let Some(dir) = litter else { return false };
-        match self.shelf.remove(dir) {
+        match self.store.remove(dir) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!(%error, dir = %dir.display(), "an old warm copy stays");
@@ -316,9 +322,9 @@ impl Worker {
         }
     }
 
-    fn write_mark(&mut self, mark: Mark) -> Result<(), StoreError> {
-        mark.write(&*self.env.disk, &self.dir)?;
-        self.mark = mark;
+    fn write_mark(&mut self, manifest: Manifest) -> Result<(), StoreError> {
+        manifest.write(&*self.env.disk, &self.dir)?;
+        self.manifest = manifest;
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
             let upgraded = Arc::clone(&upgraded);
             move |config: Config| {
                 let newer = upgraded.load(Ordering::Relaxed) != u64::MAX;
-                let config = config.speaks(if newer { NEXT } else { FIRST });
+                let config = config.supported_version(if newer { NEXT } else { FIRST });
                 // Nobody elects another leader because this machine is busy.
                 config
                     .election_timeout(Duration::from_secs(4))
@@ -81,7 +81,7 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
 fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
     async {
         let small = |config: Config| {
-            config.speaks(NEXT).snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
+            config.supported_version(NEXT).snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
         };
         let mut cluster = ClusterOptions::new(1).configure(small).start().await.unwrap();
         cluster

@@ -7,7 +7,7 @@ use crate::codec::sample::Sample;
 use crate::model::{DiskId, KeyRange, RowChange};
 
 /// The pieces of an image.
-fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<Piece>) {
+fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<SnapshotRecord>) {
     let pieces = std::iter::from_fn(|| image.next(bytes_max).unwrap()).collect();
     (image.head().clone(), pieces)
 }
@@ -120,7 +120,7 @@ fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
     let mut world = founded();
     world.put("a", "1");
     let (head, mut pieces) = pieces(world.machine.image(), 100);
-    let Piece::Changes(changes) = &mut pieces[0] else { panic!("changes") };
+    let SnapshotRecord::Changes(changes) = &mut pieces[0] else { panic!("changes") };
     let RowChange::Put(kv) = &mut changes[0] else { panic!("a put") };
     kv.value = Bytes::from_static(b"2");
     let expected = head.digest;
@@ -323,16 +323,16 @@ fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
                 6 => head.compacted = Some(Revision(sample.below(60))),
                 7 => head.next_lease = sample.below(9),
                 _ => match &mut pieces[at] {
-                    Piece::Rows(rows) => rows[0].mod_revision = Revision(sample.below(60)),
-                    Piece::Changes(changes) => match &mut changes[0] {
+                    SnapshotRecord::Rows(rows) => rows[0].mod_revision = Revision(sample.below(60)),
+                    SnapshotRecord::Changes(changes) => match &mut changes[0] {
                         RowChange::Put(kv) => kv.create_revision = Revision(sample.below(60)),
                         RowChange::Delete { key, .. } => *key = sample.bytes(),
                     },
-                    Piece::Leases(leases) => {
+                    SnapshotRecord::Leases(leases) => {
                         leases[0].id = LeaseId::new(sample.below(5) + 1).unwrap()
                     }
-                    Piece::Lives(lives) => lives[0].node = node(sample.below(5) + 1),
-                    Piece::Answers(answers) => answers[0].0.seq = sample.below(60),
+                    SnapshotRecord::Lives(lives) => lives[0].node = node(sample.below(5) + 1),
+                    SnapshotRecord::DedupTable(dedup) => dedup[0].0.seq = sample.below(60),
                 },
             }
         }

@@ -70,7 +70,7 @@ fn the_requests_of_a_removed_member_are_closed_for_ever() {
     let first = world.ask(2, 1, put("k", "1")).unwrap();
     assert_eq!(world.ask(2, 1, put("k", "1")), Ok(first), "the same answer again");
     world.member(Some(&MemberChange::Remove(node(2))));
-    assert_eq!(world.machine.answers.nodes().collect::<Vec<_>>(), []);
+    assert_eq!(world.machine.dedup.nodes().collect::<Vec<_>>(), []);
     let revision = world.reader.revision();
     for seq in [1, 2] {
         assert_eq!(world.ask(2, seq, put("k", "2")), Err(Rejection::Closed), "{seq}");
@@ -96,7 +96,7 @@ fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
 fn a_node_says_what_it_is_called_and_where_it_is() {
     let mut world = founded();
     let served_at = |address: &str, endpoint: &str| {
-        Command::Announce(Introduction {
+        Command::Announce(MemberAttributes {
             name: "b".to_owned(),
             address: address.to_owned(),
             endpoints: vec![endpoint.to_owned()],

@@ -11,9 +11,9 @@ use super::execute::STRUCTURE;
 use super::shared::Snapshot;
 use super::*;
 use crate::model::{
-    AckWindow, Command, Compare, Delete, DeleteReply, EventKind, Introduction, KeyRange, KeyValue,
-    Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Rejection, Reply, RevisionBounds,
-    RevokeReply, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
+    AckWindow, Command, Compare, Delete, DeleteReply, EventKind, KeyRange, KeyValue,
+    MemberAttributes, Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Rejection, Reply,
+    RevisionBounds, RevokeReply, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
 };
 
 mod access;

@@ -9,9 +9,9 @@ impl Driver {
 
     /// A request of the node's own, to be carried out however long that takes. Answers with its number.
     pub(super) fn insist(&mut self, command: Command) -> u64 {
-        let story = Story::begin(&command, self.shared.now());
+        let trace = RequestTrace::begin(&command, self.shared.now());
         let (deadline, reply) = (None, ReplyTo::Nobody);
-        self.proposals.add(Write { command, deadline, bytes: 0, reply, story })
+        self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
     }
 
     /// Hands this node's requests to the leader, if that is another node.
@@ -40,14 +40,14 @@ impl Driver {
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         while let Some(round) = self.reads.ask(now) {
             if leader == me {
-                self.rounds.join(Asker::Local { round });
+                self.rounds.join(ReadOrigin::Local { round });
             } else {
                 self.send(leader, PeerMessage::ReadAsk { round, incarnation });
             }
         }
         while let Some(question) = self.lease_calls.ask(now) {
             if leader == me {
-                self.rounds.join(Asker::Leases { node: me, incarnation, question });
+                self.rounds.join(ReadOrigin::Leases { node: me, incarnation, question });
             } else {
                 let LeaseQuestion { round, renew, look } = question;
                 self.send(leader, PeerMessage::LeaseAsk { round, incarnation, renew, look });
@@ -55,7 +55,7 @@ impl Driver {
         }
         while let Some((round, leases)) = self.sessions.due(now) {
             if leader == me {
-                self.rounds.join(Asker::Renewal { node: me, incarnation, round, leases });
+                self.rounds.join(ReadOrigin::Renewal { node: me, incarnation, round, leases });
             } else {
                 self.send(leader, PeerMessage::Renew { round, incarnation, leases });
             }

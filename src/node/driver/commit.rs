@@ -191,19 +191,19 @@ impl Driver {
         digest: u64,
     ) -> Result<(), Fatal> {
         match self.digests.tell(from, index, digest) {
-            Verdict::Fine => Ok(()),
-            Verdict::Others(wrong) => {
+            DigestVerdict::Fine => Ok(()),
+            DigestVerdict::Others(wrong) => {
                 for node in wrong {
                     let name = self.roster.name_of(node);
                     tracing::error!(member = name, %index, "its replica differs from the majority's");
                 }
                 Ok(())
             }
-            Verdict::Nobody => {
+            DigestVerdict::Nobody => {
                 tracing::error!(%index, "replicas differ and no majority says which is right");
                 Ok(())
             }
-            Verdict::Me => Err(format!(
+            DigestVerdict::Me => Err(format!(
                 "this node's replica differs from the majority's at log index {index}: its memory or \
                  its disk has gone wrong"
             )),

@@ -18,7 +18,7 @@ impl Driver {
                 tracing::debug!(%peer, "connected");
                 self.peer_rejections.resolve(&self.roster.name_of(peer));
                 self.hear(&hello)?;
-                if self.spoken.insert(peer, hello.speaks).is_none() {
+                if self.peer_versions.insert(peer, hello.supported_version).is_none() {
                     self.settle_for_peer();
                 }
                 if self.roster.hear(peer, &hello.address) {
@@ -26,7 +26,7 @@ impl Driver {
                 }
             }
             Input::Disconnected(peer) => {
-                self.spoken.remove(&peer);
+                self.peer_versions.remove(&peer);
                 if let Stage::Running(consensus) = &mut self.stage {
                     consensus.unreachable(peer);
                 }
@@ -47,7 +47,7 @@ impl Driver {
                 if self.shared.has_state() && self.shared.reader.revision() >= revision {
                     reply.send(Ok(()));
                 } else {
-                    let asking = Asking { deadline, reply, span: Span::none() };
+                    let asking = ReadWaiter { deadline, reply, span: Span::none() };
                     self.at_least.entry(revision).or_default().push(asking);
                 }
             }
@@ -164,7 +164,7 @@ impl Driver {
             }
             PeerMessage::ReadAsk { round, incarnation } => {
                 if self.leading.is_some() {
-                    self.rounds.join(Asker::Remote { node: from, incarnation, round });
+                    self.rounds.join(ReadOrigin::Remote { node: from, incarnation, round });
                 } else {
                     self.send(from, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
@@ -178,7 +178,7 @@ impl Driver {
             }
             PeerMessage::Renew { round, incarnation, leases } => {
                 if let Some(leading) = &mut self.leading {
-                    let renewal = Asker::Renewal { node: from, incarnation, round, leases };
+                    let renewal = ReadOrigin::Renewal { node: from, incarnation, round, leases };
                     if mutant::is(Mutant::B22) {
                         leading.renewals.entry(LogIndex(0)).or_default().push(renewal);
                         self.judge_renewals();
@@ -193,7 +193,7 @@ impl Driver {
             PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
                 if self.leading.is_some() {
                     let question = LeaseQuestion { round, renew, look };
-                    self.rounds.join(Asker::Leases { node: from, incarnation, question });
+                    self.rounds.join(ReadOrigin::Leases { node: from, incarnation, question });
                 }
             }
             PeerMessage::LeaseAnswer { round, incarnation, living, gone }

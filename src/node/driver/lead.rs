@@ -50,7 +50,7 @@ impl Driver {
                 }
             }
             self.publish_status();
-            self.beat(now);
+            self.record_sample(now);
         }
         self.start_lessor(now);
     }
@@ -77,12 +77,12 @@ impl Driver {
         let now = self.shared.now();
         for asker in self.rounds.end() {
             match asker {
-                Asker::Local { round } => self.reads.answered(round, None, now),
-                Asker::Remote { node, incarnation, round } => {
+                ReadOrigin::Local { round } => self.reads.answered(round, None, now),
+                ReadOrigin::Remote { node, incarnation, round } => {
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
                 // Whoever renews asks again by itself.
-                Asker::Renewal { .. } | Asker::Leases { .. } => {}
+                ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. } => {}
             }
         }
     }
@@ -292,12 +292,12 @@ impl Driver {
         }
         for asker in self.rounds.confirmed(round) {
             match asker {
-                Asker::Local { round } => self.reads.answered(round, Some(index), now),
-                Asker::Remote { node, incarnation, round } => {
+                ReadOrigin::Local { round } => self.reads.answered(round, Some(index), now),
+                ReadOrigin::Remote { node, incarnation, round } => {
                     let index = Some(index);
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index });
                 }
-                renewal @ (Asker::Renewal { .. } | Asker::Leases { .. }) => {
+                renewal @ (ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. }) => {
                     if let Some(leading) = &mut self.leading {
                         leading.renewals.entry(index).or_default().push(renewal);
                     }
@@ -319,13 +319,15 @@ impl Driver {
                 break;
             }
             for asker in entry.remove() {
-                if let Asker::Leases { node, incarnation, question } = asker {
+                if let ReadOrigin::Leases { node, incarnation, question } = asker {
                     let margins = &self.shared.meters.lease_margin_seconds;
                     let message = lessor_says(lessor, incarnation, &question, margins);
                     looks.push((node, question.round, message));
                     continue;
                 }
-                let Asker::Renewal { node, incarnation, round, leases } = asker else { continue };
+                let ReadOrigin::Renewal { node, incarnation, round, leases } = asker else {
+                    continue;
+                };
                 let (mut renewed, mut gone) = (Vec::new(), Vec::new());
                 for lease in leases {
                     match renew(lessor, lease, &self.shared.meters.lease_margin_seconds) {

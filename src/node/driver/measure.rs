@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::metrics::{self, Ending, PeerLag, PeerLink, PeerQueue};
-use crate::node::health::Pulse;
+use crate::node::health::HealthSample;
+use crate::node::request_trace::{BatchTimes, RequestTrace, Stages, ending};
 use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
-use crate::node::story::{BatchTimes, Stages, Story, ending};
 
 impl Driver {
     /// Tells the callers of requests that have ended without having been applied by this node.
@@ -61,19 +61,19 @@ impl Driver {
 
     fn close(&self, closed: Closed, times: Option<BatchTimes>) {
         self.shared.release(closed.bytes);
-        let (story, result, teller) = closed.split();
+        let (trace, result, teller) = closed.split();
         let (now, end) = (self.shared.now(), ending(&result));
-        let took = now.since(story.asked);
-        self.shared.meters.ended(story.kind, end, took);
-        let stages = times.map(|times| story.stages(times, now));
+        let took = now.since(trace.asked);
+        self.shared.meters.ended(trace.kind, end, took);
+        let stages = times.map(|times| trace.stages(times, now));
         for (stage, took) in stages.iter().flat_map(|stages| &stages.0) {
             if end == Ending::Done {
                 self.shared.meters.write_stage_seconds.at(*stage).add(*took);
             }
         }
-        tracing::debug!(parent: &story.span, outcome = end.as_str(), ?took, "answered");
+        tracing::debug!(parent: &trace.span, outcome = end.as_str(), ?took, "answered");
         if let Some(passed_over) = self.shared.is_slow(took, now) {
-            self.say_slow(&story, end, took, stages, passed_over, now);
+            self.say_slow(&trace, end, took, stages, passed_over, now);
         }
         teller.send(result);
     }
@@ -81,17 +81,17 @@ impl Driver {
     /// One line says where the time of a slow request went, and for how many others it stands.
     fn say_slow(
         &self,
-        story: &Story,
+        trace: &RequestTrace,
         end: Ending,
         took: Duration,
         stages: Option<Stages>,
         passed_over: u64,
         now: Moment,
     ) {
-        let (kind, request, outcome) = (story.kind.as_str(), story.number, end.as_str());
-        let (node, span, attempts) = (self.my_name(), &story.span, story.attempts);
+        let (kind, request, outcome) = (trace.kind.as_str(), trace.number, end.as_str());
+        let (node, span, attempts) = (self.my_name(), &trace.span, trace.attempts);
         if let Some(stages) = stages {
-            let most = story.place(stages.longest());
+            let most = trace.place(stages.longest());
             let [waiting, travelling, logging, agreeing, applying, telling] =
                 stages.0.map(|(_, took)| took);
             tracing::warn!(
@@ -104,14 +104,14 @@ impl Driver {
         }
         // It was given up: where it was is all that can be said.
         let owed = self.log_owes_since.map(|since| now.since(since)).unwrap_or_default();
-        let at = match story.sent {
+        let at = match trace.sent {
             None => metrics::Stage::Waiting,
             // Nothing is decided here that is not on this node's own disk.
             Some(sent) if owed > now.since(sent) / 2 => metrics::Stage::Logging,
             Some(_) => metrics::Stage::Agreeing,
         };
         let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
-        let place = story.place(at);
+        let place = trace.place(at);
         tracing::warn!(
             parent: span,
             node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, passed_over,
@@ -170,49 +170,49 @@ impl Driver {
     fn is_connected_to_quorum(&self) -> bool {
         let me = self.shared.settings.node;
         let members = self.machine.members();
-        let is_there = |id: &NodeId| *id == me || self.spoken.contains_key(id);
+        let is_there = |id: &NodeId| *id == me || self.peer_versions.contains_key(id);
         let (voters, there) = (members.voters().count(), members.voters().filter(is_there).count());
         there > voters / 2
     }
 
     /// Writes down how it is: once a tick, and when another leader is known.
-    pub(super) fn beat(&mut self, now: Moment) {
+    pub(super) fn record_sample(&mut self, now: Moment) {
         self.record_contact(now);
         let syncs = self.shared.meters.log_sync_seconds.histogram();
-        let mut pulse = Pulse {
+        let mut sample = HealthSample {
             slowest_sync: self.syncs.slowest(syncs, now),
             log_owes_since: self.log_owes_since,
             disk_full: self.space.is_low(),
             diverged: self.digests.is_undecided(),
             rejected: self.peer_rejections.current(now),
-            ..Pulse::unborn(now)
+            ..HealthSample::initial(now)
         };
         let name = |id: NodeId| self.roster.name_of(id);
         match &self.stage {
             Stage::Founding(founding) => {
-                pulse.founding = Some(self.roster.places(&founding.waits_for()));
+                sample.founding = Some(self.roster.places(&founding.waits_for()));
             }
-            Stage::Recording(_) => pulse.founding = Some(Vec::new()),
-            Stage::Restoring { .. } => pulse.restoring = true,
+            Stage::Recording(_) => sample.founding = Some(Vec::new()),
+            Stage::Restoring { .. } => sample.restoring = true,
             Stage::Running(consensus) => {
                 let applied = self.machine.applied().get();
                 let me = self.shared.settings.node;
-                pulse.leads = self.leading.is_some();
-                pulse.electing = consensus.leader().is_none();
+                sample.leads = self.leading.is_some();
+                sample.electing = consensus.leader().is_none();
                 // A member that led and has stepped down is no leader to wait for.
                 let last = self.last_contact.map(|contact| contact.leader);
                 let last = consensus.leader().or(last.filter(|leader| *leader != me));
-                pulse.leader = last.map(name);
-                pulse.touched = self.last_contact.map(|contact| contact.at);
-                pulse.quorum_connected = self.is_connected_to_quorum();
+                sample.leader = last.map(name);
+                sample.touched = self.last_contact.map(|contact| contact.at);
+                sample.quorum_connected = self.is_connected_to_quorum();
                 let fetching = self.snapshots.fetching().map(|(_, id)| id.index);
                 let known = consensus.known_commit().max(fetching.unwrap_or_default());
-                pulse.fetching = fetching.is_some();
-                pulse.behind = known.get().saturating_sub(applied);
+                sample.fetching = fetching.is_some();
+                sample.behind = known.get().saturating_sub(applied);
             }
         }
-        self.shared.meters.apply_lag_entries.set(pulse.behind);
-        self.shared.beat(pulse);
+        self.shared.meters.apply_lag_entries.set(sample.behind);
+        self.shared.record_sample(sample);
     }
 
     /// Updates the gauges that only the driver can read, once a tick. For the others see `Shared::read_gauges`.
@@ -232,7 +232,7 @@ impl Driver {
         meters.peer_queue_bytes.set(self.roster.peers().into_iter().map(queued).collect());
         let link = |peer: NodeId| PeerLink {
             peer: self.roster.name_of(peer),
-            connected: self.spoken.contains_key(&peer),
+            connected: self.peer_versions.contains_key(&peer),
         };
         meters.peer_connected.set(self.roster.peers().into_iter().map(link).collect());
         meters.disk_full.set(self.space.is_low().into());

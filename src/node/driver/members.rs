@@ -326,7 +326,7 @@ impl Driver {
             self.has_announced = true;
             let (name, address) = (name.clone(), address.clone());
             let endpoints = settings.endpoints.clone();
-            self.insist(Command::Announce(Introduction { name, address, endpoints }));
+            self.insist(Command::Announce(MemberAttributes { name, address, endpoints }));
         }
     }
 
@@ -338,14 +338,14 @@ impl Driver {
             return;
         }
         let me = self.shared.settings.node;
-        let speaks = |id: &NodeId| match *id == me {
-            true => Some(self.shared.settings.speaks),
-            false => self.spoken.get(id).copied(),
+        let supported_version = |id: &NodeId| match *id == me {
+            true => Some(self.shared.settings.supported_version),
+            false => self.peer_versions.get(id).copied(),
         };
         // One that is not connected has said nothing: it may come back as another build.
         let rows = self.machine.members().rows().iter();
         let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
-        let all: Option<Vec<_>> = here.map(speaks).collect();
+        let all: Option<Vec<_>> = here.map(supported_version).collect();
         let least = all.and_then(|all| all.into_iter().min());
         let known = self.machine.version();
         if let Some(version) = least.filter(|version| *version > known) {

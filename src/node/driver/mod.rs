@@ -49,8 +49,8 @@ use crate::consensus::{
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, ImageError, LeaseChange, Machine};
 use crate::model::{
-    ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
-    Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, Members,
+    ClusterVersion, Command, DiskId, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane,
+    LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberAttributes, MemberChange, Members,
     MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
     Rejection, Reply, RequestId, Revision, SnapshotId, Term, are_addresses,
 };
@@ -61,7 +61,7 @@ use crate::{wal, warm};
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::backups::Backups;
-use crate::node::digests::{Digests, Verdict};
+use crate::node::digests::{DigestVerdict, Digests};
 use crate::node::founding::Founding;
 use crate::node::health::RecentSyncs;
 use crate::node::identity::Identity;
@@ -73,8 +73,9 @@ use crate::node::log_worker::LogQueue;
 use crate::node::peer_rejections::PeerRejections;
 use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::quota::Proposed;
-use crate::node::reads::{Asker, Asking, Reads, Rounds};
+use crate::node::reads::{ReadOrigin, ReadWaiter, Reads, Rounds};
 use crate::node::rejected_requests::RejectedRequests;
+use crate::node::request_trace::{BatchTimes, RequestTrace};
 use crate::node::retain::Retention;
 use crate::node::roster::Roster;
 use crate::node::session::{Claim, ResumeSessionError};
@@ -86,7 +87,6 @@ use crate::node::snapshots::Snapshots;
 use crate::node::space::SpaceTable;
 use crate::node::status::{NodeStatus, Role};
 use crate::node::steps::Steps;
-use crate::node::story::{BatchTimes, Story};
 use crate::node::writing::WriteError;
 
 /// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
@@ -161,12 +161,12 @@ pub(crate) struct Driver {
     retention: Option<(Term, Retention)>,
     roster: Roster,
     /// The newest cluster version that each member understands that is connected, as it has said itself.
-    spoken: BTreeMap<NodeId, ClusterVersion>,
+    peer_versions: BTreeMap<NodeId, ClusterVersion>,
     steps: Steps,
     snapshots: Snapshots,
     snapshot_queue: Arc<SnapshotQueue>,
     backups: Backups,
-    warm: Arc<warm::Post>,
+    warm: Arc<warm::WriteBehindQueue>,
     /// A snapshot that the leader offers, while it is being fetched.
     offer: Option<Offer>,
     /// A snapshot that was fetched, and is to be put before the consensus.
@@ -181,7 +181,7 @@ pub(crate) struct Driver {
     unsettled: Option<Unsettled>,
     /// The request of this node, as the leader, that raises the cluster's version.
     raising: Option<u64>,
-    at_least: BTreeMap<Revision, Vec<Asking>>,
+    at_least: BTreeMap<Revision, Vec<ReadWaiter>>,
     /// Set while this node leads.
     leading: Option<LeaderState>,
     /// Who leads which term, as far as this node knew after the last turn.
@@ -253,7 +253,7 @@ struct LeaderState {
     /// expiry names a lease by its id: behind such an entry the same id may be another's.
     revoked: BTreeMap<LeaseId, LogIndex>,
     /// Confirmed renewals, to be judged when the index is applied.
-    renewals: BTreeMap<LogIndex, Vec<Asker>>,
+    renewals: BTreeMap<LogIndex, Vec<ReadOrigin>>,
     /// When the entries were proposed that are not committed yet; the consensus bounds how many.
     flights: VecDeque<(LogIndex, Moment)>,
     /// The change of the members that was proposed and is not applied yet.
@@ -281,7 +281,7 @@ pub(crate) struct Parts {
     pub(crate) state_lost: Option<LogIndex>,
     pub(crate) snapshot_queue: Arc<SnapshotQueue>,
     pub(crate) backups: Backups,
-    pub(crate) warm: Arc<warm::Post>,
+    pub(crate) warm: Arc<warm::WriteBehindQueue>,
     /// The newest snapshot that is here, with the members as of it.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
     /// Of which one a part is here.
@@ -331,7 +331,7 @@ impl Driver {
             retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),
-            spoken: BTreeMap::new(),
+            peer_versions: BTreeMap::new(),
             steps: Steps::new(heartbeat * 2),
             snapshots: Snapshots::new(
                 settings.snapshot_log_bytes,
@@ -494,7 +494,7 @@ impl Driver {
         self.forget_history(now);
         self.mind_space(now);
         self.read_gauges();
-        self.beat(now);
+        self.record_sample(now);
         self.publish_status();
         Ok(())
     }

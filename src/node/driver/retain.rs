@@ -37,9 +37,9 @@ impl Driver {
         tracing::debug!(%revision, "history is compacted");
         self.shared.meters.compactions_total.one();
         let command = Command::Compact(revision);
-        let story = Story::begin(&command, now);
+        let trace = RequestTrace::begin(&command, now);
         // It is proposed anew if nothing came of it.
         let deadline = Some(now + self.shared.settings.call_deadline);
-        self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Nobody, story });
+        self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Nobody, trace });
     }
 }

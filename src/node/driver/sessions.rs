@@ -11,8 +11,8 @@ impl Driver {
         let reply = ReplyTo::Call(Box::new(move |granted| {
             drop(inbox.push(Input::SessionGranted(opening, granted)));
         }));
-        let story = Story::begin(&command, asked);
-        self.take_write(Write { command, deadline, bytes, reply, story });
+        let trace = RequestTrace::begin(&command, asked);
+        self.take_write(Write { command, deadline, bytes, reply, trace });
     }
 
     pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {

@@ -14,10 +14,10 @@ impl World {
         if node.running().is_some() || node.gone {
             return Ok(());
         }
-        let beginning = match node.origin.clone() {
-            Origin::Nobody => return Ok(()),
-            Origin::Founder => Some(Beginning::Founder { nodes: self.options.nodes }),
-            Origin::Newcomer(contact) => {
+        let beginning = match node.restored_from.clone() {
+            RestoredFrom::Nobody => return Ok(()),
+            RestoredFrom::Founder => Some(Beginning::Founder { nodes: self.options.nodes }),
+            RestoredFrom::Newcomer(contact) => {
                 self.end_stopped(at);
                 self.begin_again(at, &contact)
             }

@@ -25,7 +25,9 @@ impl World {
     /// Whether a member has a machine, and a log to start from.
     fn is_there(&self, id: NodeId) -> bool {
         let is_there = |node: &SimNode| {
-            !node.gone && !node.has_rotten_log() && !matches!(node.origin, Origin::Nobody)
+            !node.gone
+                && !node.has_rotten_log()
+                && !matches!(node.restored_from, RestoredFrom::Nobody)
         };
         self.nodes.get(place(id)).is_some_and(is_there)
     }

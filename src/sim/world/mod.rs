@@ -152,7 +152,7 @@ struct SimNode {
     /// Whether it has stopped. Its program goes on, and gets errors, until the process ends.
     stopped: bool,
     /// How it became a member.
-    origin: Origin,
+    restored_from: RestoredFrom,
     /// Whether the machine is gone for good, with its disk: it burned, or what was on it was removed
     /// from the cluster.
     gone: bool,
@@ -166,7 +166,7 @@ struct SimNode {
 
 /// How a node became a member.
 #[derive(Clone)]
-enum Origin {
+enum RestoredFrom {
     /// It is one of those that founded the cluster.
     Founder,
     /// It asked to be let in. What it is called.
@@ -234,7 +234,7 @@ impl World {
         let timeline = Arc::new(Timeline::default());
         let net = SimNet::new(timeline.clone(), options.net.clone(), Rng::new(rng.next_u64()));
         let timers = Timers::new(timeline.clone());
-        let founder = |id| new_node(id, Origin::Founder, &timeline, &rng);
+        let founder = |id| new_node(id, RestoredFrom::Founder, &timeline, &rng);
         let nodes = (1..=options.nodes).map(founder).collect();
         let judge = Rc::new(RefCell::new(Judge::new(timeline.clone(), options.nodes)));
         let trace = Trace::new(options.verbose);
@@ -552,7 +552,7 @@ impl World {
     }
 }
 
-fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> SimNode {
+fn new_node(id: u64, restored_from: RestoredFrom, timeline: &Arc<Timeline>, rng: &Rng) -> SimNode {
     SimNode {
         id: NodeId::new(id).expect("ids start at 1"),
         clock: Arc::new(SimClock::new(timeline.clone(), Duration::ZERO, 0)),
@@ -575,7 +575,7 @@ fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> Sim
         start_breaks_off: None,
         stopping: None,
         stopped: false,
-        origin,
+        restored_from,
         gone: false,
         rotten: None,
         full: false,

@@ -68,9 +68,9 @@ impl World {
 
     /// What a node is called.
     pub(super) fn name_of(&self, at: usize) -> String {
-        match &self.nodes[at].origin {
-            Origin::Newcomer(contact) => contact.name.clone(),
-            Origin::Founder | Origin::Nobody => format!("n{}", self.nodes[at].id.get()),
+        match &self.nodes[at].restored_from {
+            RestoredFrom::Newcomer(contact) => contact.name.clone(),
+            RestoredFrom::Founder | RestoredFrom::Nobody => format!("n{}", self.nodes[at].id.get()),
         }
     }
 
@@ -132,7 +132,7 @@ impl World {
         let at = place(joined.node);
         while self.nodes.len() <= at {
             let id = self.nodes.len() as u64 + 1;
-            let nobody = new_node(id, Origin::Nobody, &self.timeline, &self.rng);
+            let nobody = new_node(id, RestoredFrom::Nobody, &self.timeline, &self.rng);
             self.nodes.push(nobody);
         }
         let Newcomer { contact, disk, entropy, .. } = newcomer;
@@ -140,7 +140,7 @@ impl World {
         self.judge.borrow_mut().count("joined");
         let members = contacts(&joined);
         let node = &mut self.nodes[at];
-        node.origin = Origin::Newcomer(contact.clone());
+        node.restored_from = RestoredFrom::Newcomer(contact.clone());
         node.disk = disk.clone();
         node.entropy = entropy;
         let disk = self.disk_of(at);

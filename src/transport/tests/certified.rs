@@ -265,7 +265,7 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
     let [mut one, mut two] = pair(with(office.right(1)), settings());
     // Member 1 has certificates. Both are told, by whatever end notices.
     one.inbox.wait_for_rejection(node(2), "does not speak TLS, and this member does");
-    two.inbox.wait_for_rejection(node(1), "speaks TLS, and this member does not");
+    two.inbox.wait_for_rejection(node(1), "supported_version TLS, and this member does not");
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);

@@ -117,7 +117,7 @@ fn a_member_that_was_removed_is_told_so_at_once_and_whenever_it_comes_back() {
     two.send(1, Lane::Control, &ping(1));
     let mut left = members(&[]);
     left.apply(LogIndex(50), &MemberChange::Remove(node(2)));
-    one.spoken.knows(left);
+    one.peer_versions.knows(left);
     one.network.set_peers(&BTreeMap::new());
     let told = |member: &Member, peer: u64| {
         member.inbox.wait("told", |heard| {
@@ -142,9 +142,9 @@ fn a_member_that_was_removed_is_told_so_at_once_and_whenever_it_comes_back() {
 #[test]
 fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
     let (mut one, mut four) = (lonely(1), lonely(4));
-    one.spoken.knows(members(&[]));
-    four.spoken.knows(members(&[4]));
-    four.spoken.since(101);
+    one.peer_versions.knows(members(&[]));
+    four.peer_versions.knows(members(&[4]));
+    four.peer_versions.since(101);
     four.network.set_peers(&targets(&[(1, &one)]));
     four.send(1, Lane::Control, &ping(1));
     one.inbox.wait_for_message(node(4), &ping(1));
@@ -158,7 +158,7 @@ fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
         replaces: None,
     };
     others.apply(LogIndex(101), &add);
-    one.spoken.knows(others);
+    one.peer_versions.knows(others);
     one.network.set_peers(&BTreeMap::new());
     one.inbox.wait_for_rejection(node(4), "with disk 0bad0000.. and now has disk");
     four.inbox.wait_for_rejection(node(1), "with disk 0bad0000.. and now has disk");
@@ -173,7 +173,7 @@ fn twenty_learners_and_three_voters_meet() {
     let everybody = members(&learners);
     let start = |id: u64| {
         let member = lonely(id);
-        member.spoken.knows(everybody.clone());
+        member.peer_versions.knows(everybody.clone());
         member
     };
     let mut voters: Vec<Member> = (1..=3).map(start).collect();

@@ -3,16 +3,16 @@
 use super::*;
 
 struct Guest {
-    spoken: Arc<Spoken>,
+    peer_versions: Arc<Spoken>,
     inbox: Arc<Inbox>,
     network: MemoryNetwork,
 }
 
 fn join(hub: &MemoryHub, of: Hello) -> Guest {
     let inbox: Arc<Inbox> = Arc::default();
-    let (me, spoken) = (of.from, Spoken::new(of));
-    let network = hub.join(me, spoken.clone(), inbox.clone());
-    Guest { spoken, inbox, network }
+    let (me, peer_versions) = (of.from, Spoken::new(of));
+    let network = hub.join(me, peer_versions.clone(), inbox.clone());
+    Guest { peer_versions, inbox, network }
 }
 
 impl Guest {
@@ -129,7 +129,7 @@ fn members_keep_to_those_whom_they_name_and_part_from_those_that_were_removed() 
     assert_eq!(three.send(2, 4), SendOutcome::Queued);
     let mut left = super::members(&[]);
     left.apply(LogIndex(50), &MemberChange::Remove(node(2)));
-    one.spoken.knows(left);
+    one.peer_versions.knows(left);
     one.network.set_peers(&named(&[3]));
     assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
     for guest in [&one, &two] {

@@ -171,7 +171,7 @@ fn hello(from: u64, to: u64) -> Hello {
         standing: FoundingState::Blank,
         since: LogIndex(1),
         address: String::new(),
-        speaks: ClusterVersion::NEWEST,
+        supported_version: ClusterVersion::NEWEST,
     }
 }
 
@@ -254,7 +254,7 @@ fn settings() -> TcpSettings {
 
 struct Member {
     inbox: Arc<Inbox>,
-    spoken: Arc<Spoken>,
+    peer_versions: Arc<Spoken>,
     network: TcpNetwork,
     handle: TcpHandle,
 }
@@ -274,14 +274,14 @@ impl Member {
         inbox: &Arc<Inbox>,
     ) -> Self {
         let me = of.from;
-        let mut spoken = Spoken::new(of);
-        Arc::get_mut(&mut spoken).expect("nobody else has it").called = called;
+        let mut peer_versions = Spoken::new(of);
+        Arc::get_mut(&mut peer_versions).expect("nobody else has it").called = called;
         let peers: BTreeMap<NodeId, Vec<String>> =
             peers.iter().map(|(id, address)| (node(*id), vec![address.to_string()])).collect();
         let (network, handle) = bound
-            .start(&Env::real(), me, &peers, spoken.clone(), inbox.clone())
+            .start(&Env::real(), me, &peers, peer_versions.clone(), inbox.clone())
             .expect("a transport on loopback");
-        Self { inbox: inbox.clone(), spoken, network, handle }
+        Self { inbox: inbox.clone(), peer_versions, network, handle }
     }
 
     /// Sends until the message is on its way.

@@ -172,7 +172,7 @@ impl ServerCertVerifier for Verifier {
         _cert: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(Error::General("TLS 1.2 is not peer_versions here".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -210,7 +210,7 @@ impl ClientCertVerifier for Verifier {
         _cert: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(Error::General("TLS 1.2 is not peer_versions here".to_owned()))
     }
 
     fn verify_tls13_signature(

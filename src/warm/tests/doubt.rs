@@ -4,7 +4,7 @@ use super::*;
 
 /// A world that was stopped by a kill while its copy was complete.
 fn killed() -> (World, MemoryShelf) {
-    let (mut world, shelf) = World::new();
+    let (mut world, store) = World::new();
     world.start();
     for number in 0..20 {
         world.put(&format!("k{number}"), "before");
@@ -17,7 +17,7 @@ fn killed() -> (World, MemoryShelf) {
     }
     world.settle();
     world.kill();
-    (world, shelf)
+    (world, store)
 }
 
 /// The copy is not loaded, and another one is built that is.
@@ -75,52 +75,52 @@ fn expect_none_known(world: &mut World) {
 
 #[test]
 fn no_record_can_be_missing_or_damaged_without_being_noticed() {
-    let (mut world, shelf) = killed();
+    let (mut world, store) = killed();
     let dir = world.copies().remove(0);
-    let records = shelf.meddle(&dir, |records| records.clone());
+    let records = store.meddle(&dir, |records| records.clone());
     assert!(records.len() > 10, "{}", records.len());
-    let mark = || world_mark(&world);
-    let mark = mark();
+    let manifest = || world_mark(&world);
+    let manifest = manifest();
     for (key, record) in &records {
         // Every kind of record; bits at both ends and in the middle.
         for at in [0, record.len() / 2, record.len() - 1] {
-            shelf.meddle(&dir, |records| {
+            store.meddle(&dir, |records| {
                 let mut bytes = record.to_vec();
                 bytes[at] ^= 4;
                 records.insert(key.clone(), bytes.into());
             });
-            mark.write(&*world.disk, &world.dir()).unwrap();
+            manifest.write(&*world.disk, &world.dir()).unwrap();
             assert_eq!(world.start(), None, "a flipped bit in {key:?} at {at}");
             world.kill();
         }
-        shelf.meddle(&dir, |records| records.remove(key));
-        mark.write(&*world.disk, &world.dir()).unwrap();
+        store.meddle(&dir, |records| records.remove(key));
+        manifest.write(&*world.disk, &world.dir()).unwrap();
         assert_eq!(world.start(), None, "{key:?} is missing");
         world.kill();
-        shelf.meddle(&dir, |records| records.insert(key.clone(), record.clone()));
+        store.meddle(&dir, |records| records.insert(key.clone(), record.clone()));
     }
-    mark.write(&*world.disk, &world.dir()).unwrap();
+    manifest.write(&*world.disk, &world.dir()).unwrap();
     assert!(world.start().is_some(), "all is well again");
 }
 
-fn world_mark(world: &World) -> Mark {
-    Mark::read(&*world.disk, &world.dir()).unwrap().unwrap()
+fn world_mark(world: &World) -> Manifest {
+    Manifest::read(&*world.disk, &world.dir()).unwrap().unwrap()
 }
 
 #[test]
 fn a_stale_table_is_noticed() {
-    let (mut world, shelf) = World::new();
+    let (mut world, store) = World::new();
     world.start();
     let ttl = Duration::from_secs(1);
     world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
     world.settle();
     let dir = world.copies().remove(0);
-    let old = shelf.meddle(&dir, |records| records.clone());
+    let old = store.meddle(&dir, |records| records.clone());
     world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
     world.settle();
     world.kill();
     let table = old.keys().find(|key| key[0] == b't').unwrap();
-    shelf.meddle(&dir, |records| records.insert(table.clone(), old[table].clone()));
+    store.meddle(&dir, |records| records.insert(table.clone(), old[table].clone()));
     expect_doubt(&mut world, "a table of an earlier round");
 }
 
@@ -129,9 +129,9 @@ fn a_copy_of_another_member_cluster_or_disk_is_not_taken() {
     let (mut world, _) = killed();
     let right = world.origin;
     for wrong in [
-        Origin { cluster: ClusterId(8), ..right },
-        Origin { node: node(2), ..right },
-        Origin { disk: DiskId(9), ..right },
+        RestoredFrom { cluster: ClusterId(8), ..right },
+        RestoredFrom { node: node(2), ..right },
+        RestoredFrom { disk: DiskId(9), ..right },
     ] {
         world.origin = wrong;
         expect_doubt(&mut world, "another origin");
@@ -140,14 +140,14 @@ fn a_copy_of_another_member_cluster_or_disk_is_not_taken() {
 
 #[test]
 fn a_store_of_another_member_under_a_right_mark_is_not_taken() {
-    let (mut world, shelf) = killed();
+    let (mut world, store) = killed();
     let (mut other, theirs) = World::new();
     other.origin = origin(2);
     other.start();
     other.put("k", "theirs");
     other.settle();
     let stolen = theirs.meddle(&other.copies()[0], |records| records.clone());
-    shelf.meddle(&world.copies()[0], |records| *records = stolen);
+    store.meddle(&world.copies()[0], |records| *records = stolen);
     expect_doubt(&mut world, "another's store");
 }
 
@@ -167,8 +167,8 @@ fn a_copy_that_the_log_does_not_go_on_from_is_not_taken() {
 fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
     for fault in [Fault::Fails, Fault::Panics] {
         for calls in 0..40 {
-            let (mut world, shelf) = killed();
-            shelf.fail_after(calls, fault);
+            let (mut world, store) = killed();
+            store.fail_after(calls, fault);
             world.start();
             world.put("k", "goes on");
             world.settle();
@@ -176,7 +176,7 @@ fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
             world.settle();
             let newest = world.machine().applied();
             world.kill();
-            shelf.fail_after(u64::MAX, fault);
+            store.fail_after(u64::MAX, fault);
             assert_eq!(world.start(), Some(newest), "{fault:?} after {calls}");
         }
     }
@@ -184,17 +184,17 @@ fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
 
 #[test]
 fn a_store_that_always_fails_is_left_alone_in_the_end() {
-    let (mut world, shelf) = killed();
+    let (mut world, store) = killed();
     for _ in 0..3 {
-        shelf.fail_after(0, Fault::Panics);
+        store.fail_after(0, Fault::Panics);
         if world.process.is_none() {
             world.start();
-            shelf.fail_after(0, Fault::Panics);
+            store.fail_after(0, Fault::Panics);
         }
         world.settle();
         *world.clock.now.lock().unwrap() += Duration::from_secs(60);
     }
-    shelf.fail_after(u64::MAX, Fault::Fails);
+    store.fail_after(u64::MAX, Fault::Fails);
     for _ in 0..10 {
         *world.clock.now.lock().unwrap() += Duration::from_secs(60);
         world.settle();
@@ -208,7 +208,7 @@ fn a_store_that_always_fails_is_left_alone_in_the_end() {
 fn a_process_may_die_after_every_call() {
     // Whatever batch was the last: what is loaded was there, or nothing is.
     for calls in 0..60 {
-        let (mut world, shelf) = World::new();
+        let (mut world, store) = World::new();
         world.start();
         for number in 0..30 {
             world.put(&format!("k{}", number % 7), "v");
@@ -216,14 +216,14 @@ fn a_process_may_die_after_every_call() {
                 world.compact();
             }
         }
-        shelf.fail_after(calls, Fault::Panics);
+        store.fail_after(calls, Fault::Panics);
         for number in 0..10 {
             world.put(&format!("k{number}"), "w");
             // The first failure is where the process dies.
             while world.process().worker.as_ref().unwrap().failures() == 0 && world.turn() {}
         }
         world.kill();
-        shelf.fail_after(u64::MAX, Fault::Fails);
+        store.fail_after(u64::MAX, Fault::Fails);
         world.start();
         world.settle();
         world.kill();
@@ -252,7 +252,7 @@ fn where_there_is_no_room_the_copy_goes_until_there_is() {
 #[test]
 fn a_process_that_dies_of_loading_a_copy_does_so_once() {
     let (mut world, _) = killed();
-    let copy = WarmCopy::OnShelf(Arc::clone(&world.shelf));
+    let copy = WarmCopy::OnShelf(Arc::clone(&world.store));
     drop(open(&world.env(), &copy, &world.data, world.origin));
     assert_eq!(world.start(), None);
     world.settle();
@@ -289,7 +289,7 @@ fn without_a_mark_there_is_no_copy_and_the_node_runs() {
 #[test]
 fn a_mark_that_is_damaged_is_no_mark() {
     let (world, _) = killed();
-    let path = world.dir().join("mark");
+    let path = world.dir().join("manifest");
     let length = world.disk.open(&path, crate::env::OpenMode::Read).unwrap().len().unwrap();
     for byte in 0..length {
         let (mut world, _) = killed();
@@ -297,14 +297,14 @@ fn a_mark_that_is_damaged_is_no_mark() {
         let mut bytes = [0];
         file.read_exact_at(&mut bytes, byte).unwrap();
         file.write_all_at(&[bytes[0] ^ 1], byte).unwrap();
-        expect_doubt(&mut world, "a flipped bit in the mark");
+        expect_doubt(&mut world, "a flipped bit in the manifest");
     }
 }
 
 #[test]
 fn a_load_that_hangs_is_not_waited_for() {
     struct Hanging;
-    impl Shelf for Hanging {
+    impl CopyStore for Hanging {
         fn open(&self, _: &Path) -> Result<Box<dyn store::Store>, store::StoreError> {
             thread::park();
             Err(store::StoreError::Gone)

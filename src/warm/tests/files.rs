@@ -16,9 +16,9 @@ struct Real {
 fn killed() -> Real {
     let dir = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let shelf = Arc::new(DiskShelf::new(Arc::clone(&disk)));
+    let store = Arc::new(DiskShelf::new(Arc::clone(&disk)));
     let sizes = Sizes { record_bytes: 1000, ..Sizes::default() };
-    let mut world = World::on(disk, shelf, dir.path(), sizes);
+    let mut world = World::on(disk, store, dir.path(), sizes);
     world.start();
     write(&mut world, "before");
     world.compact();

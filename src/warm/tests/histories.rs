@@ -85,9 +85,12 @@ fn history(seed: u64) -> usize {
                 world.kill();
                 world.boot();
                 // One that was closed in good order, because another is being built, is still good.
-                let mark = Mark::read(&*world.disk, &world.dir()).unwrap();
+                let manifest = Manifest::read(&*world.disk, &world.dir()).unwrap();
                 last = world.start();
-                assert!(last.is_none() || last == mark.unwrap().stop, "trusted after a power cut");
+                assert!(
+                    last.is_none() || last == manifest.unwrap().stop,
+                    "trusted after a power cut"
+                );
             }
             3 => {
                 // Falling behind makes it wait.
@@ -116,16 +119,16 @@ fn what_is_loaded_is_what_was_there() {
 
 #[test]
 fn a_copy_that_follows_a_still_state_writes_nothing() {
-    let (mut world, shelf) = World::new();
+    let (mut world, store) = World::new();
     world.start();
     world.put("k", "v");
     world.settle();
     let dir = world.copies().remove(0);
-    let before = shelf.meddle(&dir, |records| records.clone());
+    let before = store.meddle(&dir, |records| records.clone());
     for _ in 0..10 {
         assert!(!world.turn());
     }
-    assert_eq!(shelf.meddle(&dir, |records| records.clone()), before);
+    assert_eq!(store.meddle(&dir, |records| records.clone()), before);
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn an_image_from_before_the_rows_were_read_is_not_made_the_head() {
     }
     world.compact();
     while world.machine().sweep(100) {}
-    while Mark::read(&*world.disk, &world.dir()).unwrap().unwrap().copy.is_none() {
+    while Manifest::read(&*world.disk, &world.dir()).unwrap().unwrap().copy.is_none() {
         world.turn();
     }
     let newest = world.machine().applied();
@@ -203,7 +206,7 @@ fn an_image_from_before_the_rows_were_read_is_not_made_the_head() {
 
 #[test]
 fn under_load_the_worker_pauses() {
-    let (mut world, shelf) = World::new();
+    let (mut world, store) = World::new();
     world.sizes = Sizes::default();
     world.start();
     world.settle();
@@ -221,9 +224,9 @@ fn under_load_the_worker_pauses() {
     }
     world.machine().publish();
     let dir = world.copies().remove(0);
-    let before = shelf.meddle(&dir, |records| records.clone());
+    let before = store.meddle(&dir, |records| records.clone());
     world.turn();
-    assert_eq!(shelf.meddle(&dir, |records| records.clone()), before, "it worked under load");
+    assert_eq!(store.meddle(&dir, |records| records.clone()), before, "it worked under load");
     world.settle();
-    assert!(shelf.meddle(&dir, |records| records.len()) > before.len(), "it goes on afterwards");
+    assert!(store.meddle(&dir, |records| records.len()) > before.len(), "it goes on afterwards");
 }

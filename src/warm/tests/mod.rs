@@ -17,7 +17,8 @@ use crate::env::{BootId, Clock, Disk, NoPoints, OsEntropy};
 use crate::machine::Image;
 use crate::model::{
     AckWindow, ClusterId, Command, Delete, DiskId, Incarnation, Item, KeyRange, LeaseId, Members,
-    Moment, NodeId, Op, Outcome, Piece, Proposal, Put, PutLease, Reply, Revision, StateHead, Txn,
+    Moment, NodeId, Op, Outcome, Proposal, Put, PutLease, Reply, Revision, SnapshotRecord,
+    StateHead, Txn,
 };
 use crate::sim::SimDisk;
 
@@ -41,28 +42,28 @@ impl Clock for StillClock {
 }
 
 /// Everything about a state, for comparing.
-type Whole = (StateHead, Vec<Piece>);
+type Whole = (StateHead, Vec<SnapshotRecord>);
 
 fn whole(machine: &Machine) -> Whole {
-    pieces(machine.image())
+    records(machine.image())
 }
 
-fn pieces(mut image: Image) -> Whole {
+fn records(mut image: Image) -> Whole {
     let head = image.head().clone();
-    let mut pieces = Vec::new();
-    while let Some(piece) = image.next(1 << 20).unwrap() {
-        pieces.push(piece);
+    let mut records = Vec::new();
+    while let Some(record) = image.next(1 << 20).unwrap() {
+        records.push(record);
     }
-    (head, pieces)
+    (head, records)
 }
 
 /// A data directory on a machine, with the log that outlives every process on it.
 struct World {
     clock: Arc<StillClock>,
     disk: Arc<dyn Disk>,
-    shelf: Arc<dyn Shelf>,
+    store: Arc<dyn CopyStore>,
     data: PathBuf,
-    origin: Origin,
+    origin: RestoredFrom,
     sizes: Sizes,
     /// What was applied, from index 2 on.
     log: Vec<Vec<Item>>,
@@ -75,26 +76,26 @@ struct World {
 /// What dies with the process.
 struct Process {
     machine: Machine,
-    post: Arc<Post>,
+    post: Arc<WriteBehindQueue>,
     worker: Option<Worker>,
 }
 
 impl World {
     /// In memory, where a few rows make a record.
     fn new() -> (Self, MemoryShelf) {
-        let shelf = MemoryShelf::default();
+        let store = MemoryShelf::default();
         let disk = Arc::new(SimDisk::new(1));
         let sizes = Sizes { record_bytes: 150, batch_bytes: 400, growth_bytes: 2000 };
-        (Self::on(disk, Arc::new(shelf.clone()), Path::new(DATA), sizes), shelf)
+        (Self::on(disk, Arc::new(store.clone()), Path::new(DATA), sizes), store)
     }
 
-    fn on(disk: Arc<dyn Disk>, shelf: Arc<dyn Shelf>, data: &Path, sizes: Sizes) -> Self {
+    fn on(disk: Arc<dyn Disk>, store: Arc<dyn CopyStore>, data: &Path, sizes: Sizes) -> Self {
         let clock = Arc::new(StillClock::default());
         *clock.boot.lock().unwrap() = Some(BootId(1));
         Self {
             clock,
             disk,
-            shelf,
+            store,
             data: data.to_owned(),
             origin: origin(1),
             sizes,
@@ -131,7 +132,7 @@ impl World {
     /// The same where the log goes on after `base`, and what was before is in a snapshot.
     fn start_after(&mut self, base: LogIndex) -> Option<LogIndex> {
         assert!(self.process.is_none(), "one process at a time");
-        let copy = WarmCopy::OnShelf(Arc::clone(&self.shelf));
+        let copy = WarmCopy::OnShelf(Arc::clone(&self.store));
         let mut opened = open(&self.env(), &copy, &self.data, self.origin);
         opened.sizes = self.sizes;
         let last = LogIndex(self.log.len() as u64 + 1);
@@ -151,7 +152,7 @@ impl World {
             machine.apply(machine.applied().next(), Term(1), items.clone()).unwrap();
         }
         machine.publish();
-        let post = Post::new();
+        let post = WriteBehindQueue::new();
         let worker = opened.worker(machine.reader(), Arc::clone(&post));
         self.process = Some(Process { machine, post, worker });
         loaded
@@ -238,7 +239,7 @@ impl World {
 
     /// The directories of copies that are there.
     fn copies(&self) -> Vec<PathBuf> {
-        let mut dirs = self.shelf.list(&self.dir()).unwrap();
+        let mut dirs = self.store.list(&self.dir()).unwrap();
         dirs.retain(|dir| dir.file_name().unwrap().to_str().unwrap().starts_with("copy-"));
         dirs
     }
@@ -248,8 +249,8 @@ fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-fn origin(id: u64) -> Origin {
-    Origin { cluster: ClusterId(7), node: node(id), disk: DiskId(id.into()) }
+fn origin(id: u64) -> RestoredFrom {
+    RestoredFrom { cluster: ClusterId(7), node: node(id), disk: DiskId(id.into()) }
 }
 
 fn founders() -> Members {

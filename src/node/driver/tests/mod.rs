@@ -66,7 +66,7 @@ fn settings(node: usize) -> Settings {
         founds: true,
         listed: Vec::new(),
         has_other_token: false,
-        speaks: crate::model::ClusterVersion::NEWEST,
+        supported_version: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from("/data"),
         heartbeat: Duration::from_millis(100),
         election_timeout: Duration::from_millis(500),

@@ -10,16 +10,16 @@ const NEXT: ClusterVersion = ClusterVersion(2);
 /// Three nodes, led by the first. The second understands nothing but the first version.
 fn with_an_older_one() -> Three {
     let mut three = Three::led_by(0, |node, settings| {
-        settings.speaks = if node == 1 { ClusterVersion::FIRST } else { NEXT };
+        settings.supported_version = if node == 1 { ClusterVersion::FIRST } else { NEXT };
     });
     three.pass(500);
     three
 }
 
 /// A node connects to the first one, as a build that understands this version.
-fn connects(three: &Three, node: usize, speaks: ClusterVersion) {
+fn connects(three: &Three, node: usize, supported_version: ClusterVersion) {
     let hello = three.nodes[node].driver.identity.hello(id(0));
-    three.push(0, Input::Connected(id(node), Hello { speaks, ..hello }));
+    three.push(0, Input::Connected(id(node), Hello { supported_version, ..hello }));
 }
 
 fn version(three: &Three) -> ClusterVersion {

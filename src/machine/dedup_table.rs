@@ -45,7 +45,7 @@ const NODES_MAX: usize = 1 << 10;
 const REFUSED_KEY_BYTES_MAX: usize = 128;
 
 /// What to do with a request.
-pub(super) enum Verdict {
+pub(super) enum DedupVerdict {
     Closed,
     Answered(Outcome),
     New,
@@ -53,8 +53,8 @@ pub(super) enum Verdict {
 
 /// The answers to every node's open requests.
 #[derive(Default)]
-pub(super) struct Answers {
-    nodes: BTreeMap<NodeId, Life>,
+pub(super) struct DedupTable {
+    nodes: BTreeMap<NodeId, IncarnationReplies>,
 }
 
 /// An answer as an image holds it.
@@ -66,10 +66,10 @@ pub(super) struct AnswerRow {
 }
 
 /// One life of a node.
-struct Life {
+struct IncarnationReplies {
     incarnation: Incarnation,
     open: OpenSet,
-    answers: BTreeMap<u64, Outcome>,
+    dedup: BTreeMap<u64, Outcome>,
     /// The answers with rows in them, and how many bytes of rows each.
     heavy: BTreeMap<u64, usize>,
     /// The sum of `heavy`.
@@ -78,18 +78,18 @@ struct Life {
     sum: u64,
 }
 
-impl Answers {
+impl DedupTable {
     /// Takes note of a life of a node, and of what it has closed.
     pub(super) fn hear(&mut self, node: NodeId, incarnation: Incarnation, window: &AckWindow) {
         if self.nodes.len() >= NODES_MAX && !self.nodes.contains_key(&node) {
             return;
         }
-        let life = self.nodes.entry(node).or_insert_with(|| Life::new(incarnation));
+        let life = self.nodes.entry(node).or_insert_with(|| IncarnationReplies::new(incarnation));
         if life.incarnation > incarnation {
             return;
         }
         if life.incarnation < incarnation {
-            *life = Life::new(incarnation);
+            *life = IncarnationReplies::new(incarnation);
         }
         life.open.merge(&OpenSet::new(window.frontier, &window.open));
         // Bounds the spans too: a damaged node could leave holes behind for ever.
@@ -98,21 +98,21 @@ impl Answers {
     }
 
     /// What to do with a request of a proposal whose window has been heard.
-    pub(super) fn judge(&mut self, id: RequestId) -> Verdict {
-        let Some(life) = self.nodes.get_mut(&id.node) else { return Verdict::Closed };
+    pub(super) fn judge(&mut self, id: RequestId) -> DedupVerdict {
+        let Some(life) = self.nodes.get_mut(&id.node) else { return DedupVerdict::Closed };
         if life.incarnation != id.incarnation || life.open.is_closed(id.seq) {
-            return Verdict::Closed;
+            return DedupVerdict::Closed;
         }
-        if let Some(outcome) = life.answers.get(&id.seq)
+        if let Some(outcome) = life.dedup.get(&id.seq)
             && !mutant::is(Mutant::B28)
         {
-            return Verdict::Answered(outcome.clone());
+            return DedupVerdict::Answered(outcome.clone());
         }
         if id.seq - life.open.lowest_open() >= WINDOW {
             life.open.close_below(id.seq - (WINDOW - 1));
             life.forget_closed();
         }
-        Verdict::New
+        DedupVerdict::New
     }
 
     /// Keeps the answer to a request that was judged to be new.
@@ -131,7 +131,7 @@ impl Answers {
         if life.incarnation > id.incarnation || life.open.is_closed(id.seq) {
             return Some(Err(Rejection::Closed));
         }
-        life.answers.get(&id.seq).cloned()
+        life.dedup.get(&id.seq).cloned()
     }
 
     /// The nodes of which something is known.
@@ -146,26 +146,26 @@ impl Answers {
 
     /// Everything, to be read later.
     pub(super) fn copy(&self) -> (VecDeque<LifeRow>, VecDeque<AnswerRow>) {
-        let (mut lives, mut answers) = (VecDeque::new(), VecDeque::new());
+        let (mut lives, mut dedup) = (VecDeque::new(), VecDeque::new());
         for (&node, life) in &self.nodes {
             let incarnation = life.incarnation;
             let window =
                 AckWindow { frontier: life.open.frontier(), open: life.open.open().to_vec() };
             lives.push_back(LifeRow { node, incarnation, window });
-            answers.extend(life.answers.iter().map(|(&seq, outcome)| {
+            dedup.extend(life.dedup.iter().map(|(&seq, outcome)| {
                 let id = RequestId { node, incarnation, seq };
                 let bytes = life.heavy.get(&seq).copied().unwrap_or_default();
                 AnswerRow { id, outcome: outcome.clone(), bytes }
             }));
         }
-        (lives, answers)
+        (lives, dedup)
     }
 
     /// Takes in what another table knew of a node. False if that cannot be.
     pub(super) fn revive(&mut self, life: LifeRow) -> bool {
         let LifeRow { node, incarnation, window } = life;
         let open = OpenSet::new(window.frontier, &window.open);
-        let life = Life { open, ..Life::new(incarnation) };
+        let life = IncarnationReplies { open, ..IncarnationReplies::new(incarnation) };
         self.nodes.len() < NODES_MAX && self.nodes.insert(node, life).is_none()
     }
 
@@ -174,8 +174,8 @@ impl Answers {
         let Some(life) = self.nodes.get_mut(&id.node) else { return false };
         let fits = life.incarnation == id.incarnation
             && !life.open.is_closed(id.seq)
-            && (life.answers.len() as u64) < WINDOW
-            && !life.answers.contains_key(&id.seq);
+            && (life.dedup.len() as u64) < WINDOW
+            && !life.dedup.contains_key(&id.seq);
         if fits {
             life.remember(id.seq, outcome);
         }
@@ -193,13 +193,13 @@ impl Answers {
     }
 }
 
-impl Life {
+impl IncarnationReplies {
     fn new(incarnation: Incarnation) -> Self {
         Self {
             incarnation,
             // There is no request 0.
             open: OpenSet::new(1, &[]),
-            answers: BTreeMap::new(),
+            dedup: BTreeMap::new(),
             heavy: BTreeMap::new(),
             bytes: 0,
             sum: 0,
@@ -216,16 +216,16 @@ impl Life {
         }
         while self.bytes > NODE_BYTES_MAX {
             let (&oldest, _) = self.heavy.first_key_value().expect("the bytes are somebody's");
-            let outcome = without_rows(&self.answers[&oldest]);
+            let outcome = without_rows(&self.dedup[&oldest]);
             self.lighten(oldest);
             self.set(oldest, outcome);
         }
-        assert!(self.answers.len() as u64 <= WINDOW, "the window bounds the answers");
+        assert!(self.dedup.len() as u64 <= WINDOW, "the window bounds the dedup");
     }
 
     fn set(&mut self, seq: u64, outcome: Outcome) {
         self.sum = self.sum.wrapping_add(fingerprint(seq, &outcome));
-        if let Some(before) = self.answers.insert(seq, outcome) {
+        if let Some(before) = self.dedup.insert(seq, outcome) {
             self.sum = self.sum.wrapping_sub(fingerprint(seq, &before));
         }
     }
@@ -240,12 +240,12 @@ impl Life {
         let mut closed = Vec::new();
         let mut from = 0;
         for span in self.open.open() {
-            closed.extend(self.answers.range(from..span.start).map(|(&seq, _)| seq));
+            closed.extend(self.dedup.range(from..span.start).map(|(&seq, _)| seq));
             from = span.end;
         }
-        closed.extend(self.answers.range(from..self.open.frontier()).map(|(&seq, _)| seq));
+        closed.extend(self.dedup.range(from..self.open.frontier()).map(|(&seq, _)| seq));
         for seq in closed {
-            let outcome = self.answers.remove(&seq).expect("it was just seen");
+            let outcome = self.dedup.remove(&seq).expect("it was just seen");
             self.sum = self.sum.wrapping_sub(fingerprint(seq, &outcome));
             self.lighten(seq);
         }
@@ -375,80 +375,82 @@ mod tests {
         Ok(Reply::Put(PutReply { revision: Revision(revision), prev }))
     }
 
-    fn hear(answers: &mut Answers, life: u64, frontier: u64, open: &[std::ops::Range<u64>]) {
+    fn hear(dedup: &mut DedupTable, life: u64, frontier: u64, open: &[std::ops::Range<u64>]) {
         let window = AckWindow { frontier, open: open.to_vec() };
-        answers.hear(node(), Incarnation(life), &window);
+        dedup.hear(node(), Incarnation(life), &window);
     }
 
-    fn is_new(answers: &mut Answers, id: RequestId) -> bool {
-        matches!(answers.judge(id), Verdict::New)
+    fn is_new(dedup: &mut DedupTable, id: RequestId) -> bool {
+        matches!(dedup.judge(id), DedupVerdict::New)
     }
 
     #[test]
     fn an_open_request_gets_its_answer_again_until_it_is_closed() {
-        let mut answers = Answers::default();
-        hear(&mut answers, 1, 1, &[]);
+        let mut dedup = DedupTable::default();
+        hear(&mut dedup, 1, 1, &[]);
         for seq in 1..=4 {
-            assert!(is_new(&mut answers, id(1, seq)));
-            answers.remember(id(1, seq), &put(seq + 1, 0));
+            assert!(is_new(&mut dedup, id(1, seq)));
+            dedup.remember(id(1, seq), &put(seq + 1, 0));
         }
-        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(again) if again == put(3, 0)));
-        hear(&mut answers, 1, 4, &[2..3]);
-        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
-        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(_)));
-        assert!(matches!(answers.judge(id(1, 3)), Verdict::Closed));
-        assert!(matches!(answers.judge(id(1, 4)), Verdict::Answered(_)));
-        assert_eq!(answers.nodes[&node()].answers.len(), 2);
+        assert!(
+            matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(again) if again == put(3, 0))
+        );
+        hear(&mut dedup, 1, 4, &[2..3]);
+        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.judge(id(1, 3)), DedupVerdict::Closed));
+        assert!(matches!(dedup.judge(id(1, 4)), DedupVerdict::Answered(_)));
+        assert_eq!(dedup.nodes[&node()].dedup.len(), 2);
         // An older window that comes late opens nothing.
-        hear(&mut answers, 1, 2, &[1..2]);
-        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
-        assert_eq!(answers.answer(id(1, 1)), Some(Err(Rejection::Closed)));
-        assert_eq!(answers.answer(id(1, 2)), Some(put(3, 0)));
-        assert_eq!(answers.answer(id(1, 9)), None);
-        assert!(matches!(answers.judge(id(1, 0)), Verdict::Closed));
+        hear(&mut dedup, 1, 2, &[1..2]);
+        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
+        assert_eq!(dedup.answer(id(1, 2)), Some(put(3, 0)));
+        assert_eq!(dedup.answer(id(1, 9)), None);
+        assert!(matches!(dedup.judge(id(1, 0)), DedupVerdict::Closed));
     }
 
     #[test]
     fn a_new_life_closes_the_one_before() {
-        let mut answers = Answers::default();
-        hear(&mut answers, 1, 1, &[]);
-        answers.remember(id(1, 1), &put(2, 0));
-        hear(&mut answers, 2, 1, &[]);
-        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
-        assert!(is_new(&mut answers, id(2, 1)));
-        hear(&mut answers, 1, 1, &[]);
-        assert!(matches!(answers.judge(id(1, 5)), Verdict::Closed));
-        assert_eq!(answers.answer(id(1, 1)), Some(Err(Rejection::Closed)));
-        assert_eq!(answers.answer(id(3, 1)), None);
+        let mut dedup = DedupTable::default();
+        hear(&mut dedup, 1, 1, &[]);
+        dedup.remember(id(1, 1), &put(2, 0));
+        hear(&mut dedup, 2, 1, &[]);
+        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert!(is_new(&mut dedup, id(2, 1)));
+        hear(&mut dedup, 1, 1, &[]);
+        assert!(matches!(dedup.judge(id(1, 5)), DedupVerdict::Closed));
+        assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
+        assert_eq!(dedup.answer(id(3, 1)), None);
     }
 
     #[test]
     fn a_request_far_ahead_closes_those_that_fall_out_of_the_window() {
-        let mut answers = Answers::default();
-        hear(&mut answers, 1, 1, &[]);
+        let mut dedup = DedupTable::default();
+        hear(&mut dedup, 1, 1, &[]);
         for seq in [1, 2, WINDOW] {
-            assert!(is_new(&mut answers, id(1, seq)));
-            answers.remember(id(1, seq), &put(seq + 1, 0));
+            assert!(is_new(&mut dedup, id(1, seq)));
+            dedup.remember(id(1, seq), &put(seq + 1, 0));
         }
-        assert!(matches!(answers.judge(id(1, 1)), Verdict::Answered(_)));
-        assert!(is_new(&mut answers, id(1, WINDOW + 1)));
-        answers.remember(id(1, WINDOW + 1), &put(9, 0));
-        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
-        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(_)));
-        assert!(is_new(&mut answers, id(1, u64::MAX)));
-        answers.remember(id(1, u64::MAX), &put(9, 0));
-        assert_eq!(answers.nodes[&node()].answers.len(), 1);
-        hear(&mut answers, 1, u64::MAX, &[]);
-        assert!(matches!(answers.judge(id(1, u64::MAX)), Verdict::Answered(_)));
+        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Answered(_)));
+        assert!(is_new(&mut dedup, id(1, WINDOW + 1)));
+        dedup.remember(id(1, WINDOW + 1), &put(9, 0));
+        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(_)));
+        assert!(is_new(&mut dedup, id(1, u64::MAX)));
+        dedup.remember(id(1, u64::MAX), &put(9, 0));
+        assert_eq!(dedup.nodes[&node()].dedup.len(), 1);
+        hear(&mut dedup, 1, u64::MAX, &[]);
+        assert!(matches!(dedup.judge(id(1, u64::MAX)), DedupVerdict::Answered(_)));
     }
 
     #[test]
     fn holes_left_behind_for_ever_are_closed() {
-        let mut answers = Answers::default();
+        let mut dedup = DedupTable::default();
         for round in 1..=10 {
             let open: Vec<_> = (0..round * WINDOW / 20).map(|n| 10 * n + 1..10 * n + 2).collect();
-            hear(&mut answers, 1, round * WINDOW / 2, &open);
-            let life = &answers.nodes[&node()];
+            hear(&mut dedup, 1, round * WINDOW / 2, &open);
+            let life = &dedup.nodes[&node()];
             assert!(life.open.open().len() as u64 <= WINDOW / 10 + 1);
             assert!(life.open.frontier() - life.open.lowest_open() <= WINDOW);
         }
@@ -456,48 +458,48 @@ mod tests {
 
     #[test]
     fn large_answers_are_forgotten_before_small_ones() {
-        let mut answers = Answers::default();
-        hear(&mut answers, 1, 1, &[]);
-        answers.remember(id(1, 1), &put(2, ANSWER_BYTES_MAX));
+        let mut dedup = DedupTable::default();
+        hear(&mut dedup, 1, 1, &[]);
+        dedup.remember(id(1, 1), &put(2, ANSWER_BYTES_MAX));
         let before = Some(Ok(Reply::AppliedBefore { revision: Revision(2) }));
-        assert_eq!(answers.answer(id(1, 1)), before);
+        assert_eq!(dedup.answer(id(1, 1)), before);
         let mut seq = 2;
-        while answers.answer(id(1, 2)) == Some(put(3, 500)) || seq == 2 {
-            answers.remember(id(1, seq), &put(seq + 1, 500));
+        while dedup.answer(id(1, 2)) == Some(put(3, 500)) || seq == 2 {
+            dedup.remember(id(1, seq), &put(seq + 1, 500));
             seq += 1;
         }
         let kept = seq - 3;
         assert_eq!(kept as usize, NODE_BYTES_MAX / (500 + 1 + PART_BYTES));
         let before = Some(Ok(Reply::AppliedBefore { revision: Revision(3) }));
-        assert_eq!(answers.answer(id(1, 2)), before);
-        assert_eq!(answers.answer(id(1, 3)), Some(put(4, 500)));
-        hear(&mut answers, 1, seq, &[]);
-        let life = &answers.nodes[&node()];
-        assert_eq!((life.bytes, life.heavy.len(), life.answers.len(), life.sum), (0, 0, 0, 0));
+        assert_eq!(dedup.answer(id(1, 2)), before);
+        assert_eq!(dedup.answer(id(1, 3)), Some(put(4, 500)));
+        hear(&mut dedup, 1, seq, &[]);
+        let life = &dedup.nodes[&node()];
+        assert_eq!((life.bytes, life.heavy.len(), life.dedup.len(), life.sum), (0, 0, 0, 0));
     }
 
     #[test]
     fn a_kept_answer_does_not_keep_the_buffer_of_its_rows() {
-        let mut answers = Answers::default();
-        hear(&mut answers, 1, 1, &[]);
+        let mut dedup = DedupTable::default();
+        hear(&mut dedup, 1, 1, &[]);
         let buffer = Bytes::from(vec![0; 100_000]);
         let mut outcome = put(2, 10);
         let Ok(Reply::Put(PutReply { prev: Some(kv), .. })) = &mut outcome else { panic!("a put") };
         kv.value = buffer.slice(..10);
         kv.key = buffer.slice(..3);
-        answers.remember(id(1, 1), &outcome);
+        dedup.remember(id(1, 1), &outcome);
         drop(outcome);
         assert!(buffer.is_unique());
     }
 
     #[test]
     fn too_many_nodes_are_refused() {
-        let mut answers = Answers::default();
+        let mut dedup = DedupTable::default();
         for number in 1..=NODES_MAX as u64 + 1 {
             let node = NodeId::new(number).unwrap();
-            answers.hear(node, Incarnation(1), &AckWindow::default());
+            dedup.hear(node, Incarnation(1), &AckWindow::default());
             let id = RequestId { node, incarnation: Incarnation(1), seq: 1 };
-            let closed = matches!(answers.judge(id), Verdict::Closed);
+            let closed = matches!(dedup.judge(id), DedupVerdict::Closed);
             assert_eq!(closed, number > NODES_MAX as u64);
         }
     }

@@ -11,7 +11,7 @@ use crate::model::LogIndex;
 const NOTHING: u64 = u64::MAX;
 
 /// See the module.
-pub(crate) struct Post {
+pub(crate) struct WriteBehindQueue {
     /// An image of anything after this index is wanted.
     wanted_after: AtomicU64,
     scarce: AtomicBool,
@@ -33,7 +33,7 @@ pub(super) enum End {
     Abrupt,
 }
 
-impl Post {
+impl WriteBehindQueue {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             wanted_after: AtomicU64::new(NOTHING),

@@ -52,7 +52,7 @@ pub struct StateHead {
 
 /// Some of the parts of a state, all of one kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Piece {
+pub enum SnapshotRecord {
     /// Rows live at the compacted revision, in key order.
     Rows(Vec<KeyValue>),
     /// Changes since and including the compacted revision, by revision, those of one revision in the
@@ -63,7 +63,7 @@ pub enum Piece {
     /// Nodes that have asked, by id.
     Lives(Vec<LifeRow>),
     /// Answers, by node and number.
-    Answers(Vec<(RequestId, Outcome)>),
+    DedupTable(Vec<(RequestId, Outcome)>),
 }
 
 /// What one revision did to one key.
@@ -129,13 +129,13 @@ pub struct PieceCounts {
 
 impl PieceCounts {
     /// Adds what is in `piece`.
-    pub fn add(&mut self, piece: &Piece) {
-        match piece {
-            Piece::Rows(rows) => self.rows += rows.len() as u64,
-            Piece::Changes(changes) => self.changes += changes.len() as u64,
-            Piece::Leases(leases) => self.leases += leases.len() as u64,
-            Piece::Lives(lives) => self.lives += lives.len() as u64,
-            Piece::Answers(answers) => self.answers += answers.len() as u64,
+    pub fn add(&mut self, record: &SnapshotRecord) {
+        match record {
+            SnapshotRecord::Rows(rows) => self.rows += rows.len() as u64,
+            SnapshotRecord::Changes(changes) => self.changes += changes.len() as u64,
+            SnapshotRecord::Leases(leases) => self.leases += leases.len() as u64,
+            SnapshotRecord::Lives(lives) => self.lives += lives.len() as u64,
+            SnapshotRecord::DedupTable(answers) => self.answers += answers.len() as u64,
         }
     }
 }

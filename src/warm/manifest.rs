@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::layout::Origin;
+use super::layout::RestoredFrom;
 use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder};
 use crate::env::{BootId, Disk, Env, OpenMode, replace};
 use crate::model::LogIndex;
@@ -29,8 +29,8 @@ const MARK_BYTES_MAX: u64 = 1 << 10;
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Mark {
-    pub(super) origin: Origin,
+pub(super) struct Manifest {
+    pub(super) origin: RestoredFrom,
     /// During which start of the machine it was written.
     pub(super) boot: Option<BootId>,
     /// The number of the copy that is complete.
@@ -39,7 +39,7 @@ pub(super) struct Mark {
     pub(super) stop: Option<LogIndex>,
 }
 
-impl Mark {
+impl Manifest {
     /// Reads the mark in `dir`; `None` if there is none.
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> io::Result<Option<Self>> {
         let file = match disk.open(&path(dir), OpenMode::Read) {
@@ -48,18 +48,18 @@ impl Mark {
         };
         let length = file.len()?;
         if length > MARK_BYTES_MAX {
-            return Err(io::Error::other(format!("a mark of {length} bytes")));
+            return Err(io::Error::other(format!("a manifest of {length} bytes")));
         }
         let mut bytes = vec![0; length as usize];
         file.read_exact_at(&mut bytes, 0)?;
         let Some((body, sum)) = bytes.split_last_chunk::<CRC_BYTES>() else {
-            return Err(io::Error::other("the mark is cut short"));
+            return Err(io::Error::other("the manifest is cut short"));
         };
         if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
-            return Err(io::Error::other("the mark is damaged"));
+            return Err(io::Error::other("the manifest is damaged"));
         }
-        let mark = Self::decode(Bytes::copy_from_slice(body));
-        mark.map(Some).map_err(io::Error::other)
+        let manifest = Self::decode(Bytes::copy_from_slice(body));
+        manifest.map(Some).map_err(io::Error::other)
     }
 
     /// Writes the mark to `dir`, durably.
@@ -68,7 +68,7 @@ impl Mark {
     }
 
     /// Whether the copy holds what was written to it: if not, why not.
-    pub(super) fn judge(&self, env: &Env, origin: Origin) -> Result<(), &'static str> {
+    pub(super) fn judge(&self, env: &Env, origin: RestoredFrom) -> Result<(), &'static str> {
         if self.origin != origin {
             return Err("it is another member's");
         }
@@ -100,22 +100,22 @@ impl Mark {
     }
 
     fn decode(body: Bytes) -> Result<Self, CodecError> {
-        let mut from = Decoder::new("mark of the warm copy", body);
+        let mut from = Decoder::new("manifest of the warm copy", body);
         from.version(VERSION)?;
-        let origin = Origin::decode(&mut from)?;
+        let origin = RestoredFrom::decode(&mut from)?;
         let known = from.byte()? != 0;
         let boot = BootId(from.fixed_u128()?);
-        let mark = Self {
+        let manifest = Self {
             origin,
             boot: known.then_some(boot),
             copy: from.number()?.checked_sub(1),
             stop: from.number()?.checked_sub(1).map(LogIndex),
         };
         from.finish()?;
-        Ok(mark)
+        Ok(manifest)
     }
 }
 
 fn path(dir: &Path) -> PathBuf {
-    dir.join("mark")
+    dir.join("manifest")
 }

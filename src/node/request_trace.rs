@@ -17,7 +17,7 @@ use super::answer::{CallError, CallResult};
 use super::log_times::InLog;
 
 /// See the module.
-pub(crate) struct Story {
+pub(crate) struct RequestTrace {
     /// What was asked for.
     pub(crate) kind: RequestKind,
     /// When.
@@ -34,7 +34,7 @@ pub(crate) struct Story {
     pub(crate) span: Span,
 }
 
-impl Story {
+impl RequestTrace {
     /// A request begins now.
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
@@ -152,22 +152,23 @@ mod tests {
 
     #[test]
     fn the_stages_add_up_to_the_whole_time() {
-        let mut story = Story::begin(&Command::Put(Put::new("k", "v")), at(100));
+        let mut trace = RequestTrace::begin(&Command::Put(Put::new("k", "v")), at(100));
         let times = BatchTimes { came: at(180), visible: at(190) };
-        let ms = |story: &Story| story.stages(times, at(195)).0.map(|(_, took)| took.as_millis());
-        assert_eq!(ms(&story), [80, 0, 0, 0, 10, 5], "never handed over, and decided all the same");
-        story.handed_over(at(120));
-        story.handed_over(at(150));
-        assert_eq!(ms(&story), [20, 60, 0, 0, 10, 5], "the first time counts");
-        assert!(story.place(Stage::Travelling).contains("more than once"));
-        story.came_back();
-        story.handed_over(at(150));
-        assert_eq!(ms(&story), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
-        assert!(story.place(Stage::Travelling).contains("back to this node"));
-        story.in_log = Some(InLog { queued: at(152), durable: at(175) });
-        assert_eq!(ms(&story), [50, 2, 23, 5, 10, 5]);
-        assert_eq!(story.stages(times, at(195)).longest(), Stage::Waiting);
-        story.in_log = Some(InLog { queued: at(130), durable: at(140) });
-        assert_eq!(ms(&story), [50, 0, 0, 30, 10, 5], "it was sent once more meanwhile");
+        let ms =
+            |trace: &RequestTrace| trace.stages(times, at(195)).0.map(|(_, took)| took.as_millis());
+        assert_eq!(ms(&trace), [80, 0, 0, 0, 10, 5], "never handed over, and decided all the same");
+        trace.handed_over(at(120));
+        trace.handed_over(at(150));
+        assert_eq!(ms(&trace), [20, 60, 0, 0, 10, 5], "the first time counts");
+        assert!(trace.place(Stage::Travelling).contains("more than once"));
+        trace.came_back();
+        trace.handed_over(at(150));
+        assert_eq!(ms(&trace), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
+        assert!(trace.place(Stage::Travelling).contains("back to this node"));
+        trace.in_log = Some(InLog { queued: at(152), durable: at(175) });
+        assert_eq!(ms(&trace), [50, 2, 23, 5, 10, 5]);
+        assert_eq!(trace.stages(times, at(195)).longest(), Stage::Waiting);
+        trace.in_log = Some(InLog { queued: at(130), durable: at(140) });
+        assert_eq!(ms(&trace), [50, 0, 0, 30, 10, 5], "it was sent once more meanwhile");
     }
 }

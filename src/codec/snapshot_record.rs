@@ -20,8 +20,8 @@ use super::outcome::yes_or_no;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
     Access, AckWindow, Alarms, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow,
-    LogIndex, Members, NodeId, Outcome, Piece, PieceCounts, RequestId, Revision, RowChange,
-    SessionInfo, StateHead, Term,
+    LogIndex, Members, NodeId, Outcome, PieceCounts, RequestId, Revision, RowChange, SessionInfo,
+    SnapshotRecord, StateHead, Term,
 };
 
 /// The format of pieces that this build writes, and the newest that it reads.
@@ -104,27 +104,27 @@ pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
 }
 
 /// Appends a piece of a state to `sink`.
-pub(crate) fn encode_piece(piece: &Piece, sink: &mut impl Sink) {
+pub(crate) fn encode_piece(record: &SnapshotRecord, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
     to.byte(VERSION);
-    match piece {
-        Piece::Rows(rows) => {
+    match record {
+        SnapshotRecord::Rows(rows) => {
             to.byte(kind::ROWS);
             to.list(rows);
         }
-        Piece::Changes(changes) => {
+        SnapshotRecord::Changes(changes) => {
             to.byte(kind::CHANGES);
             to.list(changes);
         }
-        Piece::Leases(leases) => {
+        SnapshotRecord::Leases(leases) => {
             to.byte(kind::LEASES);
             to.list(leases);
         }
-        Piece::Lives(lives) => {
+        SnapshotRecord::Lives(lives) => {
             to.byte(kind::LIVES);
             to.list(lives);
         }
-        Piece::Answers(answers) => {
+        SnapshotRecord::DedupTable(answers) => {
             to.byte(kind::ANSWERS);
             to.number(answers.len() as u64);
             for (id, outcome) in answers {
@@ -138,14 +138,14 @@ pub(crate) fn encode_piece(piece: &Piece, sink: &mut impl Sink) {
 }
 
 /// Reads a piece of a state. Keys and values are slices of `bytes`.
-pub(crate) fn decode_piece(bytes: Bytes) -> Result<Piece, CodecError> {
-    let mut from = Decoder::new("piece of a state", bytes);
+pub(crate) fn decode_piece(bytes: Bytes) -> Result<SnapshotRecord, CodecError> {
+    let mut from = Decoder::new("record of a state", bytes);
     from.version(VERSION)?;
-    let piece = match from.byte()? {
-        kind::ROWS => Piece::Rows(from.list::<KeyValue>()?),
-        kind::CHANGES => Piece::Changes(from.list()?),
-        kind::LEASES => Piece::Leases(from.list()?),
-        kind::LIVES => Piece::Lives(from.list()?),
+    let record = match from.byte()? {
+        kind::ROWS => SnapshotRecord::Rows(from.list::<KeyValue>()?),
+        kind::CHANGES => SnapshotRecord::Changes(from.list()?),
+        kind::LEASES => SnapshotRecord::Leases(from.list()?),
+        kind::LIVES => SnapshotRecord::Lives(from.list()?),
         kind::ANSWERS => {
             let count = from.count(3 + Outcome::BYTES_MIN)?;
             let mut answers = Vec::with_capacity(count);
@@ -157,14 +157,14 @@ pub(crate) fn decode_piece(bytes: Bytes) -> Result<Piece, CodecError> {
                 };
                 answers.push((id, Outcome::decode(&mut from)?));
             }
-            Piece::Answers(answers)
+            SnapshotRecord::DedupTable(answers)
         }
         found => {
-            return Err(CodecError::Newer { what: "piece of a state", found: found.into() });
+            return Err(CodecError::Newer { what: "record of a state", found: found.into() });
         }
     };
     from.finish()?;
-    Ok(piece)
+    Ok(record)
 }
 
 impl Encode for PieceCounts {
@@ -314,9 +314,9 @@ mod tests {
         bytes.into()
     }
 
-    fn written(piece: &Piece) -> Bytes {
+    fn written(record: &SnapshotRecord) -> Bytes {
         let mut bytes = Vec::new();
-        encode_piece(piece, &mut bytes);
+        encode_piece(record, &mut bytes);
         bytes.into()
     }
 
@@ -421,7 +421,7 @@ mod tests {
         access
     }
 
-    fn golden_pieces() -> Vec<(&'static str, Piece)> {
+    fn golden_pieces() -> Vec<(&'static str, SnapshotRecord)> {
         let delete = RowChange::Delete { revision: Revision(301), key: Bytes::from_static(b"k") };
         let ttl = Duration::from_millis(5500);
         let info = SessionInfo { label: "host ü".to_owned(), own: true };
@@ -468,7 +468,7 @@ mod tests {
         let numbered = |outcomes: Vec<Outcome>| {
             let id = |seq| RequestId { node: node(2), incarnation: Incarnation(3), seq };
             let numbered = outcomes.into_iter().zip(200..).map(|(outcome, seq)| (id(seq), outcome));
-            Piece::Answers(numbered.collect())
+            SnapshotRecord::DedupTable(numbered.collect())
         };
         let of_access = AuthError::ALL.map(|refusal| Err(Rejection::Access(refusal))).to_vec();
         let of_alarms = vec![
@@ -478,18 +478,22 @@ mod tests {
             Err(Rejection::TooManyAlarms { max: 256 }),
         ];
         vec![
-            ("rows", Piece::Rows(vec![row(), KeyValue { lease: None, ..row() }])),
-            ("changes", Piece::Changes(vec![RowChange::Put(row()), delete])),
+            ("rows", SnapshotRecord::Rows(vec![row(), KeyValue { lease: None, ..row() }])),
+            ("changes", SnapshotRecord::Changes(vec![RowChange::Put(row()), delete])),
             (
                 "leases",
-                Piece::Leases(vec![
+                SnapshotRecord::Leases(vec![
                     LeaseRow { id: lease(1), ttl, session: None },
                     LeaseRow { id: lease(16), ttl, session },
                 ]),
             ),
             (
                 "lives",
-                Piece::Lives(vec![LifeRow { node: node(2), incarnation: Incarnation(3), window }]),
+                SnapshotRecord::Lives(vec![LifeRow {
+                    node: node(2),
+                    incarnation: Incarnation(3),
+                    window,
+                }]),
             ),
             ("answers", numbered(answers)),
             ("refusals", numbered(refusals.into_iter().map(Err).collect())),
@@ -518,10 +522,10 @@ mod tests {
             line(name, &bytes);
             assert_eq!(decode_head(bytes), Ok(head), "{name}");
         }
-        for (name, piece) in golden_pieces() {
-            let bytes = written(&piece);
+        for (name, record) in golden_pieces() {
+            let bytes = written(&record);
             line(name, &bytes);
-            assert_eq!(decode_piece(bytes), Ok(piece), "{name}");
+            assert_eq!(decode_piece(bytes), Ok(record), "{name}");
         }
         assert!(lines == GOLDEN, "tests/golden/states.txt differs from what is written:\n{lines}");
     }
@@ -529,8 +533,8 @@ mod tests {
     #[test]
     fn states_are_read_back_and_their_bytes_cut_short_anywhere_are_an_error() {
         for seed in 0..2000 {
-            let (head, piece) = (Sample::new(seed).head(), Sample::new(seed).piece());
-            let (head_bytes, piece_bytes) = (written_head(&head), written(&piece));
+            let (head, record) = (Sample::new(seed).head(), Sample::new(seed).record());
+            let (head_bytes, piece_bytes) = (written_head(&head), written(&record));
             if seed % 20 == 0 {
                 for end in 0..head_bytes.len() {
                     assert!(decode_head(head_bytes.slice(..end)).is_err(), "seed {seed}, {end}");
@@ -540,7 +544,7 @@ mod tests {
                 }
             }
             assert_eq!(decode_head(head_bytes), Ok(head), "seed {seed}");
-            assert_eq!(decode_piece(piece_bytes), Ok(piece), "seed {seed}");
+            assert_eq!(decode_piece(piece_bytes), Ok(record), "seed {seed}");
         }
     }
 
@@ -549,8 +553,8 @@ mod tests {
         for seed in 0..4000 {
             let mut sample = Sample::new(seed);
             let mut head = written_head(&sample.head()).to_vec();
-            let mut piece = written(&sample.piece()).to_vec();
-            for bytes in [&mut head, &mut piece] {
+            let mut record = written(&sample.record()).to_vec();
+            for bytes in [&mut head, &mut record] {
                 for _ in 0..1 + sample.below(4) {
                     let at = sample.below(bytes.len() as u64) as usize;
                     bytes[at] ^= 1 << sample.below(8);
@@ -560,8 +564,8 @@ mod tests {
             if let Ok(read) = decode_head(head.clone().into()) {
                 assert_eq!(written_head(&read), head, "seed {seed}");
             }
-            if let Ok(read) = decode_piece(piece.clone().into()) {
-                assert_eq!(written(&read), piece, "seed {seed}");
+            if let Ok(read) = decode_piece(record.clone().into()) {
+                assert_eq!(written(&read), record, "seed {seed}");
             }
         }
     }

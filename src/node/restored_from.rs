@@ -27,7 +27,7 @@ const BYTES: usize = 72;
 
 /// What a cluster began with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct RestoredFrom {
     /// Whose state it was.
     pub(crate) cluster: ClusterId,
     /// The backup.
@@ -60,7 +60,7 @@ pub(crate) enum OriginError {
     Newer { path: PathBuf, found: u32 },
 }
 
-impl Origin {
+impl RestoredFrom {
     /// What the directory was made from; `None` if it began with nothing.
     ///
     /// # Errors
@@ -147,14 +147,14 @@ mod tests {
     use super::*;
     use crate::sim::SimDisk;
 
-    fn origin() -> Origin {
+    fn restored_from() -> RestoredFrom {
         let backup = SnapshotId {
             index: LogIndex(7),
             term: Term(3),
             bytes: 1 << 33,
             checksum: u64::MAX - 5,
         };
-        Origin { cluster: ClusterId(u128::MAX / 3), backup, revision_jump: 1_000_000_000 }
+        RestoredFrom { cluster: ClusterId(u128::MAX / 3), backup, revision_jump: 1_000_000_000 }
     }
 
     #[test]
@@ -163,16 +163,16 @@ mod tests {
         let env = Env { disk: Arc::clone(&disk) as _, ..Env::real() };
         let dir = Path::new("/d");
         env.disk.create_dir(dir).unwrap();
-        assert_eq!(Origin::of(&env, dir).unwrap(), None);
-        origin().begin(&env, dir).unwrap();
-        let error = Origin::of(&env, dir).unwrap_err().to_string();
+        assert_eq!(RestoredFrom::of(&env, dir).unwrap(), None);
+        restored_from().begin(&env, dir).unwrap();
+        let error = RestoredFrom::of(&env, dir).unwrap_err().to_string();
         assert!(error.contains("remove the directory, and restore again"), "{error}");
-        Origin::end(&env, dir).unwrap();
+        RestoredFrom::end(&env, dir).unwrap();
         disk.crash();
-        assert_eq!(Origin::of(&env, dir).unwrap(), Some(origin()));
+        assert_eq!(RestoredFrom::of(&env, dir).unwrap(), Some(restored_from()));
         for bit in 0..BYTES * 8 {
             disk.flip_bit(&dir.join(RESTORED), bit);
-            assert!(Origin::of(&env, dir).is_err(), "bit {bit}");
+            assert!(RestoredFrom::of(&env, dir).is_err(), "bit {bit}");
             disk.flip_bit(&dir.join(RESTORED), bit);
         }
     }

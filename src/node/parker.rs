@@ -4,7 +4,7 @@
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What waits for a [`Bell`] says of itself, under the lock.
+/// What waits for a [`Parker`] says of itself, under the lock.
 pub(crate) trait Sleeper {
     /// Whether there is nothing to do.
     fn is_idle(&self) -> bool;
@@ -15,14 +15,14 @@ pub(crate) trait Sleeper {
 
 /// See the module. For one waiting thread.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub(crate) struct Parker {
     condition: Condvar,
 }
 
-impl Bell {
+impl Parker {
     /// Wakes the thread that waits, if one does: `state` is the lock that it waits under, in which
     /// something was changed.
-    pub(crate) fn ring<S: Sleeper>(&self, state: &mut S) {
+    pub(crate) fn unpark<S: Sleeper>(&self, state: &mut S) {
         if std::mem::take(state.waits()) {
             self.condition.notify_one();
         }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn no_ring_is_lost_however_the_threads_meet() {
-        let shared: Arc<(Mutex<Basket>, Bell)> = Arc::default();
+        let shared: Arc<(Mutex<Basket>, Parker)> = Arc::default();
         let eater = {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -99,22 +99,22 @@ mod tests {
                     for _ in 0..EACH {
                         let mut basket = shared.0.lock().unwrap();
                         basket.apples += 1;
-                        shared.1.ring(&mut *basket);
+                        shared.1.unpark(&mut *basket);
                     }
                 });
             }
         });
         let mut basket = shared.0.lock().unwrap();
         basket.closed = true;
-        shared.1.ring(&mut *basket);
+        shared.1.unpark(&mut *basket);
         drop(basket);
         assert_eq!(eater.join().unwrap(), PICKERS * EACH);
     }
 
     #[test]
     fn who_waits_wakes_when_its_time_is_over() {
-        let (lock, bell) = (Mutex::new(Basket::default()), Bell::default());
-        let basket = bell.wait(lock.lock().unwrap(), Some(Duration::from_millis(1)));
+        let (lock, parker) = (Mutex::new(Basket::default()), Parker::default());
+        let basket = parker.wait(lock.lock().unwrap(), Some(Duration::from_millis(1)));
         assert!(basket.is_idle() && !basket.waits);
     }
 }
