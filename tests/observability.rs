@@ -157,10 +157,10 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     node.wait_for(|status| status.leader.is_some()).block();
     node.client().put("k", "v").block().unwrap();
     let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
-    for field in ["took=", "waiting=", "logging=", "agreeing=", "applying=", "telling="] {
+    for field in ["took=", "waiting=", "logging=", "replicating=", "applying=", "notifying="] {
         assert!(line.contains(field), "{field} in {line}");
     }
-    assert!(line.contains(": it took") && line.contains("outcome=\"done\""), "{line}");
+    assert!(line.contains(": it took") && line.contains("outcome=\"ok\""), "{line}");
     for _ in 0..100 {
         node.client().put("k", "v").block().unwrap();
     }
@@ -193,9 +193,9 @@ fn metrics_count_what_a_program_did() {
         let (_, ends) = snapshot.requests_total.iter().find(|(each, _)| *each == kind).unwrap();
         ends.iter().find(|(each, _)| *each == end).unwrap().1
     };
-    assert_eq!(ended(RequestKind::Put, Ending::Done), 20);
-    assert_eq!(ended(RequestKind::Read, Ending::Done), 20);
-    assert_eq!(ended(RequestKind::Delete, Ending::Done), 1);
+    assert_eq!(ended(RequestKind::Put, Ending::Ok), 20);
+    assert_eq!(ended(RequestKind::Read, Ending::Ok), 20);
+    assert_eq!(ended(RequestKind::Delete, Ending::Ok), 1);
     assert_eq!(ended(RequestKind::Revoke, Ending::Refused), 1);
     // The state's gauges include every request that was answered; the driver's follow at its next tick.
     assert_eq!((metrics.snapshot().keys, metrics.snapshot().watchers), (19, 1));

@@ -8,7 +8,7 @@ use bowline::check::{At, Outcome};
 
 use crate::calls::{Call, Reply};
 use crate::dice::Dice;
-use crate::fleet::{Being, Fleet};
+use crate::fleet::{Fleet, ProcessState};
 use crate::ledger::{Book, End, Entry, Ledger};
 use crate::over::Over;
 use crate::wire::{Answer, Order};
@@ -77,7 +77,7 @@ pub struct Caller<'a> {
     pub ledger: &'a Ledger,
     /// Which client this is.
     pub client: u64,
-    /// Whom it asks.
+    /// Targets it asks.
     pub member: usize,
     /// What it draws from.
     pub dice: Dice,
@@ -219,13 +219,14 @@ impl<'a> Caller<'a> {
             let cut = |from, to| fleet.links().rule(from, to).cut.is_some();
             cut(own, other) || cut(other, own)
         };
-        let is_alone = || fleet.being(own) == Being::Paused || (0..fleet.places()).any(is_cut);
+        let is_alone =
+            || fleet.being(own) == ProcessState::Paused || (0..fleet.places()).any(is_cut);
         fleet.setup().over == Over::Server && (is_alone() || self.dice.below(CLINGS_IN) == 0)
     }
 
     /// Whether there is a process to ask.
     pub fn has_somebody(&self) -> bool {
-        self.fleet.being(self.member) != Being::Down
+        self.fleet.being(self.member) != ProcessState::Down
             && self.fleet.process(self.member).is_some_and(|process| !process.is_over())
     }
 }

@@ -9,7 +9,7 @@ use bowline::env::Point;
 use crate::fleet::{Fleet, Program, Setup};
 use crate::history::Verdict;
 use crate::load::Load;
-use crate::process::{LIMIT, Process, Trouble};
+use crate::process::{HarnessError, LIMIT, Process};
 use crate::wire::{Answer, Order, Rows};
 
 /// How long sessions live and calls may take: nothing here is about either.
@@ -39,7 +39,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn new(program: impl Into<Program>, members: usize) -> Result<Self, Trouble> {
+    pub fn new(program: impl Into<Program>, members: usize) -> Result<Self, HarnessError> {
         Self::of(program, Self::usual(members))
     }
 
@@ -47,7 +47,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The operating system's, and that of the tools that make file systems.
-    pub fn of(program: impl Into<Program>, setup: Setup) -> Result<Self, Trouble> {
+    pub fn of(program: impl Into<Program>, setup: Setup) -> Result<Self, HarnessError> {
         Ok(Self { fleet: Fleet::new(program.into(), setup)?, load: Load::default() })
     }
 
@@ -60,7 +60,7 @@ impl Cluster {
     ///
     /// # Errors
     /// One does not start.
-    pub fn start(&self) -> Result<(), Trouble> {
+    pub fn start(&self) -> Result<(), HarnessError> {
         self.fleet.start()?;
         (0..self.members()).try_for_each(|member| self.join(member))
     }
@@ -69,7 +69,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It ends instead.
-    pub fn join(&self, member: usize) -> Result<(), Trouble> {
+    pub fn join(&self, member: usize) -> Result<(), HarnessError> {
         self.await_ready(member)?;
         self.load.write_to(member, &self.process(member));
         Ok(())
@@ -79,7 +79,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not start.
-    pub fn restart(&self, member: usize) -> Result<(), Trouble> {
+    pub fn restart(&self, member: usize) -> Result<(), HarnessError> {
         self.fleet.spawn(member)?;
         self.join(member)
     }
@@ -96,11 +96,11 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not understand.
-    pub fn arm(&self, member: usize, point: Point, hits: u64) -> Result<(), Trouble> {
+    pub fn arm(&self, member: usize, point: Point, hits: u64) -> Result<(), HarnessError> {
         let order = Order::Arm(point, hits);
         match self.process(member).answer(&order)? {
             Some(Answer::Armed) | None => Ok(()),
-            Some(answer) => Err(Trouble::Answered { order, answer }),
+            Some(answer) => Err(HarnessError::Answered { order, answer }),
         }
     }
 
@@ -108,15 +108,17 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not answer in time.
-    pub fn rows(&self, member: usize) -> Result<Rows, Trouble> {
+    pub fn rows(&self, member: usize) -> Result<Rows, HarnessError> {
         let begun = Instant::now();
         loop {
             match self.process(member).answer(&Order::Rows)? {
                 Some(Answer::Rows(rows)) => return Ok(rows),
-                None => return Err(Trouble::Ended(format!("m{member} died when it was read"))),
+                None => {
+                    return Err(HarnessError::Ended(format!("m{member} died when it was read")));
+                }
                 // There may be no leader yet.
                 Some(Answer::Refused(_) | Answer::Unknown(_)) if begun.elapsed() < LIMIT => {}
-                Some(answer) => return Err(Trouble::Answered { order: Order::Rows, answer }),
+                Some(answer) => return Err(HarnessError::Answered { order: Order::Rows, answer }),
             }
         }
     }
@@ -128,7 +130,7 @@ impl Cluster {
     ///
     /// # Panics
     /// Something was lost, doubled or invented.
-    pub fn judge(&self, member: usize) -> Result<Verdict, Trouble> {
+    pub fn judge(&self, member: usize) -> Result<Verdict, HarnessError> {
         let ended = self.load.history().ended();
         let rows = self.rows(member)?;
         match self.load.history().judge(&ended, &rows) {
@@ -144,7 +146,7 @@ impl Cluster {
     ///
     /// # Panics
     /// Something was lost, doubled or invented, or members differ.
-    pub fn conclude(&self) -> Result<Verdict, Trouble> {
+    pub fn conclude(&self) -> Result<Verdict, HarnessError> {
         self.load.end();
         let all =
             (0..self.members()).map(|member| self.rows(member)).collect::<Result<Vec<_>, _>>()?;

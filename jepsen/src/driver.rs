@@ -16,7 +16,7 @@ use bowline::{
 
 use crate::client;
 use crate::dice::number_in;
-use crate::doors::Doors;
+use crate::fault_injection::FaultInjection;
 use crate::fleet::{DEADLINE_MS, DOORS, ELECTION_MS, JOIN, LISTEN, REPLACES, SESSION_MS};
 use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
@@ -47,7 +47,7 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
         let (point, hits) = armed.split_once(':').ok_or("POINT:HITS")?;
         trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
     }
-    let doors = Arc::new(Doors::default());
+    let doors = Arc::new(FaultInjection::default());
     if let Ok(words) = std::env::var(DOORS) {
         doors.order(&words)?;
     }
@@ -134,7 +134,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) const FAILURES: &str = "; calls of its log that have failed: ";
 
 /// Carries out orders until there are no more.
-fn serve(node: &Node, trap: &Trap, doors: &Doors) {
+fn serve(node: &Node, trap: &Trap, doors: &FaultInjection) {
     let slots = &Slots::default();
     let (sender, receiver) = mpsc::channel::<(String, Order)>();
     let receiver = Mutex::new(receiver);
@@ -167,7 +167,7 @@ fn serve(node: &Node, trap: &Trap, doors: &Doors) {
                     say(&format!("{id} {}", Answer::Armed.words()));
                 }
                 Some((id, Order::Look)) => say(&format!("{id} {}", status(node).words())),
-                Some((id, Order::Door(words))) => {
+                Some((id, Order::Fault(words))) => {
                     let answer = match doors.order(&words) {
                         Ok(None) => Answer::Armed,
                         Ok(Some(number)) => Answer::Done(number),
@@ -208,7 +208,7 @@ fn carry_out(node: &Node, order: Order) -> Answer {
         }
         Order::Rows => rows(&kv),
         Order::Status => kv.get("status").block().map(|_| status(node)),
-        Order::Arm(..) | Order::Look | Order::Door(_) | Order::Call(_) => {
+        Order::Arm(..) | Order::Look | Order::Fault(_) | Order::Call(_) => {
             Ok(Answer::Refused("that is done where it is read".to_owned()))
         }
     };

@@ -20,7 +20,7 @@ use crate::links::Links;
 use crate::moment;
 use crate::over::Over;
 use crate::ports::free_addresses;
-use crate::process::{Death, LIMIT, Process, Trouble};
+use crate::process::{Death, HarnessError, LIMIT, Process};
 use crate::server::{Seat, Terms, command};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
@@ -103,7 +103,7 @@ pub struct Compaction {
 
 /// How a member is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Being {
+pub enum ProcessState {
     /// No process lives there: it was killed, or never started.
     Down,
     /// It runs, as far as anybody knows.
@@ -127,7 +127,7 @@ struct Place {
 
 struct Now {
     process: Option<Arc<Process>>,
-    being: Being,
+    being: ProcessState,
     /// It joins a cluster instead of founding one.
     joins: bool,
     /// It took the place of whoever was here before, whose disk was lost.
@@ -178,9 +178,9 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn new(program: Program, setup: Setup) -> Result<Self, Trouble> {
+    pub fn new(program: Program, setup: Setup) -> Result<Self, HarnessError> {
         let dir = TempDir::with_prefix("bowline-jepsen-")
-            .map_err(|source| Trouble::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
         let many = setup.members + setup.spare;
         let volumes = match &setup.volumes {
             Some((media, bytes)) => {
@@ -209,7 +209,7 @@ impl Fleet {
                 client,
                 now: Mutex::new(Now {
                     process: None,
-                    being: Being::Down,
+                    being: ProcessState::Down,
                     joins: false,
                     replaces: false,
                     goes: false,
@@ -273,20 +273,20 @@ impl Fleet {
     }
 
     /// How a member is.
-    pub fn being(&self, member: usize) -> Being {
+    pub fn being(&self, member: usize) -> ProcessState {
         self.places[member].now().being
     }
 
     /// The members that run.
     pub fn up(&self) -> Vec<usize> {
-        (0..self.places()).filter(|member| self.being(*member) == Being::Up).collect()
+        (0..self.places()).filter(|member| self.being(*member) == ProcessState::Up).collect()
     }
 
     /// Starts the founding members and waits until somebody leads.
     ///
     /// # Errors
     /// One does not start, or nobody leads in time.
-    pub fn start(&self) -> Result<(), Trouble> {
+    pub fn start(&self) -> Result<(), HarnessError> {
         (0..self.members()).try_for_each(|member| self.spawn(member))?;
         (0..self.members()).try_for_each(|member| self.await_ready(member))?;
         self.await_leader(LIMIT).map(drop)
@@ -296,7 +296,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn spawn(&self, member: usize) -> Result<(), Trouble> {
+    pub fn spawn(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn_armed(member, None)
     }
 
@@ -304,10 +304,14 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn spawn_armed(&self, member: usize, armed: Option<(Point, u64)>) -> Result<(), Trouble> {
+    pub fn spawn_armed(
+        &self,
+        member: usize,
+        armed: Option<(Point, u64)>,
+    ) -> Result<(), HarnessError> {
         let place = &self.places[member];
         let mut now = place.now();
-        if now.being != Being::Down {
+        if now.being != ProcessState::Down {
             return Ok(());
         }
         let process = match self.setup.over {
@@ -315,12 +319,12 @@ impl Fleet {
             Over::Server if armed.is_some() || now.joins => {
                 let source =
                     std::io::Error::other("a server is a founder, and dies nowhere by itself");
-                return Err(Trouble::System { what: "starting a server", source });
+                return Err(HarnessError::System { what: "starting a server", source });
             }
             Over::Server => self.serve(member)?,
         };
         now.process = Some(Arc::new(process));
-        now.being = Being::Up;
+        now.being = ProcessState::Up;
         Ok(())
     }
 
@@ -354,7 +358,7 @@ impl Fleet {
     }
 
     /// Starts a server.
-    fn serve(&self, member: usize) -> Result<Process, Trouble> {
+    fn serve(&self, member: usize) -> Result<Process, HarnessError> {
         let place = &self.places[member];
         let seat = Seat {
             name: format!("m{member}"),
@@ -373,7 +377,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn spawn_joining(&self, member: usize) -> Result<(), Trouble> {
+    pub fn spawn_joining(&self, member: usize) -> Result<(), HarnessError> {
         self.places[member].now().joins = true;
         self.spawn(member)
     }
@@ -383,7 +387,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn spawn_replacing(&self, member: usize) -> Result<(), Trouble> {
+    pub fn spawn_replacing(&self, member: usize) -> Result<(), HarnessError> {
         self.clear(member)?;
         self.places[member].now().replaces = true;
         self.spawn_joining(member)
@@ -393,14 +397,14 @@ impl Fleet {
     ///
     /// # Errors
     /// It lives on, its node has stopped by itself, or it has ended in another way.
-    pub fn died(&self, member: usize) -> Result<Death, Trouble> {
+    pub fn died(&self, member: usize) -> Result<Death, HarnessError> {
         let process = self.process(member);
         let death = match process {
             Some(process) => process.died()?,
-            None => return Err(Trouble::Ended(format!("m{member} was not there"))),
+            None => return Err(HarnessError::Ended(format!("m{member} was not there"))),
         };
         let mut now = self.places[member].now();
-        now.being = Being::Down;
+        now.being = ProcessState::Down;
         now.process = None;
         Ok(death)
     }
@@ -409,7 +413,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It ends instead, or does neither in time.
-    pub fn await_ready(&self, member: usize) -> Result<(), Trouble> {
+    pub fn await_ready(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         if let Some(process) = &process
             && process.ready().map_err(|trouble| trouble.of(member))?
@@ -418,7 +422,7 @@ impl Fleet {
         }
         let why = process.and_then(|process| process.why_stopped());
         let why = why.unwrap_or_else(|| "it said nothing".to_owned());
-        Err(Trouble::Ended(format!("m{member} did not start: {why}")))
+        Err(HarnessError::Ended(format!("m{member} did not start: {why}")))
     }
 
     /// Waits until a member that was spawned to replace a founder votes in its place, and every founder that runs knows
@@ -426,7 +430,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It ends instead, or is not let in in time.
-    pub fn await_replaced(&self, member: usize) -> Result<(), Trouble> {
+    pub fn await_replaced(&self, member: usize) -> Result<(), HarnessError> {
         self.await_ready(member)?;
         let founders = 0..self.members();
         let names: BTreeSet<String> = founders.clone().map(|member| format!("m{member}")).collect();
@@ -436,7 +440,7 @@ impl Fleet {
                     if names.iter().all(|name| voters.contains(name) && !learners.contains(name)))
         };
         let do_all =
-            || founders.clone().all(|other| self.being(other) != Being::Up || knows(other));
+            || founders.clone().all(|other| self.being(other) != ProcessState::Up || knows(other));
         let what = format!("m{member} does not take the place of the one before it");
         self.await_some(LIMIT, &what, || do_all().then_some(()))
     }
@@ -447,7 +451,7 @@ impl Fleet {
         limit: Duration,
         what: &str,
         look: impl Fn() -> Option<T>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, HarnessError> {
         let begun = Instant::now();
         while begun.elapsed() < limit {
             if let Some(found) = look() {
@@ -455,7 +459,7 @@ impl Fleet {
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        Err(Trouble::Hangs(format!("{what}{}", self.told_of_all())))
+        Err(HarnessError::Hangs(format!("{what}{}", self.told_of_all())))
     }
 
     /// How each member is, and what it says, for whoever reads why something hangs.
@@ -469,7 +473,7 @@ impl Fleet {
                 None => "nothing".to_owned(),
             };
             match (being, stopped) {
-                (Being::Up, None) => {
+                (ProcessState::Up, None) => {
                     format!("; m{member}: {}; {}", says(&Order::Look), says(&order))
                 }
                 (being, stopped) => {
@@ -484,7 +488,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not start.
-    pub fn restart(&self, member: usize) -> Result<(), Trouble> {
+    pub fn restart(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn(member)?;
         self.await_ready(member)
     }
@@ -493,13 +497,13 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
-    pub fn clear(&self, member: usize) -> Result<(), Trouble> {
+    pub fn clear(&self, member: usize) -> Result<(), HarnessError> {
         self.bury_newcomer(member)?;
         let place = &self.places[member];
         place.now().joins = false;
         match std::fs::remove_dir_all(&place.dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Trouble::System { what: "deleting a member's data", source: error })
+                Err(HarnessError::System { what: "deleting a member's data", source: error })
             }
             _ => Ok(()),
         }
@@ -509,9 +513,9 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not die of it; it had stopped by itself, which no member may.
-    pub fn kill(&self, member: usize) -> Result<(), Trouble> {
-        match self.bury(member)? {
-            Some(why) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
+    pub fn kill(&self, member: usize) -> Result<(), HarnessError> {
+        match self.reap(member)? {
+            Some(why) => Err(HarnessError::Stopped(format!("m{member}: {why}"))),
             None => Ok(()),
         }
     }
@@ -520,10 +524,10 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
-    pub fn bury_newcomer(&self, member: usize) -> Result<(), Trouble> {
-        match self.bury(member)? {
+    pub fn bury_newcomer(&self, member: usize) -> Result<(), HarnessError> {
+        match self.reap(member)? {
             Some(why) if !self.may_stop(member, &why) => {
-                Err(Trouble::Stopped(format!("m{member}, that came later: {why}")))
+                Err(HarnessError::Stopped(format!("m{member}, that came later: {why}")))
             }
             _ => Ok(()),
         }
@@ -544,21 +548,21 @@ impl Fleet {
     ///
     /// # Errors
     /// It has said so before anybody has asked.
-    pub fn lets_go(&self, member: usize) -> Result<(), Trouble> {
+    pub fn lets_go(&self, member: usize) -> Result<(), HarnessError> {
         let why = self.process(member).and_then(|process| process.why_stopped());
         let went = why.filter(|why| was_removed(why) && !self.may_have_gone(member, why));
         self.places[member].now().goes = true;
-        went.map_or(Ok(()), |why| Err(Trouble::Stopped(why).of(member)))
+        went.map_or(Ok(()), |why| Err(HarnessError::Stopped(why).of(member)))
     }
 
     /// Asks a member that is about to lose everything whether its node runs still: afterwards nobody can tell.
     ///
     /// # Errors
     /// It had stopped by itself, which it may not.
-    pub fn must_run(&self, member: usize) -> Result<(), Trouble> {
+    pub fn must_run(&self, member: usize) -> Result<(), HarnessError> {
         match self.process(member).and_then(|process| process.why_stopped()) {
             Some(why) if !self.may_stop(member, &why) => {
-                Err(Trouble::Stopped(format!("m{member}: {why}")))
+                Err(HarnessError::Stopped(format!("m{member}: {why}")))
             }
             _ => Ok(()),
         }
@@ -568,7 +572,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not die of it; or it had ended before, or ends of something else, without a word.
-    pub fn bury(&self, member: usize) -> Result<Option<String>, Trouble> {
+    pub fn reap(&self, member: usize) -> Result<Option<String>, HarnessError> {
         let end = |process: Arc<Process>| process.end().map_err(|trouble| trouble.of(member));
         self.take(member).map_or(Ok(None), end)
     }
@@ -577,13 +581,13 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not die of it.
-    pub fn bury_however(&self, member: usize) -> Result<Option<String>, Trouble> {
+    pub fn bury_however(&self, member: usize) -> Result<Option<String>, HarnessError> {
         self.take(member).map_or(Ok(None), |process| process.end_however())
     }
 
     fn take(&self, member: usize) -> Option<Arc<Process>> {
         let mut now = self.places[member].now();
-        now.being = Being::Down;
+        now.being = ProcessState::Down;
         now.process.take()
     }
 
@@ -620,12 +624,12 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not end, or not well; or it had stopped by itself, which it may not.
-    pub fn stop(&self, member: usize) -> Result<(), Trouble> {
+    pub fn stop(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         let stopped = process.map_or(Ok(()), |process| process.stop());
         drop(self.take(member));
         match stopped {
-            Err(Trouble::Stopped(why)) if self.may_stop(member, &why) => Ok(()),
+            Err(HarnessError::Stopped(why)) if self.may_stop(member, &why) => Ok(()),
             stopped => stopped.map_err(|trouble| trouble.of(member)),
         }
     }
@@ -634,19 +638,25 @@ impl Fleet {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn pause(&self, member: usize) -> Result<(), Trouble> {
-        self.signal(member, Being::Up, Signal::STOP, Being::Paused)
+    pub fn pause(&self, member: usize) -> Result<(), HarnessError> {
+        self.signal(member, ProcessState::Up, Signal::STOP, ProcessState::Paused)
     }
 
     /// Lets a member go on that stands still.
     ///
     /// # Errors
     /// The operating system's.
-    pub fn resume(&self, member: usize) -> Result<(), Trouble> {
-        self.signal(member, Being::Paused, Signal::CONT, Being::Up)
+    pub fn resume(&self, member: usize) -> Result<(), HarnessError> {
+        self.signal(member, ProcessState::Paused, Signal::CONT, ProcessState::Up)
     }
 
-    fn signal(&self, member: usize, from: Being, by: Signal, to: Being) -> Result<(), Trouble> {
+    fn signal(
+        &self,
+        member: usize,
+        from: ProcessState,
+        by: Signal,
+        to: ProcessState,
+    ) -> Result<(), HarnessError> {
         let mut now = self.places[member].now();
         if let (true, Some(process)) = (now.being == from, &now.process) {
             process.signal(by)?;
@@ -690,12 +700,12 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not understand, or does not answer in time.
-    pub fn door(&self, member: usize, words: &str) -> Result<bool, Trouble> {
-        let order = Order::Door(words.to_owned());
+    pub fn door(&self, member: usize, words: &str) -> Result<bool, HarnessError> {
+        let order = Order::Fault(words.to_owned());
         match self.told(member, &order, LIMIT)? {
             Some(Answer::Armed) => Ok(true),
             None => Ok(false),
-            Some(answer) => Err(Trouble::Answered { order, answer }),
+            Some(answer) => Err(HarnessError::Answered { order, answer }),
         }
     }
 
@@ -703,7 +713,7 @@ impl Fleet {
     ///
     /// # Errors
     /// Those of [`door`](Self::door).
-    pub fn doors(&self, members: &[usize], words: &str) -> Result<u64, Trouble> {
+    pub fn doors(&self, members: &[usize], words: &str) -> Result<u64, HarnessError> {
         members.iter().try_fold(0, |done, member| Ok(done + u64::from(self.door(*member, words)?)))
     }
 
@@ -711,12 +721,12 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not understand, or does not answer in time.
-    pub fn disk_failures(&self, member: usize) -> Result<Option<u64>, Trouble> {
-        let order = Order::Door("failures".to_owned());
+    pub fn disk_failures(&self, member: usize) -> Result<Option<u64>, HarnessError> {
+        let order = Order::Fault("failures".to_owned());
         match self.told(member, &order, LIMIT)? {
             Some(Answer::Done(failures)) => Ok(Some(failures)),
             None => Ok(None),
-            Some(answer) => Err(Trouble::Answered { order, answer }),
+            Some(answer) => Err(HarnessError::Answered { order, answer }),
         }
     }
 
@@ -730,17 +740,17 @@ impl Fleet {
         member: usize,
         order: &Order,
         limit: Duration,
-    ) -> Result<Option<Answer>, Trouble> {
+    ) -> Result<Option<Answer>, HarnessError> {
         let Some(process) = self.process(member) else { return Ok(None) };
         let answer = process.ask(order);
-        if self.being(member) == Being::Paused {
+        if self.being(member) == ProcessState::Paused {
             return Ok(None);
         }
         match answer.recv_timeout(limit) {
             Ok(answer) => Ok(Some(answer)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => {
-                Err(Trouble::TooLate(format!("m{member} has not answered to {order:?}")))
+                Err(HarnessError::TooLate(format!("m{member} has not answered to {order:?}")))
             }
         }
     }
@@ -763,7 +773,7 @@ impl Fleet {
     ///
     /// # Errors
     /// Nobody does, in time.
-    pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), Trouble> {
+    pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), HarnessError> {
         self.await_some(limit, "nobody leads", || self.leader())
     }
 
@@ -779,7 +789,7 @@ impl Fleet {
     ///
     /// # Errors
     /// One does not start.
-    pub fn heal(&self) -> Result<(), Trouble> {
+    pub fn heal(&self) -> Result<(), HarnessError> {
         self.links.heal();
         let known: Vec<usize> = (0..self.places())
             .filter(|member| *member < self.members() || self.places[*member].now().joins)
@@ -837,9 +847,12 @@ pub(crate) mod tests {
             fleet.stop(member)
         };
         for (why, member) in [("of grief", 0), ("of grief", 1), ("a file was removed", 1)] {
-            assert!(matches!(stopped(why, member), Err(Trouble::Stopped(_))), "{why}, m{member}");
+            assert!(
+                matches!(stopped(why, member), Err(HarnessError::Stopped(_))),
+                "{why}, m{member}"
+            );
         }
-        assert!(matches!(stopped(&removed, 0), Err(Trouble::Stopped(_))));
+        assert!(matches!(stopped(&removed, 0), Err(HarnessError::Stopped(_))));
         assert!(stopped(&removed, 1).is_ok());
     }
 
@@ -852,9 +865,9 @@ pub(crate) mod tests {
             fleet
         };
         assert_eq!(removed().stopped().len(), 1);
-        assert!(matches!(removed().bury_newcomer(1), Err(Trouble::Stopped(_))));
+        assert!(matches!(removed().bury_newcomer(1), Err(HarnessError::Stopped(_))));
         let fleet = removed();
-        assert!(matches!(fleet.lets_go(1), Err(Trouble::Stopped(_))), "it has gone before");
+        assert!(matches!(fleet.lets_go(1), Err(HarnessError::Stopped(_))), "it has gone before");
         assert!(fleet.lets_go(1).is_ok() && fleet.stopped().is_empty(), "it was told once");
         assert!(fleet.bury_newcomer(1).is_ok());
     }
@@ -862,15 +875,15 @@ pub(crate) mod tests {
     #[test]
     fn a_quorum_that_elects_nobody_hangs() {
         let nobody = shell("true").await_leader(Duration::from_millis(1));
-        assert!(matches!(nobody, Err(Trouble::Hangs(_))), "{nobody:?}");
+        assert!(matches!(nobody, Err(HarnessError::Hangs(_))), "{nobody:?}");
     }
 
     #[test]
     fn a_door_that_nobody_opens_is_no_open_door() {
-        let order = Order::Door("full".to_owned());
+        let order = Order::Fault("full".to_owned());
         let soon = Duration::from_millis(100);
         let fleet = shell("true");
-        assert!(matches!(fleet.told(0, &order, soon), Err(Trouble::TooLate(_))));
+        assert!(matches!(fleet.told(0, &order, soon), Err(HarnessError::TooLate(_))));
         fleet.pause(0).unwrap();
         assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it will when it goes on");
         fleet.kill(0).unwrap();

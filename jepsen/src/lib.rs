@@ -39,8 +39,8 @@
 mod generated;
 
 pub mod client;
-pub mod doors;
 pub mod driver;
+pub mod fault_injection;
 pub mod slots;
 
 pub mod calls;
@@ -81,6 +81,6 @@ pub use dice::{Dice, number_in};
 pub use history::{Fate, History, Verdict};
 pub use load::Load;
 pub use over::{Over, Programs};
-pub use process::{Death, Process, Trouble};
+pub use process::{Death, HarnessError, Process};
 pub use volume::{Medium, Switch, Volumes};
 pub use wire::{Answer, Order, Row, Rows};

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::history::{Fate, History};
-use crate::process::{LIMIT, Process, Trouble};
+use crate::process::{HarnessError, LIMIT, Process};
 use crate::wire::{Answer, Order};
 
 /// How many writes of one writer are without an answer.
@@ -86,7 +86,7 @@ impl Load {
     ///
     /// # Errors
     /// They are not, in time.
-    pub fn more(&self, writes: u64) -> Result<(), Trouble> {
+    pub fn more(&self, writes: u64) -> Result<(), HarnessError> {
         let history = self.history();
         let wanted = history.done() + writes;
         let (history, late) = self
@@ -96,7 +96,9 @@ impl Load {
             .unwrap_or_else(PoisonError::into_inner);
         drop(history);
         if late.timed_out() {
-            return Err(Trouble::TooLate(format!("not {writes} more writes are acknowledged")));
+            return Err(HarnessError::TooLate(format!(
+                "not {writes} more writes are acknowledged"
+            )));
         }
         Ok(())
     }

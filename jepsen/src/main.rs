@@ -115,7 +115,7 @@ struct Common {
     /// How long the load of a run lasts [default: 60; 10 with --quick]
     #[arg(long)]
     seconds: Option<u64>,
-    /// Whom faults hit and what clients choose
+    /// Targets faults hit and what clients choose
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How long a fault lasts, in seconds [default: 4; 3 with --quick]

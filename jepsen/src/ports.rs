@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 /// Where ports are looked for: below those that systems hand out for outgoing connections, so that a
 /// dead member's port is not taken by somebody's connection before it is back.
@@ -13,7 +13,7 @@ const PORTS: std::ops::Range<u16> = 10_000..19_000;
 ///
 /// # Errors
 /// There are not so many.
-pub fn free_addresses(many: usize) -> Result<Vec<String>, Trouble> {
+pub fn free_addresses(many: usize) -> Result<Vec<String>, HarnessError> {
     // Clusters of one process never look at the same ports; those of several rarely do.
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let span = PORTS.end - PORTS.start;
@@ -31,5 +31,5 @@ pub fn free_addresses(many: usize) -> Result<Vec<String>, Trouble> {
         }
     }
     let source = std::io::Error::other("all are taken");
-    Err(Trouble::System { what: "looking for free ports", source })
+    Err(HarnessError::System { what: "looking for free ports", source })
 }

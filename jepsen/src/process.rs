@@ -26,7 +26,7 @@ const FAILS: &str = "error: ";
 
 /// What keeps the harness from going on.
 #[derive(Debug, Error)]
-pub enum Trouble {
+pub enum HarnessError {
     /// The operating system says no.
     #[error("{what}: {source}")]
     System {
@@ -73,12 +73,12 @@ pub enum Trouble {
     },
 }
 
-impl Trouble {
+impl HarnessError {
     /// What it is where nothing is broken any more.
     #[must_use]
     pub fn when_healed(self) -> Self {
         match self {
-            Trouble::TooLate(what) | Trouble::Hangs(what) => Trouble::NotBack(what),
+            HarnessError::TooLate(what) | HarnessError::Hangs(what) => HarnessError::NotBack(what),
             other => other,
         }
     }
@@ -88,9 +88,9 @@ impl Trouble {
     pub(crate) fn of(self, member: usize) -> Self {
         let of = |what| format!("m{member}: {what}");
         match self {
-            Trouble::Hangs(what) => Trouble::Hangs(of(what)),
-            Trouble::Stopped(why) => Trouble::Stopped(of(why)),
-            Trouble::Ended(how) => Trouble::Ended(of(how)),
+            HarnessError::Hangs(what) => HarnessError::Hangs(of(what)),
+            HarnessError::Stopped(why) => HarnessError::Stopped(of(why)),
+            HarnessError::Ended(how) => HarnessError::Ended(of(how)),
             other => other,
         }
     }
@@ -148,10 +148,10 @@ impl Heard {
     fn wait_while(
         &self,
         limit: Duration,
-        otherwise: fn(String) -> Trouble,
+        otherwise: fn(String) -> HarnessError,
         what: &str,
         mut condition: impl FnMut(&State) -> bool,
-    ) -> Result<MutexGuard<'_, State>, Trouble> {
+    ) -> Result<MutexGuard<'_, State>, HarnessError> {
         let (state, late) = self
             .changed
             .wait_timeout_while(self.lock(), limit, |state| condition(state))
@@ -207,8 +207,8 @@ impl Process {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn spawn(command: &mut Command) -> Result<Self, Trouble> {
-        let system = |what| move |source| Trouble::System { what, source };
+    pub fn spawn(command: &mut Command) -> Result<Self, HarnessError> {
+        let system = |what| move |source| HarnessError::System { what, source };
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -227,13 +227,13 @@ impl Process {
         command: &mut Command,
         address: &str,
         terms: Terms,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, HarnessError> {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|source| Trouble::System { what: "starting a server", source })?;
+            .map_err(|source| HarnessError::System { what: "starting a server", source })?;
         let output = child.stderr.take().expect("it is piped");
         Self::of(child, output, hear_server, Ears::Port(Clients::of(address, terms)))
     }
@@ -243,13 +243,13 @@ impl Process {
         output: impl Read + Send + 'static,
         hear: fn(&mut State, &str),
         ears: Ears,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, HarnessError> {
         let heard = Arc::new(Heard::default());
         let listener = Arc::clone(&heard);
         thread::Builder::new()
             .name("listener".to_owned())
             .spawn(move || listener.listen(output, hear))
-            .map_err(|source| Trouble::System { what: "starting a thread", source })?;
+            .map_err(|source| HarnessError::System { what: "starting a thread", source })?;
         Ok(Self { child: Mutex::new(child), ears, heard })
     }
 
@@ -257,14 +257,14 @@ impl Process {
     ///
     /// # Errors
     /// Neither happens.
-    pub fn ready(&self) -> Result<bool, Trouble> {
+    pub fn ready(&self) -> Result<bool, HarnessError> {
         self.ready_within(LIMIT)
     }
 
-    fn ready_within(&self, limit: Duration) -> Result<bool, Trouble> {
+    fn ready_within(&self, limit: Duration) -> Result<bool, HarnessError> {
         let starts = |state: &State| !state.ready && !state.over;
         let what = "a node does not start";
-        Ok(self.heard.wait_while(limit, Trouble::Hangs, what, starts)?.ready)
+        Ok(self.heard.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
     }
 
     /// Asks for something. If the process ends before it answers, the receiver is told so.
@@ -301,12 +301,12 @@ impl Process {
     ///
     /// # Errors
     /// It neither answers nor ends.
-    pub fn answer(&self, order: &Order) -> Result<Option<Answer>, Trouble> {
+    pub fn answer(&self, order: &Order) -> Result<Option<Answer>, HarnessError> {
         match self.ask(order).recv_timeout(LIMIT) {
             Ok(answer) => Ok(Some(answer)),
             Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(Trouble::Hangs(format!("no answer to {order:?}")))
+                Err(HarnessError::Hangs(format!("no answer to {order:?}")))
             }
         }
     }
@@ -326,11 +326,11 @@ impl Process {
     ///
     /// # Errors
     /// It goes on, or the process ends without a word.
-    pub fn stopped(&self) -> Result<String, Trouble> {
+    pub fn stopped(&self) -> Result<String, HarnessError> {
         let goes_on = |state: &State| !state.over && state.stopped.is_none();
         let what = "a node goes on that should stop";
-        let state = self.heard.wait_while(LIMIT, Trouble::Hangs, what, goes_on)?;
-        let without_a_word = || Trouble::Ended("a process, without a word".to_owned());
+        let state = self.heard.wait_while(LIMIT, HarnessError::Hangs, what, goes_on)?;
+        let without_a_word = || HarnessError::Ended("a process, without a word".to_owned());
         state.stopped.clone().ok_or_else(without_a_word)
     }
 
@@ -344,23 +344,25 @@ impl Process {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn signal(&self, signal: Signal) -> Result<(), Trouble> {
+    pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
         // As long as nobody has waited for it, its id is its own.
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        id.map_or(Ok(()), |id| kill_process(id, signal))
-            .map_err(|errno| Trouble::System { what: "sending a signal", source: errno.into() })
+        id.map_or(Ok(()), |id| kill_process(id, signal)).map_err(|errno| HarnessError::System {
+            what: "sending a signal",
+            source: errno.into(),
+        })
     }
 
     /// Stops it in good order: what it was asked for is still answered, its node hands over and stops.
     ///
     /// # Errors
     /// It does not end, or not well; its node had stopped by itself.
-    pub fn stop(&self) -> Result<(), Trouble> {
+    pub fn stop(&self) -> Result<(), HarnessError> {
         self.stop_within(LIMIT)
     }
 
-    fn stop_within(&self, limit: Duration) -> Result<(), Trouble> {
+    fn stop_within(&self, limit: Duration) -> Result<(), HarnessError> {
         self.heard.lock().ending = true;
         match &self.ears {
             Ears::Input(input) => {
@@ -369,32 +371,34 @@ impl Process {
             Ears::Port(_) => self.signal(Signal::TERM)?,
         }
         let what = "a process lives that was told to stop";
-        let state = self.heard.wait_while(limit, Trouble::Hangs, what, |s| !s.over)?;
+        let state = self.heard.wait_while(limit, HarnessError::Hangs, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         let status = self.wait()?;
         match stopped {
-            Some(why) => Err(Trouble::Stopped(why)),
+            Some(why) => Err(HarnessError::Stopped(why)),
             None if status.success() => Ok(()),
-            None => Err(Trouble::Ended(status.to_string())),
+            None => Err(HarnessError::Ended(status.to_string())),
         }
     }
 
-    fn wait(&self) -> Result<ExitStatus, Trouble> {
+    fn wait(&self) -> Result<ExitStatus, HarnessError> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        child.wait().map_err(|source| Trouble::System { what: "waiting for a process", source })
+        child
+            .wait()
+            .map_err(|source| HarnessError::System { what: "waiting for a process", source })
     }
 
     /// Kills it. Says why its node had stopped by itself, if it had said so.
     ///
     /// # Errors
     /// It does not die of it; or it was dead already, or dies of something else, without a word.
-    pub fn end(&self) -> Result<Option<String>, Trouble> {
+    pub fn end(&self) -> Result<Option<String>, HarnessError> {
         let (was_over, status, stopped) = self.end_of_it()?;
         match (status.signal(), &stopped) {
             (Some(SIGKILL), _) if !was_over => Ok(stopped),
             (None, Some(_)) => Ok(stopped),
-            _ => Err(Trouble::Ended(match stopped {
+            _ => Err(HarnessError::Ended(match stopped {
                 Some(why) => format!("{status}, having said: {why}"),
                 None => format!("{status}, without a word"),
             })),
@@ -405,19 +409,19 @@ impl Process {
     ///
     /// # Errors
     /// It does not die of it.
-    pub fn end_however(&self) -> Result<Option<String>, Trouble> {
+    pub fn end_however(&self) -> Result<Option<String>, HarnessError> {
         self.end_of_it().map(|(_, _, stopped)| stopped)
     }
 
     /// Kills it. Whether it had ended before, how it ended, and why its node had stopped, if it said so.
-    fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), Trouble> {
+    fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), HarnessError> {
         // Its output ends some time before the operating system says that it has.
         let was_over = self.heard.lock().over;
         let was_over = was_over || {
             let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
             let ended = child
                 .try_wait()
-                .map_err(|source| Trouble::System { what: "looking for a process", source })?;
+                .map_err(|source| HarnessError::System { what: "looking for a process", source })?;
             if ended.is_none() {
                 // It may end by itself in this moment: its status says of what.
                 drop(child.kill());
@@ -426,7 +430,7 @@ impl Process {
         };
         // No process can keep the operating system from that.
         let what = "a process lives that was killed";
-        let state = self.heard.wait_while(LIMIT, Trouble::TooLate, what, |s| !s.over)?;
+        let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         Ok((was_over, self.wait()?, stopped))
@@ -436,18 +440,18 @@ impl Process {
     ///
     /// # Errors
     /// It lives on, its node has stopped by itself, or it has ended in another way.
-    pub fn died(&self) -> Result<Death, Trouble> {
+    pub fn died(&self) -> Result<Death, HarnessError> {
         let lives = |state: &State| !state.over && state.stopped.is_none();
         let what = "a process lives that should die";
-        let state = self.heard.wait_while(LIMIT, Trouble::TooLate, what, lives)?;
+        let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, lives)?;
         let (dies, stopped) = (state.dies, state.stopped.clone());
         drop(state);
         if let Some(why) = stopped {
-            return Err(Trouble::Stopped(why));
+            return Err(HarnessError::Stopped(why));
         }
         let status = self.wait()?;
         if status.signal() != Some(SIGKILL) {
-            return Err(Trouble::Ended(status.to_string()));
+            return Err(HarnessError::Ended(status.to_string()));
         }
         Ok(dies.map_or(Death::Outside, Death::At))
     }
@@ -479,10 +483,15 @@ mod tests {
     }
 
     /// What comes of the end of a process that does this, once `is_over` says whether it has ended by itself.
-    fn end_of(words: &str, is_over: bool) -> Result<Option<String>, Trouble> {
+    fn end_of(words: &str, is_over: bool) -> Result<Option<String>, HarnessError> {
         let process = Process::spawn(Command::new("sh").args(["-c", words])).unwrap();
         let lives = |state: &State| is_over && !state.over;
-        drop(process.heard.wait_while(LIMIT, Trouble::TooLate, "it does not end", lives).unwrap());
+        drop(
+            process
+                .heard
+                .wait_while(LIMIT, HarnessError::TooLate, "it does not end", lives)
+                .unwrap(),
+        );
         process.end()
     }
 
@@ -491,7 +500,7 @@ mod tests {
         assert!(matches!(end_of("exec sleep 60", false), Ok(None)));
         for words in ["kill -ABRT $$", "kill -SEGV $$", "kill -KILL $$", "exit 0", "exit 3"] {
             let end = end_of(words, true);
-            assert!(matches!(end, Err(Trouble::Ended(_))), "{words}: {end:?}");
+            assert!(matches!(end, Err(HarnessError::Ended(_))), "{words}: {end:?}");
         }
         let said = end_of("echo stopped it was full; exit 1", true);
         assert_eq!(said.unwrap().as_deref(), Some("it was full"));
@@ -503,15 +512,15 @@ mod tests {
             |words: &str| Process::spawn(Command::new("sh").args(["-c", words])).unwrap().stop();
         assert!(stop_of("cat > /dev/null").is_ok());
         let said = stop_of("echo stopped of grief; cat > /dev/null");
-        assert!(matches!(&said, Err(Trouble::Stopped(why)) if why == "of grief"), "{said:?}");
-        assert!(matches!(stop_of("cat > /dev/null; exit 3"), Err(Trouble::Ended(_))));
+        assert!(matches!(&said, Err(HarnessError::Stopped(why)) if why == "of grief"), "{said:?}");
+        assert!(matches!(stop_of("cat > /dev/null; exit 3"), Err(HarnessError::Ended(_))));
     }
 
     #[test]
     fn who_neither_starts_nor_ends_hangs() {
         let process = Process::spawn(Command::new("sleep").arg("60")).unwrap();
         let soon = Duration::from_millis(50);
-        assert!(matches!(process.ready_within(soon), Err(Trouble::Hangs(_))));
-        assert!(matches!(process.stop_within(soon), Err(Trouble::Hangs(_))));
+        assert!(matches!(process.ready_within(soon), Err(HarnessError::Hangs(_))));
+        assert!(matches!(process.stop_within(soon), Err(HarnessError::Hangs(_))));
     }
 }

@@ -20,7 +20,7 @@ use crate::fleet::{self, Compaction, Fleet, Program, Setup};
 use crate::ledger::{Entry, Ledger};
 use crate::nemesis::{self, Nemesis, Pace};
 use crate::over::Over;
-use crate::process::{LIMIT, Trouble};
+use crate::process::{HarnessError, LIMIT};
 use crate::progress::{self, Window};
 use crate::verdict::{judge, without_end};
 use crate::wire::{Answer, Order};
@@ -41,7 +41,7 @@ pub struct Plan {
     pub over: Over,
     /// How long the load lasts.
     pub load: Duration,
-    /// Whom the faults hit, what the clients choose.
+    /// Targets the faults hit, what the clients choose.
     pub seed: u64,
     /// How long the faults last.
     pub pace: Pace,
@@ -249,7 +249,7 @@ fn act(
     windows: &mut Vec<Window>,
     load: &mut (u64, u64),
     changes: &mut Vec<u64>,
-) -> Result<End, Trouble> {
+) -> Result<End, HarnessError> {
     let mut setup = Setup { over: plan.over, ..Setup::of(plan.members) };
     let mut nemesis = (plan.nemesis.make)();
     workload.prepare(&mut setup);
@@ -285,7 +285,7 @@ fn act(
         load.1 = ledger.now();
         let back = || fleet.heal().and_then(|()| fleet.await_leader(LIMIT));
         // From here on nothing is broken any more: whoever does not serve again is wrong.
-        let healed = faults.and_then(|()| back().map_err(Trouble::when_healed));
+        let healed = faults.and_then(|()| back().map_err(HarnessError::when_healed));
         stage.broken.store(healed.is_err(), Ordering::Relaxed);
         stage.healed.store(true, Ordering::Release);
         healed
@@ -399,7 +399,7 @@ fn break_it(
     nemesis: &mut dyn Nemesis,
     stage: &Stage<'_>,
     windows: &mut Vec<Window>,
-) -> Result<(), Trouble> {
+) -> Result<(), HarnessError> {
     let (begun, mut dice) = (Instant::now(), Dice::new(plan.seed));
     thread::sleep(WARM);
     while begun.elapsed() + plan.pace.window <= plan.load {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::over::Programs;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::report::{self, Summary};
 use crate::run::{self, Plan, Ran, Verdict};
 use crate::workload::words_of;
@@ -43,7 +43,7 @@ pub fn run(
     out: &Path,
     at_once: usize,
     mut told: impl FnMut(&Summary, Progress),
-) -> Result<Vec<Summary>, Trouble> {
+) -> Result<Vec<Summary>, HarnessError> {
     let (begun, next) = (Instant::now(), Mutex::new(plans.iter()));
     let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
     let (sender, receiver) = mpsc::channel();
@@ -96,20 +96,20 @@ fn whole(plan: &Plan, run: impl FnOnce() -> Ran) -> Ran {
 }
 
 /// Adds a line to what a directory knows of its runs.
-fn remember(summary: &Summary, dir: &Path) -> Result<(), Trouble> {
+fn remember(summary: &Summary, dir: &Path) -> Result<(), HarnessError> {
     let line = serde_json::to_string(summary).unwrap_or_default() + "\n";
     fs::create_dir_all(dir)
         .and_then(|()| fs::OpenOptions::new().append(true).create(true).open(dir.join(RUNS)))
         .and_then(|mut file| file.write_all(line.as_bytes()))
-        .map_err(|source| Trouble::System { what: "writing down a run", source })
+        .map_err(|source| HarnessError::System { what: "writing down a run", source })
 }
 
 /// What a directory knows of its runs, the oldest first. One that does not exist knows of none.
 ///
 /// # Errors
 /// The file system's; a line that is none of ours.
-pub fn remembered(dir: &Path) -> Result<Vec<Summary>, Trouble> {
-    let system = |source| Trouble::System { what: "reading what runs came to", source };
+pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
+    let system = |source| HarnessError::System { what: "reading what runs came to", source };
     let file = match fs::File::open(dir.join(RUNS)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.map_err(system)?,

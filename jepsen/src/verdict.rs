@@ -1,6 +1,6 @@
 //! What is said of a run, and how it comes of what its judges say.
 
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::workload::{Control, Exhibit, Finding, Judgement};
 
 /// What is said of a run.
@@ -62,18 +62,18 @@ impl From<Judgement> for Verdict {
 }
 
 /// A member that stops by itself, dies or hangs is Bowline's fault; everything else is the harness's or the machine's.
-impl From<&Trouble> for Verdict {
-    fn from(trouble: &Trouble) -> Self {
+impl From<&HarnessError> for Verdict {
+    fn from(trouble: &HarnessError) -> Self {
         match trouble {
-            Trouble::Hangs(_)
-            | Trouble::Stopped(_)
-            | Trouble::Ended(_)
-            | Trouble::NotBack(_)
-            | Trouble::Backup(_) => Verdict::Violation(trouble.to_string()),
-            Trouble::TooLate(_)
-            | Trouble::System { .. }
-            | Trouble::Tool { .. }
-            | Trouble::Answered { .. } => Verdict::Invalid(trouble.to_string()),
+            HarnessError::Hangs(_)
+            | HarnessError::Stopped(_)
+            | HarnessError::Ended(_)
+            | HarnessError::NotBack(_)
+            | HarnessError::Backup(_) => Verdict::Violation(trouble.to_string()),
+            HarnessError::TooLate(_)
+            | HarnessError::System { .. }
+            | HarnessError::Tool { .. }
+            | HarnessError::Answered { .. } => Verdict::Invalid(trouble.to_string()),
         }
     }
 }
@@ -141,7 +141,7 @@ mod tests {
 
     fn broken_off(exhibits: &[Exhibit], control: Option<Control>) -> (Verdict, usize) {
         let mut pages = Pages::new();
-        let trouble = Verdict::from(&Trouble::TooLate("no door opens".to_owned()));
+        let trouble = Verdict::from(&HarnessError::TooLate("no door opens".to_owned()));
         (without_end(trouble, exhibits, control, &mut pages), pages.len())
     }
 
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn a_member_that_hangs_is_wrong_and_a_door_that_does_not_open_is_not() {
-        let said = |trouble: fn(String) -> Trouble| Verdict::from(&trouble("late".to_owned()));
-        assert!(matches!(said(Trouble::Hangs), Verdict::Violation(_)));
-        assert!(matches!(said(Trouble::TooLate), Verdict::Invalid(_)));
-        let healed = Trouble::Hangs("late".to_owned()).when_healed();
-        assert!(matches!(healed, Trouble::NotBack(_)));
+        let said = |trouble: fn(String) -> HarnessError| Verdict::from(&trouble("late".to_owned()));
+        assert!(matches!(said(HarnessError::Hangs), Verdict::Violation(_)));
+        assert!(matches!(said(HarnessError::TooLate), Verdict::Invalid(_)));
+        let healed = HarnessError::Hangs("late".to_owned()).when_healed();
+        assert!(matches!(healed, HarnessError::NotBack(_)));
     }
 
     #[test]

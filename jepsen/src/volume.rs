@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 /// What the directory of all volumes of one process is called, with the process's id behind it.
 const PREFIX: &str = "bowline-volumes-";
@@ -89,25 +89,25 @@ impl Mount {
         bytes: u64,
         maker: &[&str],
         options: &'static str,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, HarnessError> {
         fs::File::create_new(&image)
             .and_then(|file| file.set_len(bytes))
             .and_then(|()| fs::create_dir(&at))
-            .map_err(|source| Trouble::System { what: "making an image", source })?;
+            .map_err(|source| HarnessError::System { what: "making an image", source })?;
         run(Command::new(maker[0]).args(&maker[1..]).arg(&image))?;
         let mut mount = Self { image, at, options, mounted: false };
         mount.mount()?;
         Ok(mount)
     }
 
-    fn mount(&mut self) -> Result<(), Trouble> {
+    fn mount(&mut self) -> Result<(), HarnessError> {
         let options = format!("loop{}", self.options);
         run(Command::new("mount").args(["-o", &options]).arg(&self.image).arg(&self.at))?;
         self.mounted = true;
         Ok(())
     }
 
-    fn unmount(&mut self) -> Result<(), Trouble> {
+    fn unmount(&mut self) -> Result<(), HarnessError> {
         if self.mounted {
             run(Command::new("umount").arg(&self.at))?;
             self.mounted = false;
@@ -133,9 +133,9 @@ struct Volume {
 }
 
 impl Volume {
-    fn make(dir: &Path, medium: Medium, bytes: u64) -> Result<Self, Trouble> {
+    fn make(dir: &Path, medium: Medium, bytes: u64) -> Result<Self, HarnessError> {
         fs::create_dir(dir)
-            .map_err(|source| Trouble::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
         let (image, data) = (dir.join("image"), dir.join("data"));
         let mounts = match medium {
             Medium::Plain => vec![Mount::make(image, data, bytes, EXT4, "")?],
@@ -165,7 +165,7 @@ impl Volume {
     }
 
     /// Mounts it again, as after a loss of power.
-    fn again(&mut self) -> Result<(), Trouble> {
+    fn again(&mut self) -> Result<(), HarnessError> {
         self.mounts.iter_mut().try_for_each(Mount::unmount)?;
         self.mounts.iter_mut().rev().try_for_each(Mount::mount)
     }
@@ -184,11 +184,11 @@ impl Volumes {
     ///
     /// # Errors
     /// The operating system's, and that of the tools that make file systems.
-    pub fn make(media: &[Medium], bytes: u64) -> Result<Self, Trouble> {
+    pub fn make(media: &[Medium], bytes: u64) -> Result<Self, HarnessError> {
         clear_up_after_the_dead();
         let prefix = format!("{PREFIX}{}-", std::process::id());
         let dir = TempDir::with_prefix(prefix)
-            .map_err(|source| Trouble::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
         let mut volumes = Vec::new();
         for (number, medium) in media.iter().enumerate() {
             let at = dir.path().join(format!("v{number}"));
@@ -202,10 +202,10 @@ impl Volumes {
     /// # Errors
     /// Why not, in the words of whoever refused.
     pub fn possible() -> Result<(), String> {
-        let try_out = || -> Result<(), Trouble> {
+        let try_out = || -> Result<(), HarnessError> {
             let mut volumes = Self::make(&[Medium::Cached], 8 << 20)?;
             let kept = volumes.dir(0).join("kept");
-            let system = |what| move |source| Trouble::System { what, source };
+            let system = |what| move |source| HarnessError::System { what, source };
             fs::File::create(&kept)
                 .and_then(|mut file| file.write_all(b"kept").and_then(|()| file.sync_all()))
                 .and_then(|()| fs::File::open(volumes.dir(0))?.sync_all())
@@ -214,10 +214,12 @@ impl Volumes {
             volumes.switch(&[0])?.cut()?;
             volumes.again(&[0])?;
             if fs::read(&kept).map_err(system("reading what was synced"))? != b"kept" {
-                return Err(Trouble::Ended("a volume has lost what was synced".to_owned()));
+                return Err(HarnessError::Ended("a volume has lost what was synced".to_owned()));
             }
             if volumes.dir(0).join("lost").exists() {
-                return Err(Trouble::Ended("a volume loses nothing with its power".to_owned()));
+                return Err(HarnessError::Ended(
+                    "a volume loses nothing with its power".to_owned(),
+                ));
             }
             Ok(())
         };
@@ -233,8 +235,8 @@ impl Volumes {
     ///
     /// # Errors
     /// Anything but that it is full.
-    pub fn fill(&self, member: usize) -> Result<(), Trouble> {
-        let system = |source| Trouble::System { what: "filling a volume", source };
+    pub fn fill(&self, member: usize) -> Result<(), HarnessError> {
+        let system = |source| HarnessError::System { what: "filling a volume", source };
         let file = fs::File::create(self.volumes[member].ballast()).map_err(system)?;
         let (mut at, mut step) = (0, FILL_BYTES);
         while step > 0 {
@@ -251,16 +253,16 @@ impl Volumes {
     ///
     /// # Errors
     /// It was not filled.
-    pub fn free(&self, member: usize) -> Result<(), Trouble> {
+    pub fn free(&self, member: usize) -> Result<(), HarnessError> {
         fs::remove_file(self.volumes[member].ballast())
-            .map_err(|source| Trouble::System { what: "freeing a volume", source })
+            .map_err(|source| HarnessError::System { what: "freeing a volume", source })
     }
 
     /// A switch for the power of these members.
     ///
     /// # Errors
     /// There is no perl, or it may not.
-    pub fn switch(&self, members: &[usize]) -> Result<Switch, Trouble> {
+    pub fn switch(&self, members: &[usize]) -> Result<Switch, HarnessError> {
         Switch::new(members.iter().map(|member| self.volumes[*member].powered()))
     }
 
@@ -268,7 +270,7 @@ impl Volumes {
     ///
     /// # Errors
     /// Those of `mount`.
-    pub fn again(&mut self, members: &[usize]) -> Result<(), Trouble> {
+    pub fn again(&mut self, members: &[usize]) -> Result<(), HarnessError> {
         members.iter().try_for_each(|member| self.volumes[*member].again())
     }
 }
@@ -281,14 +283,14 @@ pub struct Switch {
 }
 
 impl Switch {
-    fn new<'a>(volumes: impl Iterator<Item = &'a Path>) -> Result<Self, Trouble> {
+    fn new<'a>(volumes: impl Iterator<Item = &'a Path>) -> Result<Self, HarnessError> {
         let mut child = Command::new("perl")
             .args(["-e", SHUT_DOWN])
             .args(volumes)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|source| Trouble::System { what: "starting perl", source })?;
+            .map_err(|source| HarnessError::System { what: "starting perl", source })?;
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut switch = Self { child, output };
         switch.hear("ready")?;
@@ -299,28 +301,30 @@ impl Switch {
     ///
     /// # Errors
     /// A file system does not shut down.
-    pub fn cut(mut self) -> Result<Duration, Trouble> {
+    pub fn cut(mut self) -> Result<Duration, HarnessError> {
         let begun = Instant::now();
         let mut input = self.child.stdin.take().expect("it is piped");
         input
             .write_all(b"\n")
-            .map_err(|source| Trouble::System { what: "switching the power off", source })?;
+            .map_err(|source| HarnessError::System { what: "switching the power off", source })?;
         let micros = self.hear("cut")?.parse().ok();
         let took = micros.map_or_else(|| begun.elapsed(), Duration::from_micros);
         // As long as it lives it uses them.
-        self.child.wait().map_err(|source| Trouble::System { what: "waiting for perl", source })?;
+        self.child
+            .wait()
+            .map_err(|source| HarnessError::System { what: "waiting for perl", source })?;
         Ok(took)
     }
 
     /// What comes behind a word that it must say.
-    fn hear(&mut self, word: &str) -> Result<String, Trouble> {
+    fn hear(&mut self, word: &str) -> Result<String, HarnessError> {
         let mut line = String::new();
         self.output
             .read_line(&mut line)
-            .map_err(|source| Trouble::System { what: "hearing perl", source })?;
+            .map_err(|source| HarnessError::System { what: "hearing perl", source })?;
         match line.strip_prefix(word) {
             Some(rest) => Ok(rest.trim().to_owned()),
-            None => Err(Trouble::Ended(format!("perl says {line:?} instead of {word:?}"))),
+            None => Err(HarnessError::Ended(format!("perl says {line:?} instead of {word:?}"))),
         }
     }
 }
@@ -334,17 +338,17 @@ impl Drop for Switch {
 }
 
 /// Runs a tool; what it says when it fails is the error.
-fn run(command: &mut Command) -> Result<(), Trouble> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| Trouble::System { what: "starting a tool for file systems", source })?;
+fn run(command: &mut Command) -> Result<(), HarnessError> {
+    let output = command.stdin(Stdio::null()).output().map_err(|source| HarnessError::System {
+        what: "starting a tool for file systems",
+        source,
+    })?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     let tool = command.get_program().to_string_lossy().into_owned();
-    Err(Trouble::Tool { tool, status: output.status.to_string(), said })
+    Err(HarnessError::Tool { tool, status: output.status.to_string(), said })
 }
 
 /// Unmounts and removes what a run that was killed has left.

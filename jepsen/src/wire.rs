@@ -49,7 +49,7 @@ pub enum Order {
     /// Who leads, as far as the node knows without asking anybody.
     Look,
     /// Change one of the process's doors to the world: see [`doors`](crate::doors).
-    Door(String),
+    Fault(String),
     /// What a client of a workload wants: see [`calls`](crate::calls).
     Call(Box<Call>),
 }
@@ -68,7 +68,7 @@ impl Order {
             Order::Status => "status".to_owned(),
             Order::Arm(point, hits) => format!("arm {point:?} {hits}"),
             Order::Look => "look".to_owned(),
-            Order::Door(words) => format!("door {}", one_line(words)),
+            Order::Fault(words) => format!("door {}", one_line(words)),
             Order::Call(call) => format!("call {}", call.words()),
         }
     }
@@ -79,7 +79,7 @@ impl Order {
             return Call::parse(call).map(|call| Order::Call(Box::new(call)));
         }
         if let Some(door) = words.strip_prefix("door ") {
-            return Some(Order::Door(door.to_owned()));
+            return Some(Order::Fault(door.to_owned()));
         }
         let words: Vec<&str> = words.split(' ').collect();
         Some(match words[..] {

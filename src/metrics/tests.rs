@@ -52,13 +52,13 @@ fn a_quantile_is_a_bound_that_is_too_high_by_a_half_at_most() {
 #[test]
 fn a_request_counts_once_under_its_kind_and_its_end() {
     let (metrics, meters) = metrics();
-    meters.ended(RequestKind::Put, Ending::Done, Duration::from_millis(3));
+    meters.ended(RequestKind::Put, Ending::Ok, Duration::from_millis(3));
     meters.ended(RequestKind::Put, Ending::Quota, Duration::from_millis(3));
     let text = metrics.to_prometheus();
     let has = |line: &str| assert!(text.lines().any(|each| each == line), "{line} in\n{text}");
-    has(r#"bowline_requests_total{node="m1",kind="put",outcome="done"} 1"#);
+    has(r#"bowline_requests_total{node="m1",kind="put",outcome="ok"} 1"#);
     has(r#"bowline_requests_total{node="m1",kind="put",outcome="quota"} 1"#);
-    has(r#"bowline_requests_total{node="m1",kind="delete",outcome="done"} 0"#);
+    has(r#"bowline_requests_total{node="m1",kind="delete",outcome="ok"} 0"#);
     has(r#"bowline_request_seconds_count{node="m1",kind="put"} 2"#);
     has(r#"bowline_request_seconds_bucket{node="m1",kind="put",le="0.002048"} 0"#);
     has(r#"bowline_request_seconds_bucket{node="m1",kind="put",le="0.003072"} 2"#);
@@ -76,7 +76,7 @@ fn names_of_members_cannot_break_out_of_their_quotes() {
 #[test]
 fn the_text_is_what_prometheus_reads() {
     let (metrics, meters) = metrics();
-    meters.ended(RequestKind::Read, Ending::Done, Duration::from_secs(100));
+    meters.ended(RequestKind::Read, Ending::Ok, Duration::from_secs(100));
     meters.peer_lag_entries.set(vec![PeerLag { peer: "m2".into(), entries: 7, active: true }]);
     let text = metrics.to_prometheus();
     let mut metric = "";

@@ -69,7 +69,7 @@ label! {
     /// How a request ended.
     Ending {
         /// It was done.
-        Done = "done",
+        Ok = "ok",
         /// The store said no.
         Refused = "refused",
         /// Too much was waiting on this node: not applied.
@@ -81,7 +81,7 @@ label! {
         /// Replicas differ: not applied.
         Diverged = "diverged",
         /// Its time was up, and it was not applied.
-        Late = "late",
+        DeadlineExceeded = "deadline_exceeded",
         /// Its time was up, or the node stopped, and it may have been applied.
         Unknown = "unknown",
         /// The node stopped, and it was not applied.
@@ -96,15 +96,15 @@ label! {
         Waiting = "waiting",
         /// From then on until its entry is handed to this node's own log: the way to the leader and back.
         /// Next to nothing, where this node leads.
-        Travelling = "travelling",
+        Forwarding = "forwarding",
         /// From then on until this node has it on its disk.
         Logging = "logging",
         /// From then on until it is committed and this node's driver has it: the logs of the others.
-        Agreeing = "agreeing",
+        Replicating = "replicating",
         /// Applied to this replica and made visible, with what stood before it in the same batch.
         Applying = "applying",
         /// Told to watchers, recipes and those who called before.
-        Telling = "telling",
+        Notifying = "notifying",
     }
 }
 

@@ -2,7 +2,7 @@
 //! log, so that its end can say where its time went. Costs two clock readings and, while nobody traces, nothing else.
 //!
 //! ```text
-//!   asked ──waiting──▶ sent ──travelling──▶ queued ──logging──▶ durable ──agreeing──▶ came ──applying──▶ visible ──telling──▶ told
+//!   asked ──waiting──▶ sent ──forwarding──▶ queued ──logging──▶ durable ──replicating──▶ came ──applying──▶ visible ──notifying──▶ told
 //!                       to the leader        in this node's log               a quorum has it      readers see it
 //! ```
 
@@ -65,14 +65,14 @@ impl RequestTrace {
     pub(crate) fn place(&self, stage: Stage) -> &'static str {
         match stage {
             Stage::Waiting => "before it could be handed to a leader",
-            Stage::Travelling | Stage::Agreeing if self.attempts > 1 => {
+            Stage::Forwarding | Stage::Replicating if self.attempts > 1 => {
                 "on its way: it was handed over more than once, as leaders changed or did not answer"
             }
-            Stage::Travelling => "on its way to the leader and, as an entry, back to this node",
+            Stage::Forwarding => "on its way to the leader and, as an entry, back to this node",
             Stage::Logging => "in this node's log: on its disk",
-            Stage::Agreeing => "in the logs of the others, and on the way there and back",
+            Stage::Replicating => "in the logs of the others, and on the way there and back",
             Stage::Applying => "in being applied, with what stood before it",
-            Stage::Telling => "behind the watchers, locks and callers that were told before it",
+            Stage::Notifying => "behind the watchers, locks and callers that were told before it",
         }
     }
 
@@ -86,11 +86,11 @@ impl RequestTrace {
         let durable = self.in_log.map_or(came, |times| times.durable).clamp(queued, came);
         Stages([
             (Stage::Waiting, sent.since(self.asked)),
-            (Stage::Travelling, queued.since(sent)),
+            (Stage::Forwarding, queued.since(sent)),
             (Stage::Logging, durable.since(queued)),
-            (Stage::Agreeing, came.since(durable)),
+            (Stage::Replicating, came.since(durable)),
             (Stage::Applying, visible.since(came)),
-            (Stage::Telling, told.since(visible)),
+            (Stage::Notifying, told.since(visible)),
         ])
     }
 }
@@ -119,7 +119,7 @@ pub(crate) struct BatchTimes {
 /// What the end of a request is counted as.
 pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
     match result {
-        Ok(_) => Ending::Done,
+        Ok(_) => Ending::Ok,
         Err(
             CallError::Rejected(_)
             | CallError::NoTransferee
@@ -128,13 +128,13 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
             | CallError::Backup(_),
         ) => Ending::Refused,
         // The change is made, as asked.
-        Err(CallError::AnswerLost { .. }) => Ending::Done,
+        Err(CallError::AnswerLost { .. }) => Ending::Ok,
         Err(CallError::Busy) => Ending::Busy,
         Err(CallError::Diverged) => Ending::Diverged,
         Err(CallError::QuotaExceeded { .. }) => Ending::Quota,
         Err(CallError::NoSpace) => Ending::NoSpace,
         Err(CallError::Deadline { maybe_applied: false } | CallError::NotFounded { .. }) => {
-            Ending::Late
+            Ending::DeadlineExceeded
         }
         Err(CallError::Stopped { maybe_applied: false, .. }) => Ending::Stopped,
         Err(CallError::Deadline { .. } | CallError::Stopped { .. }) => Ending::Unknown,
@@ -160,11 +160,11 @@ mod tests {
         trace.handed_over(at(120));
         trace.handed_over(at(150));
         assert_eq!(ms(&trace), [20, 60, 0, 0, 10, 5], "the first time counts");
-        assert!(trace.place(Stage::Travelling).contains("more than once"));
+        assert!(trace.place(Stage::Forwarding).contains("more than once"));
         trace.came_back();
         trace.handed_over(at(150));
         assert_eq!(ms(&trace), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
-        assert!(trace.place(Stage::Travelling).contains("back to this node"));
+        assert!(trace.place(Stage::Forwarding).contains("back to this node"));
         trace.in_log = Some(InLog { queued: at(152), durable: at(175) });
         assert_eq!(ms(&trace), [50, 2, 23, 5, 10, 5]);
         assert_eq!(trace.stages(times, at(195)).longest(), Stage::Waiting);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::calls::{Call, Reply};
 use crate::dice::Dice;
-use crate::fleet::{Being, Fleet, Setup};
-use crate::process::Trouble;
+use crate::fleet::{Fleet, ProcessState, Setup};
+use crate::process::HarnessError;
 use crate::wire::Order;
 
 pub(super) const KIND: Kind = Kind {
@@ -52,7 +52,7 @@ struct Churn {
 
 impl Churn {
     /// Takes the next step of the member at this place.
-    fn go_on(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, Trouble> {
+    fn go_on(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, HarnessError> {
         let name = format!("m{place}");
         Ok(match stage {
             Stage::Out => {
@@ -64,7 +64,7 @@ impl Churn {
                     // Nobody took it in in time. It may be a member all the same, and tries again.
                     fleet.bury_newcomer(place)?;
                 }
-                if fleet.being(place) == Being::Down {
+                if fleet.being(place) == ProcessState::Down {
                     fleet.spawn_joining(place)?;
                 }
                 match fleet.ask(place, &Order::Look, CALL_LIMIT) {
@@ -128,12 +128,12 @@ impl Nemesis for Churn {
         setup.spare += SPARE;
     }
 
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         self.stages.resize(SPARE, Stage::Out);
         Ok(format!("lets members come and go ({} steps so far)", self.steps))
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         let spare = dice.one_of(SPARE);
         let (place, stage) = (place_of(fleet, spare), self.stages[spare]);
         self.stages[spare] = self.go_on(fleet, place, stage)?;
@@ -141,7 +141,7 @@ impl Nemesis for Churn {
         Ok(Duration::from_millis(1 + dice.below(STEP_EVERY_MS)))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for (spare, stage) in self.stages.iter().enumerate() {
             let place = place_of(fleet, spare);
             // Who has not got in comes back with what it has when everything is whole. Who was removed

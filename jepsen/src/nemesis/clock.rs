@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use super::whom::Whom;
+use super::targets::Targets;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const RATES: Kind = Kind {
     name: "clock-rates",
@@ -38,7 +38,7 @@ struct Rates {
 }
 
 impl Nemesis for Rates {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         let mut said = Vec::new();
         self.bent = fleet.up();
         for member in &self.bent {
@@ -52,7 +52,7 @@ impl Nemesis for Rates {
         Ok(format!("lets clocks run at other rates, in thousandths: {}", said.join(", ")))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         fleet.doors(&std::mem::take(&mut self.bent), "clock-rate 1000").map(drop)
     }
 
@@ -74,12 +74,12 @@ struct Jumps {
 }
 
 impl Nemesis for Jumps {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok("lets clocks jump ahead".to_owned())
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
-        if let Some(member) = Whom::One.draw(fleet, dice).pop() {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
+        if let Some(member) = Targets::One.draw(fleet, dice).pop() {
             let by_ms = dice.below(JUMP_MS);
             let has_jumped = fleet.door(member, &format!("clock-jump {by_ms}"))?;
             self.struck += u64::from(has_jumped);
@@ -87,7 +87,7 @@ impl Nemesis for Jumps {
         Ok(Duration::from_millis(JUMPS_APART_MS + dice.below(JUMPS_APART_MORE_MS)))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 

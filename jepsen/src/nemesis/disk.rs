@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::whom::{Whom, names};
+use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::driver::FAILURES;
 use crate::fleet::Fleet;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::wire::Order;
 
 pub(super) const SLOW: Kind = Kind {
@@ -48,8 +48,8 @@ struct Slow {
 }
 
 impl Nemesis for Slow {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let whom = [Whom::One, Whom::Minority, Whom::All][dice.one_of(3)];
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
+        let whom = [Targets::One, Targets::Minority, Targets::All][dice.one_of(3)];
         self.slow = whom.draw(fleet, dice);
         let takes_ms = SLOW_MS_MIN + dice.below(SLOW_MS - SLOW_MS_MIN);
         self.struck += fleet.doors(&self.slow, &format!("slow-sync {takes_ms}"))?;
@@ -57,7 +57,7 @@ impl Nemesis for Slow {
         Ok(format!("makes the syncs of {whose} {takes_ms} ms slower"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         fleet.doors(&std::mem::take(&mut self.slow), "slow-sync 0").map(drop)
     }
 
@@ -72,14 +72,14 @@ struct Full {
 }
 
 impl Nemesis for Full {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let whom = [Whom::One, Whom::Minority][dice.one_of(2)];
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
+        let whom = [Targets::One, Targets::Minority][dice.one_of(2)];
         self.full = whom.draw(fleet, dice);
         self.struck += fleet.doors(&self.full, "full")?;
         Ok(format!("fills the disks of {}", names(fleet, &self.full)))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         fleet.doors(&std::mem::take(&mut self.full), "room").map(drop)
     }
 
@@ -121,7 +121,7 @@ impl Dead {
 
     /// Waits until a node whose disk is dead has stopped, if something has failed that it must stop for. How many calls have;
     /// `None`: its process is gone.
-    fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, Trouble> {
+    fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, HarnessError> {
         let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
         for limit in [self.fails_within, self.stops_within] {
             let begun = Instant::now();
@@ -140,7 +140,7 @@ impl Dead {
         fleet: &Fleet,
         member: usize,
         door: &str,
-    ) -> Result<&'static str, Trouble> {
+    ) -> Result<&'static str, HarnessError> {
         fleet.must_run(member)?;
         fleet.door(member, door)?;
         self.down = Some(member);
@@ -150,9 +150,9 @@ impl Dead {
             drop(fleet.process(member).map(|process| process.ask(&Order::Put(SCRAP.to_owned()))));
             failed = self.await_its_stop(fleet, member)?;
         }
-        match (fleet.bury(member)?, failed) {
+        match (fleet.reap(member)?, failed) {
             (Some(why), _) if !why.contains(LAST_WORDS) => {
-                Err(Trouble::Stopped(format!("m{member}, whose disk is dead: {why}")))
+                Err(HarnessError::Stopped(format!("m{member}, whose disk is dead: {why}")))
             }
             (Some(why), _) => {
                 let failures = why.split_once(FAILURES).and_then(|(_, count)| count.parse().ok());
@@ -160,13 +160,13 @@ impl Dead {
                     let why = format!(
                         "m{member} went on with a dead disk ({door}) before it stopped: {why}"
                     );
-                    return Err(Trouble::Stopped(why));
+                    return Err(HarnessError::Stopped(why));
                 }
                 self.struck += 1;
                 Ok("its node has stopped")
             }
             (None, Some(0)) => Ok("nothing was written"),
-            (None, failed) => Err(Trouble::Stopped(format!(
+            (None, failed) => Err(HarnessError::Stopped(format!(
                 "m{member} only when it was killed, though its disk was dead ({door}) and {} calls of its log had \
                  failed",
                 failed.map_or_else(|| "some".to_owned(), |failed| failed.to_string())
@@ -176,8 +176,8 @@ impl Dead {
 }
 
 impl Nemesis for Dead {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let Some(member) = Whom::One.draw(fleet, dice).pop() else {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
+        let Some(member) = Targets::One.draw(fleet, dice).pop() else {
             return Ok("finds nobody".to_owned());
         };
         let whose = names(fleet, &[member]);
@@ -186,7 +186,7 @@ impl Nemesis for Dead {
         Ok(format!("lets the disk of {whose} die ({door}); {came}"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.down.take().map_or(Ok(()), |member| fleet.restart(member))
     }
 
@@ -201,7 +201,7 @@ mod tests {
     use crate::fleet::tests::shell;
 
     /// What comes of the death of the disk of a member that says so many failures, and this when a door is opened.
-    fn dead(failures: u64, opened: &str) -> Result<&'static str, Trouble> {
+    fn dead(failures: u64, opened: &str) -> Result<&'static str, HarnessError> {
         let does = format!(
             "case $order in 'door failures') echo $id done {failures};; door*) echo $id armed; {opened};; esac"
         );
@@ -214,7 +214,7 @@ mod tests {
     fn a_node_that_goes_on_though_its_disk_has_failed_is_seen() {
         let goes_on = dead(3, "true");
         assert!(
-            matches!(&goes_on, Err(Trouble::Stopped(why)) if why.contains("3 calls")),
+            matches!(&goes_on, Err(HarnessError::Stopped(why)) if why.contains("3 calls")),
             "{goes_on:?}"
         );
         assert_eq!(dead(0, "true").unwrap(), "nothing was written");
@@ -223,10 +223,10 @@ mod tests {
         let after = |failures: u64| dead(failures, &format!("{said}\"{FAILURES}{failures}\""));
         assert_eq!(after(FAILURES_MAX).unwrap(), "its node has stopped");
         let later = after(FAILURES_MAX + 1);
-        assert!(matches!(later, Err(Trouble::Stopped(_))), "{later:?}");
+        assert!(matches!(later, Err(HarnessError::Stopped(_))), "{later:?}");
         let otherwise = dead(3, "echo stopped of grief");
-        assert!(matches!(otherwise, Err(Trouble::Stopped(_))), "{otherwise:?}");
+        assert!(matches!(otherwise, Err(HarnessError::Stopped(_))), "{otherwise:?}");
         let without_a_word = dead(3, "exit 0");
-        assert!(matches!(without_a_word, Err(Trouble::Ended(_))), "{without_a_word:?}");
+        assert!(matches!(without_a_word, Err(HarnessError::Ended(_))), "{without_a_word:?}");
     }
 }

@@ -1,10 +1,10 @@
 //! Processes are killed, as by `kill -9`, and started again: one, as many as may fail, one more than that, all.
 
-use super::whom::{Whom, names};
+use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const ONE: Kind = Kind {
     name: "kill",
@@ -12,7 +12,7 @@ pub(super) const ONE: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Kill::of(Whom::One)),
+    make: || Box::new(Kill::of(Targets::One)),
 };
 
 pub(super) const MINORITY: Kind = Kind {
@@ -21,7 +21,7 @@ pub(super) const MINORITY: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Kill::of(Whom::Minority)),
+    make: || Box::new(Kill::of(Targets::Minority)),
 };
 
 pub(super) const MAJORITY: Kind = Kind {
@@ -30,7 +30,7 @@ pub(super) const MAJORITY: Kind = Kind {
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Kill::of(Whom::Majority)),
+    make: || Box::new(Kill::of(Targets::Majority)),
 };
 
 pub(super) const ALL: Kind = Kind {
@@ -39,23 +39,23 @@ pub(super) const ALL: Kind = Kind {
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Kill::of(Whom::All)),
+    make: || Box::new(Kill::of(Targets::All)),
 };
 
 struct Kill {
-    whom: Whom,
+    whom: Targets,
     down: Vec<usize>,
     struck: u64,
 }
 
 impl Kill {
-    fn of(whom: Whom) -> Self {
+    fn of(whom: Targets) -> Self {
         Self { whom, down: Vec::new(), struck: 0 }
     }
 }
 
 impl Nemesis for Kill {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
         self.down.iter().try_for_each(|member| fleet.kill(*member))?;
@@ -63,7 +63,7 @@ impl Nemesis for Kill {
         Ok(format!("kills {whom}"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.down.iter().try_for_each(|member| fleet.spawn(*member))?;
         self.down.drain(..).try_for_each(|member| fleet.await_ready(member))
     }

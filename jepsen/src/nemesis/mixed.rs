@@ -6,7 +6,7 @@ use super::{ALL, Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
 use crate::over::{self, Over};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const KIND: Kind = Kind {
     name: "mixed",
@@ -57,7 +57,7 @@ impl Nemesis for Mixed {
         }
     }
 
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         let possible = self.possible(fleet.setup().over);
         let first = possible[dice.one_of(possible.len())];
         let mut drawn = vec![first];
@@ -75,7 +75,7 @@ impl Nemesis for Mixed {
         Ok(said.join("; "))
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         for (at, next) in &mut self.active {
             if *next <= Instant::now() {
                 let wait = self.parts[*at].1.step(fleet, dice)?.min(LONG);
@@ -86,7 +86,7 @@ impl Nemesis for Mixed {
         Ok(next.map_or(LONG, |next| next.saturating_duration_since(Instant::now())))
     }
 
-    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError> {
         // The last to come goes first.
         while let Some((at, _)) = self.active.pop() {
             self.parts[at].1.end(fleet, dice)?;

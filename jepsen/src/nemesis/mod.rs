@@ -31,14 +31,14 @@ mod storm;
 
 mod mixed;
 
-mod whom;
+mod targets;
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub use mixed::Mixed;
 pub use rot::WARM_COPY;
@@ -52,14 +52,14 @@ pub trait Nemesis: Send {
     ///
     /// # Errors
     /// The harness cannot go on, or a member did what no member may.
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble>;
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError>;
 
     /// Inside a window, again and again: does the next of many small things, and says how long to wait before
     /// the one after it. By default there is nothing to do. Takes no longer than some seconds.
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    fn step(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<Duration, HarnessError> {
         Ok(Duration::MAX)
     }
 
@@ -67,7 +67,7 @@ pub trait Nemesis: Send {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), Trouble>;
+    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError>;
 
     /// How often it has struck until now: members, links, messages, whatever it does things to. What came to nothing does not
     /// count; a run in which nothing was struck says nothing.
@@ -146,7 +146,7 @@ pub fn pass(
     fleet: &Fleet,
     dice: &mut Dice,
     window: Duration,
-) -> Result<(), Trouble> {
+) -> Result<(), HarnessError> {
     let begun = Instant::now();
     while let Some(left) = window.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
         let wait = nemesis.step(fleet, dice)?;

@@ -3,7 +3,7 @@
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const KIND: Kind = Kind {
     name: "none",
@@ -20,7 +20,7 @@ struct Nothing {
 }
 
 impl Nemesis for Nothing {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         self.struck += 1;
         Ok("nothing".to_owned())
     }
@@ -29,7 +29,7 @@ impl Nemesis for Nothing {
         self.struck
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 }

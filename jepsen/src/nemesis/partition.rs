@@ -10,12 +10,12 @@
 //!   ring        each reaches its two neighbours: a majority for everybody, another one for each
 //! ```
 
-use super::whom::shuffle;
+use super::targets::shuffle;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
-use crate::fleet::{Being, Fleet, Setup};
+use crate::fleet::{Fleet, ProcessState, Setup};
 use crate::links::{Cut, Rule};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const HALVES: Kind = Kind {
     name: "partition-halves",
@@ -161,7 +161,7 @@ impl Nemesis for Partition {
         setup.proxied = true;
     }
 
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         // Also who is down, or has yet to join: it may come back inside the window.
         let all: Vec<usize> = (0..fleet.places()).collect();
         let leader =
@@ -172,14 +172,14 @@ impl Nemesis for Partition {
             fleet.links().cut_so(*from, *to, how);
         }
         // Between these something would have passed.
-        let is_there = |member: usize| fleet.being(member) != Being::Down;
+        let is_there = |member: usize| fleet.being(member) != ProcessState::Down;
         let struck = cuts.iter().filter(|(from, to)| is_there(*from) && is_there(*to));
         self.struck += struck.count() as u64;
         self.cuts = cuts;
         Ok(format!("cuts {said}, {how:?}"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for (from, to) in self.cuts.drain(..) {
             let rule = fleet.links().rule(from, to);
             fleet.links().set(from, to, Rule { cut: None, ..rule });
@@ -198,7 +198,7 @@ mod tests {
     use crate::fleet::tests::shells;
     use std::collections::BTreeSet;
 
-    /// Whom each of so many members reaches in both directions, itself among them.
+    /// Targets each of so many members reaches in both directions, itself among them.
     fn reached(shape: Shape, members: usize, seed: u64) -> Vec<BTreeSet<usize>> {
         let (cuts, _) = shape.draw((0..members).collect(), 0, &mut Dice::new(seed));
         let whole = |a: usize, b: usize| !cuts.contains(&(a, b)) && !cuts.contains(&(b, a));

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::whom::{Whom, names};
+use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const ONE: Kind = Kind {
     name: "pause",
@@ -15,7 +15,7 @@ pub(super) const ONE: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Pause::of(Whom::One)),
+    make: || Box::new(Pause::of(Targets::One)),
 };
 
 pub(super) const ALL: Kind = Kind {
@@ -24,7 +24,7 @@ pub(super) const ALL: Kind = Kind {
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Pause::of(Whom::All)),
+    make: || Box::new(Pause::of(Targets::All)),
 };
 
 pub(super) const SHORT: Kind = Kind {
@@ -37,19 +37,19 @@ pub(super) const SHORT: Kind = Kind {
 };
 
 struct Pause {
-    whom: Whom,
+    whom: Targets,
     paused: Vec<usize>,
     struck: u64,
 }
 
 impl Pause {
-    fn of(whom: Whom) -> Self {
+    fn of(whom: Targets) -> Self {
         Self { whom, paused: Vec::new(), struck: 0 }
     }
 }
 
 impl Nemesis for Pause {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         self.paused = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.paused);
         self.paused.iter().try_for_each(|member| fleet.pause(*member))?;
@@ -57,7 +57,7 @@ impl Nemesis for Pause {
         Ok(format!("pauses {whom}"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.paused.drain(..).try_for_each(|member| fleet.resume(member))
     }
 
@@ -75,15 +75,15 @@ struct Short {
 }
 
 impl Nemesis for Short {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok("pauses somebody, again and again".to_owned())
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         match self.paused.take() {
             Some(member) => fleet.resume(member)?,
             None => {
-                self.paused = Whom::One.draw(fleet, dice).pop();
+                self.paused = Targets::One.draw(fleet, dice).pop();
                 self.paused.map_or(Ok(()), |member| fleet.pause(member))?;
                 self.struck += u64::from(self.paused.is_some());
             }
@@ -91,7 +91,7 @@ impl Nemesis for Short {
         Ok(Duration::from_millis(dice.below(SHORT_MS)))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.paused.take().map_or(Ok(()), |member| fleet.resume(member))
     }
 

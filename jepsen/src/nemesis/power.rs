@@ -6,11 +6,11 @@
 use std::thread;
 use std::time::Duration;
 
-use super::whom::{Whom, names};
+use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::volume::{Medium, Volumes};
 
 pub(super) const ONE: Kind = Kind {
@@ -19,7 +19,7 @@ pub(super) const ONE: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: Volumes::possible,
-    make: || Box::new(Power::of(Whom::One)),
+    make: || Box::new(Power::of(Targets::One)),
 };
 
 pub(super) const MOST: Kind = Kind {
@@ -28,7 +28,7 @@ pub(super) const MOST: Kind = Kind {
     wants: Wants::ALL_STOP,
     alone: false,
     possible: Volumes::possible,
-    make: || Box::new(Power::of(Whom::Majority)),
+    make: || Box::new(Power::of(Targets::Majority)),
 };
 
 pub(super) const ALL: Kind = Kind {
@@ -37,7 +37,7 @@ pub(super) const ALL: Kind = Kind {
     wants: Wants::ALL_STOP,
     alone: false,
     possible: Volumes::possible,
-    make: || Box::new(Power::of(Whom::All)),
+    make: || Box::new(Power::of(Targets::All)),
 };
 
 /// A member's file system: on a disk that forgets what was not flushed.
@@ -47,13 +47,13 @@ const VOLUME_BYTES: u64 = 320 << 20;
 const LINGERS_MS: u64 = 200;
 
 struct Power {
-    whom: Whom,
+    whom: Targets,
     down: Vec<usize>,
     struck: u64,
 }
 
 impl Power {
-    fn of(whom: Whom) -> Self {
+    fn of(whom: Targets) -> Self {
         Self { whom, down: Vec::new(), struck: 0 }
     }
 }
@@ -63,7 +63,7 @@ impl Nemesis for Power {
         setup.volumes = Some((vec![Medium::Cached], VOLUME_BYTES));
     }
 
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
         // Who stops from here on may have noticed; who did so before may not have.
@@ -80,7 +80,7 @@ impl Nemesis for Power {
         Ok(format!("cuts the power of {whom}"))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         if let Some(mut volumes) = fleet.volumes() {
             volumes.again(&self.down)?;
         }
@@ -101,9 +101,9 @@ mod tests {
     #[test]
     fn who_had_stopped_before_its_power_failed_is_seen() {
         // Who is asked who leads answers nothing; or says that it has stopped.
-        let cut = |does: &str| Power::of(Whom::All).begin(&shell(does), &mut Dice::new(1));
+        let cut = |does: &str| Power::of(Targets::All).begin(&shell(does), &mut Dice::new(1));
         assert!(cut("true").is_ok());
         let stopped = cut("echo stopped of grief");
-        assert!(matches!(stopped, Err(Trouble::Stopped(_))), "{stopped:?}");
+        assert!(matches!(stopped, Err(HarnessError::Stopped(_))), "{stopped:?}");
     }
 }

@@ -11,12 +11,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::whom::{Whom, names};
+use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::calls::Call;
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
-use crate::process::{LIMIT, Trouble};
+use crate::process::{HarnessError, LIMIT};
 use crate::wire::{Answer, Order};
 
 pub(super) const LOG: Kind = Kind {
@@ -79,8 +79,8 @@ impl What {
     }
 
     /// Flips bits in such files in a directory. Says how many.
-    fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, Trouble> {
-        let system = |source| Trouble::System { what: "flipping bits", source };
+    fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, HarnessError> {
+        let system = |source| HarnessError::System { what: "flipping bits", source };
         let mut files = Vec::new();
         find(dir, &mut files).map_err(system)?;
         files.retain(|file| self.is(file));
@@ -158,8 +158,8 @@ impl Nemesis for Rot {
         }
     }
 
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        self.damaged = Whom::Minority.draw(fleet, dice);
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
+        self.damaged = Targets::Minority.draw(fleet, dice);
         let whose = names(fleet, &self.damaged);
         if self.what == What::Snapshot {
             have_snapshots_taken(fleet, &self.damaged);
@@ -175,7 +175,7 @@ impl Nemesis for Rot {
         Ok(format!("flips {bits} bits of {whose} ({:?})", self.what))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for member in self.damaged.drain(..) {
             let Some(process) = fleet.process(member) else { continue };
             // It reads what the cluster has agreed on: then it has caught up, and its leader looks no
@@ -185,13 +185,15 @@ impl Nemesis for Rot {
             if has_all && !process.is_over() {
                 continue;
             }
-            match fleet.bury(member)? {
+            match fleet.reap(member)? {
                 Some(why) if LAST_WORDS.iter().any(|words| why.contains(words)) => {
                     fleet.spawn_replacing(member)?;
                     fleet.await_replaced(member)?;
                 }
                 Some(why) => {
-                    return Err(Trouble::Stopped(format!("m{member}, whose bits flipped: {why}")));
+                    return Err(HarnessError::Stopped(format!(
+                        "m{member}, whose bits flipped: {why}"
+                    )));
                 }
                 // It could not say what it reads: nobody led, say.
                 None => fleet.restart(member)?,

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use bowline::backup;
 
-use super::whom::Whom;
+use super::targets::Targets;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::calls::Call;
 use crate::dice::Dice;
-use crate::fleet::{Being, Fleet, Setup};
+use crate::fleet::{Fleet, ProcessState, Setup};
 use crate::links::{Cut, Links, Rule};
 use crate::over::Over;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const TRANSFER: Kind = Kind {
     name: "transfer",
@@ -70,11 +70,11 @@ struct Transfer {
 }
 
 impl Nemesis for Transfer {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok("hands over, again and again".to_owned())
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         if let Some((leader, _)) = fleet.leader() {
             // It may refuse: nobody has caught up, or it leads no more.
             let moved = fleet.call(leader, Call::Transfer, CALL_LIMIT).is_some();
@@ -83,7 +83,7 @@ impl Nemesis for Transfer {
         Ok(up_to(dice, TRANSFER_EVERY_MS))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 
@@ -97,12 +97,12 @@ struct Compaction {
 }
 
 impl Nemesis for Compaction {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok("compacts all the time".to_owned())
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
-        if let Some(member) = Whom::One.draw(fleet, dice).pop() {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
+        if let Some(member) = Targets::One.draw(fleet, dice).pop() {
             let keep = dice.below(3);
             // It may be down, or have nobody to ask.
             self.struck += u64::from(fleet.compact(member, keep, CALL_LIMIT));
@@ -110,7 +110,7 @@ impl Nemesis for Compaction {
         Ok(up_to(dice, COMPACT_EVERY_MS))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 
@@ -156,23 +156,23 @@ impl Nemesis for Snapshots {
         setup.proxied = true;
     }
 
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok(format!("lets members lag behind the log, and takes backups ({} so far)", self.backups))
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         if !self.cut.is_empty() {
             self.join(fleet.links());
-        } else if let Some(member) = Whom::One.draw(fleet, dice).pop() {
+        } else if let Some(member) = Targets::One.draw(fleet, dice).pop() {
             self.cut_off(fleet.links(), member, fleet.places());
         }
-        if let Some(member) = Whom::One.draw(fleet, dice).pop() {
+        if let Some(member) = Targets::One.draw(fleet, dice).pop() {
             self.backups += u64::from(back_up(fleet, member)?);
         }
         Ok(up_to(dice, SNAPSHOT_EVERY_MS))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.join(fleet.links());
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Nemesis for Snapshots {
 }
 
 /// Takes a backup of a member that runs. What it says that it has written must be sound. Whether it says so.
-fn back_up(fleet: &Fleet, member: usize) -> Result<bool, Trouble> {
+fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
     let file = fleet.dir(member).with_extension("backup");
     let call = Call::Backup { file: file.to_string_lossy().into_owned() };
     if fleet.call(member, call, CALL_LIMIT).is_none() {
@@ -194,14 +194,15 @@ fn back_up(fleet: &Fleet, member: usize) -> Result<bool, Trouble> {
         Over::Embedded => backup::verify(&file).map(drop).map_err(|why| why.to_string()),
         Over::Server => is_sound(fleet, &file)?,
     };
-    is_sound.map_err(|why| Trouble::Backup(format!("m{member}'s: {why}")))?;
+    is_sound.map_err(|why| HarnessError::Backup(format!("m{member}'s: {why}")))?;
     Ok(true)
 }
 
 /// What the server's own program says of a snapshot, which ends with a hash as etcd's do.
-fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, Trouble> {
+fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, HarnessError> {
     let said = Command::new(fleet.program()).args(["snapshot", "status"]).arg(file).output();
-    let said = said.map_err(|source| Trouble::System { what: "looking at a snapshot", source })?;
+    let said =
+        said.map_err(|source| HarnessError::System { what: "looking at a snapshot", source })?;
     Ok(match said.status.success() {
         true => Ok(()),
         false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),
@@ -214,16 +215,16 @@ struct Rolling {
 }
 
 impl Nemesis for Rolling {
-    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         Ok("restarts one after the other".to_owned())
     }
 
-    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         let up = fleet.up();
         if let Some(member) = up.get(self.next % up.len().max(1)) {
             self.next += 1;
             // An operator may be about to end who came later, or just have done so.
-            let held = fleet.try_hold(*member).filter(|_| fleet.being(*member) == Being::Up);
+            let held = fleet.try_hold(*member).filter(|_| fleet.being(*member) == ProcessState::Up);
             let Some(_held) = held else { return Ok(up_to(dice, RESTART_EVERY_MS)) };
             fleet.stop(*member)?;
             fleet.spawn(*member)?;
@@ -236,7 +237,7 @@ impl Nemesis for Rolling {
         Ok(up_to(dice, RESTART_EVERY_MS))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
 use crate::links::{Rule, Traffic};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 pub(super) const DELAY: Kind = Kind {
     name: "delay",
@@ -161,7 +161,7 @@ impl Nemesis for Weather {
         setup.proxied = true;
     }
 
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         let many = fleet.places();
         let only = (dice.below(2) == 0).then(|| dice.one_of(fleet.members()));
         let is_meant = |(from, to): &(usize, usize)| {
@@ -176,7 +176,7 @@ impl Nemesis for Weather {
         Ok(format!("makes {whose} {}", self.badness.what))
     }
 
-    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         self.set(fleet, &Rule::default());
         self.struck += self.felt(fleet).saturating_sub(self.felt_before);
         self.links.clear();

@@ -26,7 +26,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::links::Links;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 
 use frames::Caller;
 
@@ -44,8 +44,12 @@ impl Proxy {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn start(addresses: &[String], listens: &[String], links: Links) -> Result<Self, Trouble> {
-        let system = |what| move |source| Trouble::System { what, source };
+    pub fn start(
+        addresses: &[String],
+        listens: &[String],
+        links: Links,
+    ) -> Result<Self, HarnessError> {
+        let system = |what| move |source| HarnessError::System { what, source };
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()

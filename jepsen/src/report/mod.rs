@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::End;
 use crate::over::{Build, Over};
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::progress::{self, Count};
 use crate::run::{Evidence, Ran, Verdict};
 
@@ -148,8 +148,8 @@ fn millis(span: Duration) -> u64 {
 ///
 /// # Errors
 /// The file system's.
-pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, Trouble> {
-    let system = |source| Trouble::System { what: "writing a report", source };
+pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, HarnessError> {
+    let system = |source| HarnessError::System { what: "writing a report", source };
     let mut summary = Summary::of(ran, made);
     if matches!(ran.verdict, Verdict::Skipped(_)) {
         return Ok(summary);

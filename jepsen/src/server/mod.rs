@@ -116,7 +116,7 @@ impl Clients {
                 Ok(_) => self.status().await,
                 Err(miss) => Err(miss),
             },
-            Order::Grant | Order::Revoke(_) | Order::Arm(..) | Order::Door(_) => {
+            Order::Grant | Order::Revoke(_) | Order::Arm(..) | Order::Fault(_) => {
                 Err(Miss::Refused("a server takes no such orders".to_owned()))
             }
         };

@@ -8,7 +8,7 @@ use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::fleet::Setup;
-use crate::process::Trouble;
+use crate::process::HarnessError;
 use crate::progress::NOBODY_REMOVED;
 
 pub(super) const KIND: Kind = Kind {
@@ -74,7 +74,7 @@ impl Client for Operator {
         let place = caller.fleet.members();
         let name = format!("m{place}");
         let joined = caller.timed("join", |caller| {
-            let failed = |trouble: Trouble| Miss::Failed(trouble.to_string());
+            let failed = |trouble: HarnessError| Miss::Failed(trouble.to_string());
             let _held = caller.fleet.hold(place);
             caller.fleet.spawn_joining(place).map_err(failed)?;
             caller.fleet.await_ready(place).map_err(failed)
@@ -105,7 +105,7 @@ impl Client for Operator {
         let _held = caller.fleet.hold(place);
         match caller.fleet.clear(place) {
             Ok(()) => {}
-            Err(trouble @ (Trouble::Stopped(_) | Trouble::Ended(_))) => {
+            Err(trouble @ (HarnessError::Stopped(_) | HarnessError::Ended(_))) => {
                 caller.fleet.is_wrong(trouble.to_string());
             }
             // Whoever cannot be cleared away cannot come again; the run shows too little then.

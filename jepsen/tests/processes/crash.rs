@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use bowline::env::Point;
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Cluster, Death, Dice, Trouble, number_in};
+use bowline_jepsen::{Cluster, Death, Dice, HarnessError, number_in};
 
 use crate::NODE;
 
@@ -81,8 +81,8 @@ const DEATHS_OF_A_CLUSTER: usize = 5;
 fn killed_at_every_point(
     members: usize,
     hits: [u64; 2],
-    victim: impl Fn(&Cluster) -> Result<usize, Trouble>,
-) -> Result<(), Trouble> {
+    victim: impl Fn(&Cluster) -> Result<usize, HarnessError>,
+) -> Result<(), HarnessError> {
     let mut coverage = Coverage::default();
     let mut done = 0;
     for crashes in crashes(hits).chunks(DEATHS_OF_A_CLUSTER) {
@@ -108,24 +108,26 @@ fn killed_at_every_point(
 }
 
 #[test]
-fn a_single_node_that_is_killed_at_any_point_keeps_what_it_acknowledged() -> Result<(), Trouble> {
+fn a_single_node_that_is_killed_at_any_point_keeps_what_it_acknowledged() -> Result<(), HarnessError>
+{
     killed_at_every_point(1, [1, 17], |_| Ok(0))
 }
 
 #[test]
-fn a_leader_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+fn a_leader_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), HarnessError> {
     killed_at_every_point(3, [1, 6], |cluster| Ok(cluster.await_leader(LIMIT)?.0))
 }
 
 #[test]
-fn a_follower_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+fn a_follower_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), HarnessError>
+{
     let follower = |cluster: &Cluster| Ok((cluster.await_leader(LIMIT)?.0 + 1) % cluster.members());
     killed_at_every_point(3, [2, 9], follower)
 }
 
 #[test]
 fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_back()
--> Result<(), Trouble> {
+-> Result<(), HarnessError> {
     let mut coverage = Coverage::default();
     let hits = (0..=rounds()).map(|round| 1 + 2 * round);
     let all = Point::ALL.into_iter().flat_map(|point| hits.clone().map(move |hits| (point, hits)));
@@ -155,7 +157,7 @@ fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_ba
 }
 
 #[test]
-fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<(), Trouble> {
+fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<(), HarnessError> {
     let cluster = Cluster::new(NODE, 1)?;
     cluster.start()?;
     let mut deaths = 0;
@@ -178,7 +180,7 @@ fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<()
 }
 
 #[test]
-fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Trouble> {
+fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), HarnessError> {
     let mut dice = dice();
     let cluster = Cluster::new(NODE, 3)?;
     cluster.start()?;

@@ -13,7 +13,7 @@ use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::links::Traffic;
 use bowline_jepsen::nemesis::{self, Kind};
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Answer, Cluster, Dice, Over, Trouble};
+use bowline_jepsen::{Answer, Cluster, Dice, HarnessError, Over};
 
 use crate::{NODE, beside};
 
@@ -36,12 +36,12 @@ fn write(cluster: &Cluster, member: usize) -> bool {
 }
 
 /// Lets each of these faults happen to one cluster, one after the other.
-fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
+fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), HarnessError> {
     one_after_the_other_to(Over::Embedded, members, names)
 }
 
 /// The same, to nodes or to servers.
-fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<(), Trouble> {
+fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<(), HarnessError> {
     let kinds: Vec<&Kind> = (names.iter())
         .map(|name| nemesis::named(name).unwrap_or_else(|| panic!("there is no {name}")))
         .filter(|kind| match (kind.possible)() {
@@ -84,7 +84,7 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
             nemesis::pass(&mut **fault, &cluster, &mut dice, window)?;
             while !has_struck(&cluster, name) {
                 if begun.elapsed() > LIMIT {
-                    return Err(Trouble::TooLate(format!("{name} has struck nobody: {said}")));
+                    return Err(HarnessError::TooLate(format!("{name} has struck nobody: {said}")));
                 }
                 nemesis::pass(&mut **fault, &cluster, &mut dice, WINDOW)?;
             }
@@ -93,7 +93,7 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
             eprintln!("{name}: {said}; {:.1} s", begun.elapsed().as_secs_f64());
         }
         drop(end);
-        Ok::<(), Trouble>(())
+        Ok::<(), HarnessError>(())
     })?;
     cluster.heal()?;
     cluster.await_leader(LIMIT)?;
@@ -134,12 +134,14 @@ fn scopeguard<F: FnMut()>(end: F) -> impl Drop {
 }
 
 /// Every founder acknowledges a write, and reads what was acknowledged.
-fn serves(cluster: &Cluster, after: &str) -> Result<(), Trouble> {
+fn serves(cluster: &Cluster, after: &str) -> Result<(), HarnessError> {
     for member in 0..cluster.members() {
         let begun = Instant::now();
         while !write(cluster, member) {
             if begun.elapsed() > LIMIT {
-                return Err(Trouble::TooLate(format!("m{member} takes no write after {after}")));
+                return Err(HarnessError::TooLate(format!(
+                    "m{member} takes no write after {after}"
+                )));
             }
         }
     }
@@ -147,7 +149,7 @@ fn serves(cluster: &Cluster, after: &str) -> Result<(), Trouble> {
 }
 
 #[test]
-fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), Trouble> {
+fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), HarnessError> {
     one_after_the_other(
         3,
         &[
@@ -163,7 +165,7 @@ fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), 
 }
 
 #[test]
-fn a_cluster_serves_after_links_were_cut() -> Result<(), Trouble> {
+fn a_cluster_serves_after_links_were_cut() -> Result<(), HarnessError> {
     one_after_the_other(
         5,
         &[
@@ -178,43 +180,44 @@ fn a_cluster_serves_after_links_were_cut() -> Result<(), Trouble> {
 }
 
 #[test]
-fn a_cluster_serves_after_links_were_bad() -> Result<(), Trouble> {
+fn a_cluster_serves_after_links_were_bad() -> Result<(), HarnessError> {
     one_after_the_other(3, &["delay", "loss", "duplicates", "corruption", "slow-link"])
 }
 
 #[test]
-fn a_cluster_serves_after_clocks_and_disks_went_wrong() -> Result<(), Trouble> {
+fn a_cluster_serves_after_clocks_and_disks_went_wrong() -> Result<(), HarnessError> {
     one_after_the_other(3, &["clock-rates", "clock-jumps", "disk-slow", "disk-full", "disk-dead"])
 }
 
 #[test]
-fn a_cluster_serves_after_the_power_failed() -> Result<(), Trouble> {
+fn a_cluster_serves_after_the_power_failed() -> Result<(), HarnessError> {
     one_after_the_other(3, &["power-one", "power-most", "power-all"])
 }
 
 #[test]
-fn a_cluster_serves_after_bits_flipped_on_the_disks_of_a_minority() -> Result<(), Trouble> {
+fn a_cluster_serves_after_bits_flipped_on_the_disks_of_a_minority() -> Result<(), HarnessError> {
     one_after_the_other(3, &["rot-log", "rot-snapshot", "rot-warm", "rot-log"])
 }
 
 #[test]
-fn a_cluster_serves_after_its_operator_was_busy() -> Result<(), Trouble> {
+fn a_cluster_serves_after_its_operator_was_busy() -> Result<(), HarnessError> {
     one_after_the_other(3, &["transfer", "compaction", "snapshots", "rolling-restart", "churn"])
 }
 
 #[test]
-fn a_cluster_serves_after_everything_at_once() -> Result<(), Trouble> {
+fn a_cluster_serves_after_everything_at_once() -> Result<(), HarnessError> {
     one_after_the_other(3, &["mixed", "mixed"])
 }
 
 #[test]
-fn servers_serve_after_they_were_killed_paused_and_cut_off() -> Result<(), Trouble> {
+fn servers_serve_after_they_were_killed_paused_and_cut_off() -> Result<(), HarnessError> {
     let names = ["kill", "kill-all", "pause", "pause-all", "partition-leader", "corruption"];
     one_after_the_other_to(Over::Server, 3, &names)
 }
 
 #[test]
-fn servers_serve_after_their_operator_was_busy_and_their_power_failed() -> Result<(), Trouble> {
+fn servers_serve_after_their_operator_was_busy_and_their_power_failed() -> Result<(), HarnessError>
+{
     let names = ["transfer", "compaction", "snapshots", "rolling-restart", "mixed"];
     one_after_the_other_to(Over::Server, 3, &names)?;
     one_after_the_other_to(Over::Server, 3, &["power-one", "power-all"])

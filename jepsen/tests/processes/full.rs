@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Answer, Cluster, Medium, Order, Trouble, Volumes, number_in};
+use bowline_jepsen::{Answer, Cluster, HarnessError, Medium, Order, Volumes, number_in};
 
 use crate::NODE;
 
@@ -29,48 +29,50 @@ fn say(line: &str) {
 }
 
 /// Does what must be done, through a member.
-fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, Trouble> {
+fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, HarnessError> {
     match cluster.process(member).answer(&order)? {
         Some(Answer::Done(result)) => Ok(result),
-        Some(answer) => Err(Trouble::Answered { order, answer }),
-        None => Err(Trouble::Ended(format!("m{member} died of {order:?}"))),
+        Some(answer) => Err(HarnessError::Answered { order, answer }),
+        None => Err(HarnessError::Ended(format!("m{member} died of {order:?}"))),
     }
 }
 
 /// Writes through a member once. Whether there was room.
-fn has_room(cluster: &Cluster, member: usize) -> Result<bool, Trouble> {
+fn has_room(cluster: &Cluster, member: usize) -> Result<bool, HarnessError> {
     let writer = 10 + member;
     match cluster.load().once(writer, &cluster.process(member), LIMIT) {
         Some(Answer::Done(_)) => Ok(true),
         Some(Answer::Refused(why)) if why.contains("the disk is full") => Ok(false),
-        Some(answer) => Err(Trouble::Answered { order: Order::Write("?".to_owned()), answer }),
-        None => Err(Trouble::Ended(format!("m{member} died of a full disk, or does not answer"))),
+        Some(answer) => Err(HarnessError::Answered { order: Order::Write("?".to_owned()), answer }),
+        None => {
+            Err(HarnessError::Ended(format!("m{member} died of a full disk, or does not answer")))
+        }
     }
 }
 
 /// Writes through a member until there is no room; how many fitted.
-fn until_full(cluster: &Cluster, member: usize) -> Result<usize, Trouble> {
+fn until_full(cluster: &Cluster, member: usize) -> Result<usize, HarnessError> {
     for fitted in 0..WRITES_MAX {
         if !has_room(cluster, member)? {
             return Ok(fitted);
         }
     }
-    Err(Trouble::Ended(format!("m{member} has a full disk, and takes whatever comes")))
+    Err(HarnessError::Ended(format!("m{member} has a full disk, and takes whatever comes")))
 }
 
 /// Writes through a member until it is taken.
-fn until_healed(cluster: &Cluster, member: usize) -> Result<(), Trouble> {
+fn until_healed(cluster: &Cluster, member: usize) -> Result<(), HarnessError> {
     let begun = Instant::now();
     while !has_room(cluster, member)? {
         if begun.elapsed() > LIMIT {
-            return Err(Trouble::TooLate(format!("m{member} has room, and does not notice")));
+            return Err(HarnessError::TooLate(format!("m{member} has room, and does not notice")));
         }
     }
     Ok(())
 }
 
 #[test]
-fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<(), Trouble> {
+fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<(), HarnessError> {
     if let Err(why) = Volumes::possible() {
         say(&format!("NOT POSSIBLE HERE, 0 disks filled: {why}"));
         return Ok(());

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bowline_jepsen::fleet::Setup;
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Cluster, Dice, Medium, Switch, Trouble, Verdict, Volumes, number_in};
+use bowline_jepsen::{Cluster, Dice, HarnessError, Medium, Switch, Verdict, Volumes, number_in};
 
 use crate::NODE;
 
@@ -78,7 +78,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn cut(&mut self, switch: Switch, victims: &[usize]) -> Result<(), Trouble> {
+    fn cut(&mut self, switch: Switch, victims: &[usize]) -> Result<(), HarnessError> {
         let took = switch.cut()?;
         *self.cuts.entry(victims.len()).or_default() += 1;
         self.slowest = self.slowest.max(took);
@@ -104,18 +104,18 @@ impl Counts {
 }
 
 /// A cluster of so many members, each with its data on a volume of its own, on these media.
-fn cluster_on(media: &[Medium], members: usize) -> Result<Cluster, Trouble> {
+fn cluster_on(media: &[Medium], members: usize) -> Result<Cluster, HarnessError> {
     let volumes = Some((media.to_vec(), VOLUME_BYTES));
     Cluster::of(NODE, Setup { volumes, ..Cluster::usual(members) })
 }
 
 /// A switch for the power of these members.
-fn switch(cluster: &Cluster, members: &[usize]) -> Result<Switch, Trouble> {
+fn switch(cluster: &Cluster, members: &[usize]) -> Result<Switch, HarnessError> {
     cluster.volumes().expect("they were asked for").switch(members)
 }
 
 /// Ends these members, and gives them their power again. Says how many nodes had noticed before their end.
-fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, Trouble> {
+fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, HarnessError> {
     let ends = members.iter().map(|member| cluster.bury_however(*member));
     let noticed = ends.collect::<Result<Vec<_>, _>>()?.iter().flatten().count();
     cluster.volumes().expect("they were asked for").again(members)?;
@@ -128,7 +128,7 @@ fn cut(
     victims: &[usize],
     counts: &mut Counts,
     dice: &mut Dice,
-) -> Result<(), Trouble> {
+) -> Result<(), HarnessError> {
     let quorum_lives = victims.len() * 2 < cluster.members();
     let switch = switch(cluster, victims)?;
     cluster.load().more(1 + dice.below(60))?;
@@ -154,8 +154,8 @@ fn cut_and_judge(
     of: &str,
     cuts: u64,
     media: &[Medium],
-    victims: impl Fn(&Cluster, u64, &mut Dice) -> Result<Vec<usize>, Trouble>,
-) -> Result<(), Trouble> {
+    victims: impl Fn(&Cluster, u64, &mut Dice) -> Result<Vec<usize>, HarnessError>,
+) -> Result<(), HarnessError> {
     let (mut dice, mut counts) = (dice(cuts), Counts::default());
     let mut made = 0;
     while made < cuts {
@@ -175,7 +175,7 @@ fn cut_and_judge(
 }
 
 #[test]
-fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble> {
+fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -188,7 +188,7 @@ fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble
 }
 
 #[test]
-fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -200,7 +200,7 @@ fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(),
 }
 
 #[test]
-fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result<(), Trouble> {
+fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -231,7 +231,7 @@ fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result
 }
 
 #[test]
-fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(), Trouble> {
+fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }

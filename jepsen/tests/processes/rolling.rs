@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bowline_jepsen::fleet::Setup;
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Cluster, Trouble, number_in};
+use bowline_jepsen::{Cluster, HarnessError, number_in};
 
 use crate::NODE;
 
@@ -18,7 +18,7 @@ use crate::NODE;
 const ELECTION: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_rolling_restart_costs_at_most_one_election_each_and_no_write() -> Result<(), Trouble> {
+fn a_rolling_restart_costs_at_most_one_election_each_and_no_write() -> Result<(), HarnessError> {
     let cluster = Cluster::of(NODE, Setup { election: ELECTION, ..Cluster::usual(3) })?;
     cluster.start()?;
     cluster.load().more(20)?;

@@ -8,7 +8,7 @@ use bowline_jepsen::fleet::Fleet;
 use bowline_jepsen::nemesis::{self, Nemesis, Wants};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::run::{Ran, Verdict};
-use bowline_jepsen::{Answer, Dice, Order, Trouble};
+use bowline_jepsen::{Answer, Dice, HarnessError, Order};
 
 /// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
 pub(crate) const RUNS_MAX: usize = 5;
@@ -43,7 +43,7 @@ pub(crate) static THIEF: nemesis::Kind = nemesis::Kind {
 const FLEETING: [&str; 3] = ["/claim/", "/idle/", "/item/"];
 
 impl Nemesis for Thief {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         let begun = Instant::now();
         while begun.elapsed() < LIMIT {
             let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, LIMIT) else { continue };
@@ -64,7 +64,7 @@ impl Nemesis for Thief {
         Ok("finds nothing".to_owned())
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         Ok(())
     }
 

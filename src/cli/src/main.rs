@@ -84,7 +84,7 @@ enum Command {
     /// Print the version of etcd's commands and API that is spoken, and Bowline's own
     Version,
     #[command(hide = true)]
-    HeldChild(client::HeldChild),
+    SupervisedChild(client::SupervisedChild),
     /// One process of the demo; reads its orders from standard input
     #[command(hide = true)]
     DemoNode,
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
             drop(writeln!(io::stdout().lock(), "{}", server::versions()));
             ExitCode::SUCCESS
         }
-        Command::HeldChild(child) => child.main(),
+        Command::SupervisedChild(child) => child.main(),
         Command::DemoNode => demo::node_main(),
     }
 }

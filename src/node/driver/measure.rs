@@ -28,13 +28,13 @@ impl Driver {
             self.shared.meters.slow_applies_total.one();
         }
         if let Slow::Line { passed_over } = judged {
-            let (applying, telling) = (times.visible.since(times.came), now.since(times.visible));
+            let (applying, notifying) = (times.visible.since(times.came), now.since(times.visible));
             tracing::warn!(
                 node = self.my_name(),
                 entries,
                 ?took,
                 ?applying,
-                ?telling,
+                ?notifying,
                 passed_over,
                 "a slow apply: a batch of entries took {took:.1?}"
             );
@@ -67,7 +67,7 @@ impl Driver {
         self.shared.meters.ended(trace.kind, end, took);
         let stages = times.map(|times| trace.stages(times, now));
         for (stage, took) in stages.iter().flat_map(|stages| &stages.0) {
-            if end == Ending::Done {
+            if end == Ending::Ok {
                 self.shared.meters.write_stage_seconds.at(*stage).add(*took);
             }
         }
@@ -92,12 +92,12 @@ impl Driver {
         let (node, span, attempts) = (self.my_name(), &trace.span, trace.attempts);
         if let Some(stages) = stages {
             let most = trace.place(stages.longest());
-            let [waiting, travelling, logging, agreeing, applying, telling] =
+            let [waiting, forwarding, logging, replicating, applying, notifying] =
                 stages.0.map(|(_, took)| took);
             tracing::warn!(
                 parent: span,
-                node, kind, request, outcome, ?took, ?waiting, ?travelling, ?logging, ?agreeing,
-                ?applying, ?telling, attempts, passed_over,
+                node, kind, request, outcome, ?took, ?waiting, ?forwarding, ?logging, ?replicating,
+                ?applying, ?notifying, attempts, passed_over,
                 "a slow request ({kind}): it took {took:.1?}, most of it {most}"
             );
             return;
@@ -108,7 +108,7 @@ impl Driver {
             None => metrics::Stage::Waiting,
             // Nothing is decided here that is not on this node's own disk.
             Some(sent) if owed > now.since(sent) / 2 => metrics::Stage::Logging,
-            Some(_) => metrics::Stage::Agreeing,
+            Some(_) => metrics::Stage::Replicating,
         };
         let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
         let place = trace.place(at);

@@ -12,21 +12,21 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::deadline_pipe::DeadlinePipe;
 use super::descendants::{self, descendants};
 use super::failure::Failure;
-use super::keeper::{self, ended_by};
-use super::lifeline::Lifeline;
 use super::session::Moment;
+use super::supervisor::{self, ended_by};
 
 /// How long a keeper may take to do what it was told.
-const KEEPER_MAX: Duration = Duration::from_secs(2);
+const SUPERVISOR_MAX: Duration = Duration::from_secs(2);
 
 /// A command that runs.
 #[derive(Debug)]
 pub(crate) struct Child {
-    keeper: tokio::process::Child,
+    supervisor: tokio::process::Child,
     pid: Pid,
-    lifeline: Lifeline,
+    pipe: DeadlinePipe,
 }
 
 impl Child {
@@ -39,25 +39,25 @@ impl Child {
     ) -> Result<Self, Failure> {
         let failed = |error| Failure::Local("the command could not be started".to_owned(), error);
         descendants::adopt().map_err(failed)?;
-        let mut start = keeper::keeper_of(command).map_err(failed)?;
+        let mut start = supervisor::supervisor_of(command).map_err(failed)?;
         start.envs(variables.iter().map(|(name, value)| (name, value)));
-        let (lifeline, keepers) = Lifeline::new().map_err(failed)?;
-        lifeline.begin(until).map_err(failed)?;
-        start.stdin(keepers);
-        let keeper = tokio::process::Command::from(start).spawn().map_err(failed)?;
-        let pid = keeper.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let (pipe, supervisors) = DeadlinePipe::new().map_err(failed)?;
+        pipe.begin(until).map_err(failed)?;
+        start.stdin(supervisors);
+        let supervisor = tokio::process::Command::from(start).spawn().map_err(failed)?;
+        let pid = supervisor.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         let pid = pid.ok_or_else(|| failed(io::Error::other("it has no id")))?;
-        Ok(Self { keeper, pid, lifeline })
+        Ok(Self { supervisor, pid, pipe })
     }
 
     /// It may run until then.
     pub(crate) fn extend(&self, until: Moment) {
-        self.lifeline.extend(until);
+        self.pipe.extend(until);
     }
 
     /// Waits for its end, and says its exit code. May be dropped, and called again.
     pub(crate) async fn wait(&mut self) -> Result<u8, Failure> {
-        let status = self.keeper.wait().await;
+        let status = self.supervisor.wait().await;
         let status =
             status.map_err(|error| Failure::Local("the command is lost".to_owned(), error))?;
         match (status.code(), status.signal()) {
@@ -74,7 +74,7 @@ impl Child {
     /// Passes a signal on.
     pub(crate) fn pass_on(&self, signal: Signal) {
         // Who is gone needs no signal, and its number may be another's.
-        if self.keeper.id().is_some() {
+        if self.supervisor.id().is_some() {
             kill_process(self.pid, signal).ok();
         }
     }
@@ -96,10 +96,10 @@ impl Child {
 
     /// Kills it and all that it has started, and waits until none of them runs.
     pub(crate) async fn kill(&mut self) {
-        self.pass_on(keeper::END);
+        self.pass_on(supervisor::END);
         descendants::kill().await;
-        if tokio::time::timeout(KEEPER_MAX, self.keeper.wait()).await.is_err() {
-            drop(self.keeper.start_kill());
+        if tokio::time::timeout(SUPERVISOR_MAX, self.supervisor.wait()).await.is_err() {
+            drop(self.supervisor.start_kill());
         }
     }
 }

@@ -19,12 +19,12 @@ use rustix::process::Signal;
 use super::child::Child;
 use super::connect::Client;
 use super::failure::Failure;
-use super::keeper::ended_by;
 use super::line::{self, Held, Misfortune, Place};
 use super::print::Output;
 use super::session::{Moment, Session};
 use super::signals::Signals;
 use super::stance::Rule;
+use super::supervisor::ended_by;
 use crate::generated::etcdserverpb as pb;
 
 /// The hold was lost, or would have been: the command was ended before.

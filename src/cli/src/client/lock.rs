@@ -82,7 +82,7 @@ struct How {
 
     /// Why, for those who look with `bowline locks`; the command, if it is left out
     #[arg(long, value_name = "TEXT")]
-    why: Option<String>,
+    reason: Option<String>,
 
     /// What runs meanwhile
     #[arg(trailing_var_arg = true)]
@@ -92,7 +92,7 @@ struct How {
 impl How {
     fn into_request(self, name: OsString, rule: Rule, is_lock: bool) -> HoldRequest {
         let words = self.command.iter().map(|word| word.to_string_lossy().into_owned());
-        let why = self.why.unwrap_or_else(|| words.collect::<Vec<_>>().join(" "));
+        let why = self.reason.unwrap_or_else(|| words.collect::<Vec<_>>().join(" "));
         HoldRequest {
             name: Bytes::from(name.into_vec()),
             rule,

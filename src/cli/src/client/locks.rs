@@ -139,7 +139,7 @@ impl Show for Lines {
                 page.field("Lease", row.lease);
                 page.quoted("Owner", &stance.owner);
                 page.quoted("Site", &stance.site);
-                page.quoted("Why", &stance.why);
+                page.quoted("Reason", &stance.why);
                 page.line("");
             }
         }
@@ -155,12 +155,12 @@ impl Show for Lines {
                 .number("lease", row.lease)
                 .text("owner", &stance.owner)
                 .text("site", &stance.site)
-                .bytes("why", &stance.why)
+                .bytes("reason", &stance.why)
                 .end()
         };
         let line = |line: &Line| {
             let object = Object::default().bytes("name", &line.name);
-            object.raw("line", list(line.places.iter().map(place))).end()
+            object.raw("queue", list(line.places.iter().map(place))).end()
         };
         Object::default()
             .object("header", header_json(&self.header))
@@ -183,7 +183,7 @@ impl Show for Lines {
         let rows = self.lines.iter().flat_map(|line| {
             line.places.iter().map(|place| row(&line.name, place)).collect::<Vec<_>>()
         });
-        let titles = ["name", "state", "kind", "since", "lease", "who", "why"];
+        let titles = ["name", "state", "kind", "since", "lease", "holder or waiter", "reason"];
         Some(Table::new(&titles, rows.collect()))
     }
 }

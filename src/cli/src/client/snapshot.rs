@@ -13,10 +13,10 @@ use tonic::Streaming;
 
 use super::connect::{Client, Effect, Link, NO_LIMIT};
 use super::failure::{EXIT_CODES, Failure};
-use super::keeper::ended_by;
 use super::options::Format;
 use super::print::Output;
 use super::signals::Signals;
+use super::supervisor::ended_by;
 use crate::data::{self, Bar};
 use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 

@@ -7,8 +7,8 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use rustix::termios::{tcgetattr, tcsetattr};
 
 use super::failure::Failure;
-use super::keeper::ended_by;
 use super::options::Login;
+use super::supervisor::ended_by;
 
 /// The terminal shows nothing of what is typed, and gives each key as it is typed, until this is dropped. A key that means a
 /// signal is one of them: so it cannot end this process before the terminal is as it was.

@@ -241,7 +241,10 @@ impl Families {
 fn failed_proposals(metrics: &MetricsSnapshot) -> u64 {
     let changes = metrics.requests_total.iter().filter(|(kind, _)| *kind != RequestKind::Read);
     let failed = changes.flat_map(|(_, ends)| ends).filter(|(end, _)| {
-        matches!(end, Ending::Late | Ending::Unknown | Ending::Stopped | Ending::Diverged)
+        matches!(
+            end,
+            Ending::DeadlineExceeded | Ending::Unknown | Ending::Stopped | Ending::Diverged
+        )
     });
     failed.map(|(_, count)| count).sum()
 }

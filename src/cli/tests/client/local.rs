@@ -249,7 +249,7 @@ fn each_command_has_a_page_of_the_manual() {
     }
     assert!(page("bowline-serve.1").contains("initial\\-cluster\\-state"));
     assert!(page("bowline-import.1").contains("until\\-caught\\-up"));
-    assert!(!pages.join("bowline-held-child.1").exists());
+    assert!(!pages.join("bowline-supervised-child.1").exists());
     let mut nowhere = bowline();
     nowhere.args(["man", "/dev/null/x"]);
     assert_eq!(run(nowhere, b"").code, 1);

@@ -414,7 +414,7 @@ fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
     for reader in &mut readers {
         assert!(reader.line().starts_with("rw/"));
     }
-    let mut writer = Going::start(lock(&server, &["rw", "--exclusive", "--why", "to write"]));
+    let mut writer = Going::start(lock(&server, &["rw", "--exclusive", "--reason", "to write"]));
     waits_in_line(&server, "rw", 3);
     let late = run(lock(&server, &["rw", "--shared", "--timeout", "0", "true"]), b"");
     assert_eq!(late.code, 124, "a writer waits: {late:?}");

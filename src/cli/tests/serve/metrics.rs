@@ -318,7 +318,7 @@ async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_i
         ":write{kind=\"put\" request=",
         "most of it ",
         "logging=",
-        "outcome=\"done\"",
+        "outcome=\"ok\"",
     ] {
         assert!(line.contains(words), "{words} in {line}");
     }

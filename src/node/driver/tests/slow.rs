@@ -84,7 +84,7 @@ fn a_slow_disk_of_the_node_that_was_asked_is_named() {
         assert!(line.starts_with(words), "{line}");
         assert!(line.contains("most of it in this node's log: on its disk"), "{line}");
         assert!(line.contains(&format!(" node=\"m{node}\"")), "{line}");
-        for field in ["waiting=", "travelling=", "agreeing=", "applying=", "passed_over=0"] {
+        for field in ["waiting=", "forwarding=", "replicating=", "applying=", "passed_over=0"] {
             assert!(line.contains(field), "{field} in {line}");
         }
         assert!(["logging=2", "logging=3"].iter().any(|most| line.contains(most)), "{line}");

@@ -1,11 +1,11 @@
-//! Whom a fault hits.
+//! Targets a fault hits.
 
 use crate::dice::Dice;
 use crate::fleet::Fleet;
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whom {
+pub(super) enum Targets {
     /// One member, the leader half of the time.
     One,
     /// As many as may fail.
@@ -16,7 +16,7 @@ pub(super) enum Whom {
     All,
 }
 
-impl Whom {
+impl Targets {
     /// Draws them among the founders that run; fewer if not so many do.
     pub(super) fn draw(self, fleet: &Fleet, dice: &mut Dice) -> Vec<usize> {
         let leader = fleet.leader().map(|(leader, _)| leader);
@@ -32,10 +32,10 @@ impl Whom {
         dice: &mut Dice,
     ) -> Vec<usize> {
         let many = match self {
-            Whom::One => 1,
-            Whom::Minority => ((members - 1) / 2).max(1),
-            Whom::Majority => members / 2 + 1,
-            Whom::All => up.len(),
+            Targets::One => 1,
+            Targets::Minority => ((members - 1) / 2).max(1),
+            Targets::Majority => members / 2 + 1,
+            Targets::All => up.len(),
         };
         shuffle(&mut up, dice);
         if let Some(leader) = leader.filter(|_| dice.below(2) == 0) {
@@ -71,19 +71,20 @@ mod tests {
     fn as_many_are_drawn_as_it_says_and_the_leader_half_of_the_time() {
         let mut dice = Dice::new(7);
         for (members, whom, many) in [
-            (3, Whom::One, 1),
-            (3, Whom::Minority, 1),
-            (5, Whom::Minority, 2),
-            (3, Whom::Majority, 2),
-            (5, Whom::Majority, 3),
-            (5, Whom::All, 5),
-            (1, Whom::Minority, 1),
+            (3, Targets::One, 1),
+            (3, Targets::Minority, 1),
+            (5, Targets::Minority, 2),
+            (3, Targets::Majority, 2),
+            (5, Targets::Majority, 3),
+            (5, Targets::All, 5),
+            (1, Targets::Minority, 1),
         ] {
             let drawn = whom.draw_of(members, (0..members).collect(), None, &mut dice);
             assert_eq!(drawn.len(), many, "{whom:?} of {members}");
             assert!((1..drawn.len()).all(|at| !drawn[..at].contains(&drawn[at])));
         }
-        let hits_leader = |_: &i32| Whom::One.draw_of(3, vec![0, 1, 2], Some(2), &mut dice) == [2];
+        let hits_leader =
+            |_: &i32| Targets::One.draw_of(3, vec![0, 1, 2], Some(2), &mut dice) == [2];
         let hits = (0..600).filter(hits_leader).count();
         assert!((300..500).contains(&hits), "{hits} of 600");
     }

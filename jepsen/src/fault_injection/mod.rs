@@ -1,5 +1,5 @@
 //! The doors of a node's process to the world, with what the harness may do to them from outside: its disk, its
-//! clock. Lives inside the node's process; the harness opens and closes them by [`Order::Door`](crate::Order::Door).
+//! clock. Lives inside the node's process; the harness opens and closes them by [`Order::Fault`](crate::Order::Fault).
 //!
 //! | words | what they do |
 //! |---|---|
@@ -26,19 +26,19 @@ use std::time::Duration;
 use bowline::env::{Env, Points};
 
 use clock::BentClock;
-use disk::BentDisk;
+use disk::FaultyDisk;
 
 /// See the module. All closed at first.
 #[derive(Debug, Default)]
-pub struct Doors {
+pub struct FaultInjection {
     clock: Arc<BentClock>,
     disk: Arc<disk::Faults>,
 }
 
-impl Doors {
+impl FaultInjection {
     /// The world through these doors.
     pub fn env(self: &Arc<Self>, points: Arc<dyn Points>) -> Env {
-        let disk = Arc::new(BentDisk::new(Arc::clone(&self.disk)));
+        let disk = Arc::new(FaultyDisk::new(Arc::clone(&self.disk)));
         Env { points, disk, clock: Arc::clone(&self.clock) as _, ..Env::real() }
     }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn only_what_makes_sense_is_done() {
-        let doors = Doors::default();
+        let doors = FaultInjection::default();
         for words in [
             "close",
             "slow-sync 20",

@@ -21,8 +21,8 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use rustix::process::{kill_process, kill_process_group, wait};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::deadline_pipe::Deadline;
 use super::descendants;
-use super::lifeline::Deadline;
 use super::signals::Signals;
 
 /// As shells say it.
@@ -42,7 +42,7 @@ pub(crate) const END: Signal = Signal::USR1;
 /// Keeps the command that runs while a lock is held
 #[derive(Args, Debug)]
 #[command(hide = true)]
-pub(crate) struct HeldChild {
+pub(crate) struct SupervisedChild {
     /// Become the command
     #[arg(long)]
     becomes: bool,
@@ -56,11 +56,11 @@ pub(crate) struct HeldChild {
 }
 
 /// This program, to be started as a keeper of a command.
-pub(crate) fn keeper_of(command: &[OsString]) -> io::Result<Command> {
-    let mut keeper = own(&[])?;
-    keeper.args(command);
-    set_group(&mut keeper, io::stdin().is_terminal());
-    Ok(keeper)
+pub(crate) fn supervisor_of(command: &[OsString]) -> io::Result<Command> {
+    let mut supervisor = own(&[])?;
+    supervisor.args(command);
+    set_group(&mut supervisor, io::stdin().is_terminal());
+    Ok(supervisor)
 }
 
 /// This program, to be started as one that becomes the command which is added, and ends when this process does.
@@ -86,7 +86,7 @@ fn set_group(command: &mut Command, has_terminal: bool) {
     }
 }
 
-impl HeldChild {
+impl SupervisedChild {
     /// Keeps the command, or becomes it.
     pub(crate) fn main(&self) -> ExitCode {
         let done = if self.becomes { self.become_it() } else { self.keep() };

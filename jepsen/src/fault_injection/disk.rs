@@ -99,20 +99,20 @@ impl Faults {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct BentDisk {
+pub(super) struct FaultyDisk {
     faults: Arc<Faults>,
     /// Of the files that are open.
     names: Mutex<BTreeMap<PathBuf, Weak<Name>>>,
 }
 
-impl BentDisk {
+impl FaultyDisk {
     /// The machine's disk with these faults.
     pub(super) fn new(faults: Arc<Faults>) -> Self {
         Self { faults, names: Mutex::default() }
     }
 }
 
-impl Disk for BentDisk {
+impl Disk for FaultyDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         if !dir.is_dir() {
             self.faults.room()?;
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn it_does_what_is_wrong_with_it_and_else_nothing() {
         let (dir, faults) = (tempfile::tempdir().unwrap(), Arc::new(Faults::default()));
-        let disk = BentDisk::new(Arc::clone(&faults));
+        let disk = FaultyDisk::new(Arc::clone(&faults));
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         let file = disk.open(&path, OpenMode::CreateNew).unwrap();
         file.write_all_at(b"12345678", 0).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn what_fails_of_the_log_is_counted_whatever_its_file_was_called_before() {
         let (dir, faults) = (tempfile::tempdir().unwrap(), Arc::new(Faults::default()));
-        let disk = BentDisk::new(Arc::clone(&faults));
+        let disk = FaultyDisk::new(Arc::clone(&faults));
         let open = |name: &str| disk.open(&dir.path().join(name), OpenMode::CreateNew).unwrap();
         let (next, snapshot) = (open("next.tmp"), open("0000000001-1.snapshot"));
         next.write_all_at(b"1234", 0).unwrap();

@@ -28,14 +28,14 @@ const MOMENTS: usize = 64;
 
 /// The end of the one that holds.
 #[derive(Debug)]
-pub(crate) struct Lifeline(UnixStream);
+pub(crate) struct DeadlinePipe(UnixStream);
 
-impl Lifeline {
+impl DeadlinePipe {
     /// Both ends: the other one is to become the keeper's standard input.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
-        let (own, keepers) = UnixStream::pair()?;
+        let (own, supervisors) = UnixStream::pair()?;
         own.set_nonblocking(true)?;
-        Ok((Self(own), keepers.into()))
+        Ok((Self(own), supervisors.into()))
     }
 
     /// The first word: until when, and this process's standard input.
