@@ -354,7 +354,7 @@ impl Cluster {
 /// says which are left then: none, unless something is broken.
 ///
 /// ```
-/// # use bowline::{Config, Node, Blocking, testing};
+/// # use bowline::{Blocking, Config, Node, testing};
 /// # let dir = tempfile::tempdir()?;
 /// let node = Node::start(Config::new(dir.path(), "solo")).block()?;
 /// assert!(testing::shutdown(node).block().hanging.is_empty());

@@ -34,7 +34,7 @@ impl Client {
     /// [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms); see [`Error`] for the rest.
     ///
     /// ```
-    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Rejection, Blocking};
+    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, Node, Rejection};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();

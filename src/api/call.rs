@@ -259,7 +259,7 @@ impl RangeCall {
     /// page counts all that are left.
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Blocking};
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();

@@ -43,7 +43,7 @@ impl Client {
     /// [`Queue::name`](crate::Queue::name).
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Blocking};
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let app = node.client().with_prefix("app/");
@@ -73,7 +73,7 @@ impl Client {
     /// [`Client::get_prefix`] or pass [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Blocking};
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -93,7 +93,7 @@ impl Client {
     /// [`Client::range`] with [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -113,7 +113,7 @@ impl Client {
     /// for that, ask for the range's count.
     ///
     /// ```
-    /// # use bowline::{Config, KeyRange, Node, Blocking};
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -156,7 +156,7 @@ impl Client {
     /// [`Client::watch`] with [`KeyRange::prefix`].
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -213,7 +213,7 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
@@ -273,7 +273,7 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
@@ -291,7 +291,7 @@ impl Client {
     /// The sessions of all nodes, as this replica knows them, by lease. Local: perhaps not the newest.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().label("importer").block()?;

@@ -406,7 +406,7 @@ impl Config {
     /// [`StartError::Data`]: the directory cannot be read, or its log is damaged.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// let config = Config::new(dir.path(), "solo");
     /// assert!(!config.has_data()?);

@@ -31,7 +31,7 @@ use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Sessio
 /// until its time is over, leadership is not handed over, and it may take a second until its directory is free.
 ///
 /// ```
-/// use bowline::{Config, Node, Blocking};
+/// use bowline::{Blocking, Config, Node};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let data = dir.path();
 /// let node = Node::start(Config::new(data, "solo")).block()?;
@@ -157,7 +157,7 @@ impl Node {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use bowline::{Config, Node, Blocking};
+    /// use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// node.ready().deadline(Duration::from_secs(30)).block()?;
@@ -217,7 +217,7 @@ impl Node {
     /// at most renewed.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().label("importer").block()?;
@@ -241,7 +241,7 @@ impl Node {
     /// every request.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # node.client().put("k", "v").block().unwrap();
@@ -255,7 +255,7 @@ impl Node {
     /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Role, HealthStatus, Blocking};
+    /// # use bowline::{Blocking, Config, HealthStatus, Node, Role};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # node.client().put("k", "v").block().unwrap();
@@ -274,7 +274,7 @@ impl Node {
     /// What the node measures of itself.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// node.client().put("k", "v").block()?;
@@ -362,7 +362,7 @@ impl Node {
     /// true.
     ///
     /// ```
-    /// use bowline::{Config, MemberRole, Node, Blocking};
+    /// use bowline::{Blocking, Config, MemberRole, Node};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
     /// let second = node.reserve_member("10.0.0.2:7700", MemberRole::Voter).block()?;
@@ -393,7 +393,7 @@ impl Node {
     /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken); see [`Error`] for the rest.
     ///
     /// ```
-    /// use bowline::{Config, Node, Blocking};
+    /// use bowline::{Blocking, Config, Node};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
     /// let id = node.status().id;

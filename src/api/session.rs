@@ -81,7 +81,7 @@ impl Session {
     /// suspended until this very moment.
     ///
     /// ```
-    /// # use bowline::{Config, Node, SessionEndReason, SessionState, Blocking};
+    /// # use bowline::{Blocking, Config, Node, SessionEndReason, SessionState};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().block()?;

@@ -10,7 +10,7 @@ use super::{Client, Error};
 /// If all compares hold, one list of operations, else the other, as one step; see [`Client::txn`].
 ///
 /// ```
-/// # use bowline::{Compare, Config, Node, Op, Blocking};
+/// # use bowline::{Blocking, Compare, Config, Node, Op};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
 /// # let kv = node.client();

@@ -26,7 +26,7 @@ impl Client {
     /// its own: [`User::password`](crate::User) and [`Access::secret`] are there for that.
     ///
     /// ```
-    /// # use bowline::{Access, AccessChange, AccessGrant, Caller, Config, KeyRange, Node, Rights, Secret, Blocking, ROOT};
+    /// # use bowline::{Access, AccessChange, AccessGrant, Blocking, Caller, Config, KeyRange, Node, ROOT, Rights, Secret};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();

@@ -89,7 +89,7 @@ impl IntoFuture for WatchCall {
 /// store's history, and if that has been compacted meanwhile they are told so, and the watch ends.
 ///
 /// ```
-/// # use bowline::{Config, KeyRange, Node, Blocking};
+/// # use bowline::{Blocking, Config, KeyRange, Node};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
 /// # let kv = node.client();

@@ -24,7 +24,7 @@
 //! ([`recover`]), with a [warning](LossWarning) that says what nobody can know.
 //!
 //! ```
-//! use bowline::{Config, Node, Blocking, backup};
+//! use bowline::{Blocking, Config, Node, backup};
 //! # let place = tempfile::tempdir().unwrap();
 //! # let (data, file, new_data) =
 //! #     (place.path().join("old"), place.path().join("backup"), place.path().join("new"));

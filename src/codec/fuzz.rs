@@ -67,7 +67,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     for _ in 0..8 {
         let change = encode_member_change(&sample.member_change());
         seeds.push([&[3], &change[..]].concat());
-        let (head, piece) = (sample.head(), sample.piece());
+        let (head, piece) = (sample.head(), sample.snapshot_record());
         seeds.push(written(|out| {
             out.push(4);
             encode_head(&head, out);

@@ -493,7 +493,7 @@ impl Sample {
         }
     }
 
-    pub(crate) fn piece(&mut self) -> SnapshotRecord {
+    pub(crate) fn snapshot_record(&mut self) -> SnapshotRecord {
         match self.below(5) {
             0 => SnapshotRecord::Rows(self.list(5, Self::row)),
             1 => SnapshotRecord::Changes(self.list(5, |sample| match sample.flip() {

@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn states_are_read_back_and_their_bytes_cut_short_anywhere_are_an_error() {
         for seed in 0..2000 {
-            let (head, record) = (Sample::new(seed).head(), Sample::new(seed).record());
+            let (head, record) = (Sample::new(seed).head(), Sample::new(seed).snapshot_record());
             let (head_bytes, piece_bytes) = (written_head(&head), written(&record));
             if seed % 20 == 0 {
                 for end in 0..head_bytes.len() {
@@ -553,7 +553,7 @@ mod tests {
         for seed in 0..4000 {
             let mut sample = Sample::new(seed);
             let mut head = written_head(&sample.head()).to_vec();
-            let mut record = written(&sample.record()).to_vec();
+            let mut record = written(&sample.snapshot_record()).to_vec();
             for bytes in [&mut head, &mut record] {
                 for _ in 0..1 + sample.below(4) {
                     let at = sample.below(bytes.len() as u64) as usize;

@@ -116,7 +116,7 @@ impl Put {
     /// Binds the key to a lease, a session's for example: it is deleted when the lease ends.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Put, Blocking};
+    /// # use bowline::{Blocking, Compare, Config, Node, Put};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
@@ -321,7 +321,7 @@ impl Compare {
     /// On the id of the lease; 0 for none.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Compare, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let (kv, session) = (node.client(), node.session().block()?);

@@ -67,7 +67,7 @@ impl Client {
     /// The barrier in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let gate = node.client().barrier("maintenance");

@@ -100,7 +100,7 @@ impl Election {
     /// repeated in the next.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");

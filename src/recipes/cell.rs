@@ -45,7 +45,7 @@ impl Client {
     /// The value of the key `name`, to be changed by comparing and setting.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let hosts = node.client().cell("hosts");

@@ -81,7 +81,7 @@ impl Client {
     /// The number in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, CounterError, Node, Blocking};
+    /// # use bowline::{Blocking, Config, CounterError, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let visits = node.client().counter("visits");

@@ -34,7 +34,7 @@ impl Session {
     /// The election of this name. Keys below `name/` are its candidates.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");
@@ -120,7 +120,7 @@ impl Campaign {
     /// leadership when it is awaited; dropping it withdraws the candidacy.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");
@@ -197,7 +197,7 @@ impl Leadership {
     /// [`Guard::transfer`](crate::Guard::transfer) does.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("jobs/leader");

@@ -191,7 +191,7 @@ impl GuardTxn {
     /// acknowledged or given back.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.session().block()?;

@@ -234,7 +234,7 @@ impl Hold {
     /// transaction will be over; [`Hold::txn`] costs less.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;
@@ -343,7 +343,7 @@ impl Hold {
     /// harm and says so.
     ///
     /// ```
-    /// # use bowline::{Config, Hold, Node, Released, Blocking};
+    /// # use bowline::{Blocking, Config, Hold, Node, Released};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;

@@ -68,7 +68,7 @@ impl Client {
     /// The latch in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let loaded = node.client().latch("phase-1/loaded");

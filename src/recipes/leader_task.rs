@@ -158,7 +158,7 @@ impl Node {
     /// the node, and where it is dropped; [`LeadError`] says what else can end it.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let leading = node.leader_task("reports/leader", "10.0.0.7");
@@ -185,7 +185,7 @@ impl Election {
     /// [`LeaderTask`] has the guarantees.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let election = node.session().block()?.election("reports/leader");

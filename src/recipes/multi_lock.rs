@@ -27,7 +27,7 @@ impl Session {
     /// all of the locks at the same moment.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;

@@ -40,7 +40,7 @@ impl Session {
     /// The lock of this name. Keys below `name/` are its line: nothing else should be put there.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.session().block()?;
@@ -91,7 +91,7 @@ impl Mutex {
     /// The lock may be lost while `work` runs: it has the guard to look, or to write through.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;
@@ -159,7 +159,7 @@ guard! {
     /// [`Delivery`](crate::Delivery)):
     ///
     /// ```
-    /// # use bowline::{Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let guard = node.session().block()?.mutex("locks/orders/42").lock().block()?;

@@ -92,7 +92,7 @@ impl Node {
     /// The locks of the store, as an operator sees them.
     ///
     /// ```
-    /// # use bowline::{Config, LostReason, Node, Blocking};
+    /// # use bowline::{Blocking, Config, LostReason, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let guard = node.session().block()?.mutex("jobs/nightly").lock().reason("cleaning").block()?;

@@ -40,7 +40,7 @@ const HOLDS_MAX: u32 = 1 << 16;
 /// [`LockCall::owner`](crate::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
 ///
 /// ```
-/// # use bowline::{Config, LockError, Node, Released, Blocking};
+/// # use bowline::{Blocking, Config, LockError, Node, Released};
 /// # let dir = tempfile::tempdir()?;
 /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
 /// # let session = node.session().block()?;

@@ -147,7 +147,7 @@ impl Mutex {
     /// session's lease.
     ///
     /// ```
-    /// # use bowline::{Config, Node, SavedHold, Blocking};
+    /// # use bowline::{Blocking, Config, Node, SavedHold};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().block()?;

@@ -97,7 +97,7 @@ impl Client {
     /// are the line of those who want to do it.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let migration = node.client().run_once("migrations/7", &node.session().block()?);

@@ -39,7 +39,7 @@ impl Session {
     /// there.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;

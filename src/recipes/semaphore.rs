@@ -56,7 +56,7 @@ impl Session {
     /// `name/slot/` its [slots](Permit::slots): nothing else should be put there.
     ///
     /// ```
-    /// # use bowline::{Config, LockError, Node, Blocking};
+    /// # use bowline::{Blocking, Config, LockError, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;

@@ -97,7 +97,7 @@ impl Client {
     /// Keys below `prefix`, numbered by the store.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let jobs = node.client().sequential_prefix("jobs/job-");

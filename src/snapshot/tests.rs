@@ -62,7 +62,7 @@ fn head(index: u64) -> StateHead {
 
 fn some_pieces(seed: u64, count: u64) -> Vec<SnapshotRecord> {
     let mut sample = Sample::new(seed);
-    (0..count).map(|_| sample.record()).collect()
+    (0..count).map(|_| sample.snapshot_record()).collect()
 }
 
 /// Writes a snapshot.

@@ -317,7 +317,7 @@ fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
                 0 => drop(pieces.remove(at)),
                 1 => pieces.insert(at, pieces[other].clone()),
                 2 => pieces.swap(at, other),
-                3 => pieces.insert(at, sample.piece()),
+                3 => pieces.insert(at, sample.snapshot_record()),
                 4 => head = StateHead { digest: head.digest, ..sample.head() },
                 5 => head.revision = Revision(sample.below(60)),
                 6 => head.compacted = Some(Revision(sample.below(60))),

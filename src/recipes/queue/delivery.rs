@@ -80,7 +80,7 @@ impl Claim {
 /// taker's any more, or the lock is lost, none of it is done:
 ///
 /// ```
-/// # use bowline::{Config, Node, Op, Blocking};
+/// # use bowline::{Blocking, Config, Node, Op};
 /// # let dir = tempfile::tempdir()?;
 /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
 /// # node.client().queue("jobs").put("42").block()?;
@@ -144,7 +144,7 @@ impl Delivery {
     /// before. Tokens of two items, or of an item and a lock, do not say which is the later one.
     ///
     /// ```
-    /// # use bowline::{Config, Fence, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Fence, Node};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let jobs = node.session().block()?.queue("jobs");
@@ -321,7 +321,7 @@ impl Delivery {
     /// counted as [`PutItem::delay`](super::PutItem::delay) is. It keeps its place.
     ///
     /// ```
-    /// # use bowline::{Config, ItemState, Node, Blocking};
+    /// # use bowline::{Blocking, Config, ItemState, Node};
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;

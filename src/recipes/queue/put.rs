@@ -24,7 +24,7 @@ impl Client {
     /// To take, see [`Session::queue`](crate::Session::queue). Keys below `name/` are the queue's.
     ///
     /// ```
-    /// # use bowline::{Config, Node, Blocking};
+    /// # use bowline::{Blocking, Config, Node};
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
@@ -100,7 +100,7 @@ impl Queue {
     /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```
-    /// # use bowline::{Compare, Config, Node, Op, Blocking};
+    /// # use bowline::{Blocking, Compare, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
