@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use bowline::testing::Cluster;
-use bowline::{Op, QueueTaker};
+use bowline::{Op, queue::QueueTaker};
 use hdrhistogram::Histogram;
 
 const TAKERS: [usize; 3] = [1, 16, 64];

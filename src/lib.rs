@@ -44,7 +44,7 @@
 //! | [`Client::get`], [`Client::range`] | [`Client::get_prefix`] |
 //! | [`Client::watch`] | [`Client::watch_prefix`] |
 //! | [`Client::delete`] | [`Client::delete_prefix`] |
-//! | [`Locks::of`]: the lock of that name | [`Locks::list_prefix`]: all locks whose names begin with it |
+//! | [`Locks::of`](lock::Locks::of): the lock of that name | [`Locks::list_prefix`](lock::Locks::list_prefix): all locks whose names begin with it |
 //! | | [`Client::cached_prefix`], [`Client::cached_prefix_with`] |
 //! | | [`Client::sequential_prefix`]: numbered keys |
 //! | | [`Client::with_prefix`]: a client for the keys below a prefix |
@@ -77,7 +77,7 @@ pub mod watch;
 mod codec;
 #[doc(hidden)]
 pub mod env;
-mod metrics;
+pub mod metrics;
 #[doc(hidden)]
 pub mod model;
 
@@ -98,63 +98,98 @@ pub mod testing;
 
 pub use bytes::Bytes;
 
+// What most programs name. Everything else is in the modules below, by topic.
 pub use api::{
-    AlarmReply, Blocking, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall,
-    GrantCall, JoinErrorKind, Lease, LeaseInfoCall, LeaseStatus, Node, OpenSession, PutCall,
-    RangeCall, ReadyCall, ResumeSession, Session, SessionStatus, Shutdown, StartError, TxnCall,
-    UserClient, Watch, WatchCall,
+    Blocking, Client, Config, ConfigError, Effect, Error, Node, Session, Shutdown, StartError,
+    TxnCall, Watch,
 };
-pub use metrics::{
-    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,
-    RequestKind, Stage,
-};
+pub use metrics::{Metrics, MetricsSnapshot};
 pub use model::{
-    Access, AccessChange, AccessGrant, AccessRole, AuthError, Caller, ROOT, Rights, Secret, User,
-};
-pub use model::{Alarm, AlarmChange, AlarmKind, Alarms};
-pub use model::{
-    ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
-    DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
-    LogIndex, Member, MemberRole, Members, MembershipError, Moment, NodeId, Op, ParseLeaseIdError,
-    Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Rejection, Revision,
-    RevisionBounds, RevokeReply, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply,
-    TxnResult,
+    Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Limits, Moment, NodeId, Op, Put,
+    PutReply, RangeReply, Rejection, Revision, SortOrder, SortTarget, TxnReply, TxnResult,
 };
 pub use node::{
-    DIGEST_EVERY, DataErrorKind, Health, HealthStatus, History, MemberStatus, NodeStatus, Progress,
-    ResumeSessionError, Role, SessionEndReason, SessionState, StopReason,
+    Health, HealthStatus, NodeStatus, Role, SessionEndReason, SessionState, StopReason,
 };
 pub use recipes::{
-    Acquire, Guard, GuardError, GuardTxn, Hold, LockCall, LockEntry, LockError, LockFuture,
-    LockKind, LockState, LostReason, MultiGuard, Mutex, Owner, ParseTokenError, ReleaseRequest,
-    Released, Token, WaitsFor,
+    Election, Guard, GuardError, LeadError, LeaderEvent, LeaderTask, Leadership, LockError,
+    LockState, LostReason, Mutex, Owner, Released, RwLock, Semaphore, Token,
 };
-pub use recipes::{Barrier, BarrierError, BarrierHold};
-pub use recipes::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
-pub use recipes::{Cached, CachedCall, View};
-pub use recipes::{Call, CasOutcome, CompareAndSet, Expected, PutIfAbsent};
-pub use recipes::{
-    Campaign, Candidacy, Election, LeadError, Leader, LeaderEvent, LeaderTask, Leadership, Observe,
-};
-pub use recipes::{Cell, CellValue};
-pub use recipes::{Counter, CounterError};
-pub use recipes::{
-    Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
-    TakeCall,
-};
-pub use recipes::{DowngradeError, ReadGuard, RwLock, Upgrade, UpgradeError, WriteGuard};
-pub use recipes::{Fence, StaleToken};
-pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
-pub use recipes::{Latch, LatchError};
-pub use recipes::{LockAdminError, LockInfo, Locks};
-pub use recipes::{ParseSavedHoldError, ResumeError, SavedHold};
-pub use recipes::{Permit, Semaphore, Slot};
-pub use recipes::{RunOnce, RunOnceError, RunOutcome};
-pub use recipes::{Sequence, SequenceError, SequentialKey};
-pub use transport::TransportError;
-#[cfg(feature = "tls")]
-pub use transport::{MemberUri, PeerProof, PeerTls};
 pub use watch::{Filter, WatchBatch, WatchError};
+
+/// Users, roles and permissions.
+pub mod auth {
+    pub use crate::api::UserClient;
+    pub use crate::model::{
+        Access, AccessChange, AccessGrant, AccessRole, AuthError, Caller, ROOT, Rights, Secret,
+        User,
+    };
+}
+
+/// Members, their status, and alarms.
+pub mod cluster {
+    pub use crate::api::{AlarmReply, JoinErrorKind, ReadyCall};
+    pub use crate::model::{
+        Alarm, AlarmChange, AlarmKind, Alarms, ClusterId, ClusterVersion, DiskId, Incarnation,
+        LogIndex, Member, MemberRole, Members, MembershipError, SnapshotId, Term,
+    };
+    pub use crate::node::{DIGEST_EVERY, DataErrorKind, History, MemberStatus, Progress};
+    pub use crate::transport::TransportError;
+    #[cfg(feature = "tls")]
+    pub use crate::transport::{MemberUri, PeerProof, PeerTls};
+}
+
+/// Coordination among processes beside locks: barriers, latches, counters, groups, sequences, cached prefixes.
+pub mod coordination {
+    pub use crate::recipes::{
+        Barrier, BarrierError, BarrierHold, BarrierParticipant, Cached, CachedCall, Call,
+        CasOutcome, Cell, CellValue, CompareAndSet, Counter, CounterError, DoubleBarrier,
+        DoubleBarrierError, Expected, Group, GroupError, GroupEvent, GroupMember, GroupWatch,
+        Latch, LatchError, Membership, PutIfAbsent, RunOnce, RunOnceError, RunOutcome, Sequence,
+        SequenceError, SequentialKey, View,
+    };
+}
+
+/// Elections; [`Election`] and [`LeaderTask`] are at the root of the crate.
+pub mod election {
+    pub use crate::recipes::{Campaign, Candidacy, Leader, Observe};
+}
+
+/// Requests to the store in detail; the calls of [`Client`] and the most used types are at the root of the crate.
+pub mod kv {
+    pub use crate::api::{DeleteCall, GetCall, PutCall, RangeCall, WatchCall};
+    pub use crate::model::{
+        CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, PutLease, PutValue, Range,
+        RangeEnd, RevisionBounds, RevokeReply, Sort, Txn,
+    };
+}
+
+/// Leases, and the sessions that renew them.
+pub mod lease {
+    pub use crate::api::{
+        GrantCall, Lease, LeaseInfoCall, LeaseStatus, OpenSession, ResumeSession, SessionStatus,
+    };
+    pub use crate::model::ParseLeaseIdError;
+    pub use crate::node::ResumeSessionError;
+}
+
+/// Locks in detail; [`Mutex`], [`RwLock`], [`Semaphore`] and [`Guard`] are at the root of the crate.
+pub mod lock {
+    pub use crate::recipes::{
+        Acquire, DowngradeError, Fence, GuardTxn, Hold, LockAdminError, LockCall, LockEntry,
+        LockFuture, LockInfo, LockKind, Locks, MultiGuard, ParseSavedHoldError, ParseTokenError,
+        Permit, ReadGuard, ReleaseRequest, ResumeError, SavedHold, Slot, StaleToken, Upgrade,
+        UpgradeError, WaitsFor, WriteGuard,
+    };
+}
+
+/// A work queue: each item is given to one taker at a time, until it is acknowledged.
+pub mod queue {
+    pub use crate::recipes::{
+        Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+        TakeCall,
+    };
+}
 
 /// The pages of `docs` with programs in them, which run with the documentation's tests.
 #[cfg(doctest)]

@@ -55,7 +55,7 @@ use tokio::sync::oneshot;
 use crate::model::{NodeId, Revision};
 use crate::node::{NodeStatus, Role};
 use crate::transport::MemoryHub;
-use crate::{Config, DataErrorKind, Node, Shutdown, StartError};
+use crate::{Config, Node, Shutdown, StartError, cluster::DataErrorKind};
 
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Config, Effect, Ending, Error, HealthStatus, KeyRange, MemberRole, MemberStatus,
-    Node, NodeStatus, Op, RequestKind, Role,
+    Blocking, Config, Effect, Error, HealthStatus, KeyRange, Node, NodeStatus, Op, Role,
+    cluster::{MemberRole, MemberStatus},
+    metrics::{Ending, RequestKind},
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

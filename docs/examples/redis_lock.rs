@@ -6,7 +6,11 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Expected, Fence, GuardError, Op, StaleToken, Token};
+use bowline::{
+    GuardError, Op, Token,
+    coordination::Expected,
+    lock::{Fence, StaleToken},
+};
 
 /// A service outside the store. Its fence rejects tokens lower than the highest one it has seen.
 #[derive(Default)]

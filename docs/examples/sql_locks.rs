@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use bowline::testing::Cluster;
-use bowline::{CasOutcome, Client, Error, Op, Session};
+use bowline::{Client, Error, Op, Session, coordination::CasOutcome};
 
 fn number(value: &[u8]) -> i64 {
     std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0)

@@ -4,8 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Blocking, Bytes, Client, Compare, CounterError, Effect, Error, GuardError, KeyRange, KeyValue,
-    LeaseId, LockError, Node, Op, QueueError, Released, Revision, Session, Token, TxnReply,
+    Blocking, Bytes, Client, Compare, Effect, Error, GuardError, KeyRange, KeyValue, LeaseId,
+    LockError, Node, Op, Released, Revision, Session, Token, TxnReply, coordination::CounterError,
+    queue::QueueError,
 };
 
 use crate::calls::{Call, Change, Kind, Reply, Row};

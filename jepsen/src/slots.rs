@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bowline::{Delivery, Guard, Leadership, Owner, Permit, QueueTaker, Session, Watch};
+use bowline::{
+    Guard, Leadership, Owner, Session, Watch,
+    lock::Permit,
+    queue::{Delivery, QueueTaker},
+};
 
 /// Something held.
 pub enum Holding {

@@ -19,11 +19,11 @@ pub struct AlarmReply {
 
 impl Client {
     /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
-    /// stands, what it [forbids](crate::AlarmKind) is refused on every node with
+    /// stands, what it [forbids](crate::cluster::AlarmKind) is refused on every node with
     /// [`Rejection::Alarm`](crate::Rejection::Alarm), also to this program, and has no effect; it stands until somebody ends
     /// it, whatever is restarted or replaced meanwhile. This program's locks are released and broken, its sessions renewed and
     /// leases ended all the same; nobody comes into a line. Whoever would enter anew behind a hold of its own node's
-    /// (after [`commit_and_release`](crate::GuardTxn::commit_and_release), say) is refused too; a candidacy tries again until
+    /// (after [`commit_and_release`](crate::lock::GuardTxn::commit_and_release), say) is refused too; a candidacy tries again until
     /// it may; a lock that was to be handed over is released, and its holder told so. A write lock whose upgrade was given up in
     /// the same moment stays one until its guard goes.
     ///
@@ -34,7 +34,7 @@ impl Client {
     /// [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms); see [`Error`] for the rest.
     ///
     /// ```
-    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, Node, Rejection};
+    /// # use bowline::{Blocking, Config, Error, Node, Rejection, cluster::{Alarm, AlarmChange, AlarmKind}};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();
@@ -76,7 +76,7 @@ impl UserClient {
     /// As [`Client::change_alarms`]; only for callers with the role `root`.
     ///
     /// # Errors
-    /// As there, and [`AuthError`](crate::AuthError).
+    /// As there, and [`AuthError`](crate::auth::AuthError).
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         self.0.change_alarms(change).await
     }

@@ -40,7 +40,7 @@ impl Client {
     ///
     /// Sessions have no scope: what is made by one (locks, elections, groups, the taking end of a queue), and
     /// transactions under what it holds, are given whole keys and names. A queue says its own:
-    /// [`Queue::name`](crate::Queue::name).
+    /// [`Queue::name`](crate::queue::Queue::name).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};

@@ -217,7 +217,7 @@ impl Config {
     }
 
     /// Where this node's host serves clients of its own, as URLs or in any other words: at most 16, of at most 512
-    /// bytes each. All members are told ([`MemberStatus::endpoints`](crate::MemberStatus::endpoints),
+    /// bytes each. All members are told ([`MemberStatus::endpoints`](crate::cluster::MemberStatus::endpoints),
     /// [`Node::members`](crate::Node::members)), so that whoever looks for the leader's host finds it; the library
     /// does not use them. What a restarted node says replaces what it said before.
     ///

@@ -69,7 +69,7 @@ impl Node {
     ///
     /// A start whose future is dropped is given up: one that asks to [join](Config::join) ends within about a second,
     /// and any other as soon as it has come to its end; until then it holds the directory and the port. It may have
-    /// been let into the cluster by then: as after [`JoinErrorKind::TimedOut`](crate::JoinErrorKind::TimedOut), a start on the
+    /// been let into the cluster by then: as after [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a start on the
     /// same directory becomes that member.
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl Node {
     }
 
     /// Keeps a place for a member that is to come: whoever joins with this address (`host:port`) takes it, once, under
-    /// the id that is answered. Until then [`Member::is_taken`](crate::Member::is_taken) is false, nobody votes in it, and no quorum counts it. A
+    /// the id that is answered. Until then [`Member::is_taken`](crate::cluster::Member::is_taken) is false, nobody votes in it, and no quorum counts it. A
     /// member that is to be a [`Voter`](MemberRole::Voter) is a learner first and is promoted, without being asked,
     /// as soon as it has caught up and enough of the voters are there; a [`Learner`](MemberRole::Learner) stays one.
     /// Who joins with another address becomes a learner as without this. Answers when this node has applied it; fine if
@@ -362,7 +362,7 @@ impl Node {
     /// true.
     ///
     /// ```
-    /// use bowline::{Blocking, Config, MemberRole, Node};
+    /// use bowline::{Blocking, Config, Node, cluster::MemberRole};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).block()?;
     /// let second = node.reserve_member("10.0.0.2:7700", MemberRole::Voter).block()?;

@@ -47,7 +47,7 @@ impl TxnCall {
     }
 
     /// Several more conditions: all must hold. Those of a lock
-    /// ([`Hold::still_held`](crate::Hold::still_held)), for one.
+    /// ([`Hold::still_held`](crate::lock::Hold::still_held)), for one.
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
         self

@@ -23,10 +23,10 @@ impl Client {
     /// applied, by the table as it is there; reads before and after they are made; watches with every batch.
     ///
     /// The program itself may do everything, through its own clients. Who the caller is, it has found out by means of
-    /// its own: [`User::password`](crate::User) and [`Access::secret`] are there for that.
+    /// its own: [`User::password`](crate::auth::User) and [`Access::secret`] are there for that.
     ///
     /// ```
-    /// # use bowline::{Access, AccessChange, AccessGrant, Blocking, Caller, Config, KeyRange, Node, ROOT, Rights, Secret};
+    /// # use bowline::{Blocking, Config, KeyRange, Node, auth::{Access, AccessChange, AccessGrant, Caller, Rights, Secret, ROOT}};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let kv = node.client();

@@ -122,7 +122,7 @@ impl fmt::Debug for NodeId {
 /// assert_eq!((lease.to_string(), "7f3a".parse()), ("7f3a".to_owned(), Ok(lease)));
 /// assert_eq!(u64::from(lease), 0x7f3a);
 /// assert!("0".parse::<LeaseId>().is_err());
-/// # Ok::<(), bowline::ParseLeaseIdError>(())
+/// # Ok::<(), bowline::lease::ParseLeaseIdError>(())
 /// ```
 ///
 /// etcd allows any 64-bit number but 0 as an id, negative ones too; here the same 64 bits are read

@@ -76,7 +76,7 @@ pub struct RangeReply {
     /// Whether the limit cut rows off.
     pub more: bool,
     /// How many keys the range had at the revision asked for, whatever limit and bounds say; after
-    /// [`RangeCall::skip_count`](crate::RangeCall::skip_count), of the rows that were looked at.
+    /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), of the rows that were looked at.
     pub count: u64,
 }
 

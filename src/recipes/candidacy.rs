@@ -39,7 +39,7 @@ use super::leader_task::Shared;
 /// - While [`Candidacy::is_leader`] is true, no other leader's is, as long as leadership passes by
 ///   resignation or expiry and clocks keep within the drift bound. Each look is judged by this
 ///   machine's clock: a program that was paused, or is cut off from the others, sees at its first look
-///   after [`Hold::valid_until`](crate::Hold::valid_until) that it leads no more.
+///   after [`Hold::valid_until`](crate::lock::Hold::valid_until) that it leads no more.
 /// - A term that is lost while the session lives (its key was deleted, an operator broke it or handed it
 ///   over) is over for good: it stands again, at the end of the line, and the next term has a higher
 ///   token.
@@ -48,7 +48,7 @@ use super::leader_task::Shared;
 ///
 /// What it does not: an answer of "leads" is true when it is given, and a program that is paused right
 /// behind it acts on what was. Let what must not be done by two be written through
-/// [`Hold::txn`](crate::Hold::txn) of [`Candidacy::leadership`], or carry its token.
+/// [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or carry its token.
 ///
 /// It stands again as soon as somebody looks or waits: a call of any of its methods. Where nobody ever
 /// does, it does not. With nobody looking it is still elected when its turn comes, and others wait.
@@ -124,7 +124,7 @@ impl Election {
 
 impl Candidacy {
     /// Whether it leads, now. Never says so after
-    /// [`Hold::valid_until`](crate::Hold::valid_until). It looks at this node's memory and clock, and
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). It looks at this node's memory and clock, and
     /// waits for nothing: ask as often as you like.
     pub fn is_leader(&self) -> bool {
         matches!(self.look(false), Sight::Leads(_))
@@ -144,7 +144,7 @@ impl Candidacy {
     /// A listener is a loop, and tells of terms in order, each lost before the next begins:
     ///
     /// ```
-    /// # use bowline::{Candidacy, LockError, LostReason};
+    /// # use bowline::{LockError, LostReason, election::Candidacy};
     /// # fn start() {}
     /// # fn stop(_: LostReason) {}
     /// async fn listen(candidacy: &Candidacy) -> LockError {

@@ -101,7 +101,7 @@ impl Client {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Blocking, CasOutcome, Config, Node};
+    /// # use bowline::{Blocking, Config, Node, coordination::CasOutcome};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -122,7 +122,7 @@ impl Client {
     /// A key that has a lease keeps it; with [`CompareAndSet::ttl`] it gets another time to live.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, Expected, Node};
+    /// # use bowline::{Blocking, Config, Node, coordination::Expected};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();
@@ -200,7 +200,7 @@ impl CompareAndSet {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use bowline::{Blocking, Config, Expected, Node};
+    /// # use bowline::{Blocking, Config, Node, coordination::Expected};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// # let kv = node.client();

@@ -81,7 +81,7 @@ impl Client {
     /// The number in the key `name`.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, CounterError, Node};
+    /// # use bowline::{Blocking, Config, Node, coordination::CounterError};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     /// let visits = node.client().counter("visits");
@@ -90,7 +90,7 @@ impl Client {
     /// assert_eq!(visits.compare_and_set(7, 0).block(), Err(CounterError::Changed { value: 11 }));
     /// assert_eq!(visits.get().block()?, 11);
     /// # node.shutdown().block();
-    /// # Ok::<(), bowline::CounterError>(())
+    /// # Ok::<(), bowline::coordination::CounterError>(())
     /// ```
     pub fn counter(&self, name: impl Into<Bytes>) -> Counter {
         let turns = Arc::new(Semaphore::new(TRIES_MAX));

@@ -107,7 +107,7 @@ pub struct Campaign {
 
 impl Campaign {
     /// Gives up after this long. Without it, waits as long as the session lives. Kept as a lock's:
-    /// [`LockCall::deadline`](crate::LockCall::deadline).
+    /// [`LockCall::deadline`](crate::lock::LockCall::deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);

@@ -22,7 +22,7 @@ pub enum LostReason {
     /// It was given up here.
     #[error("it was released")]
     Released,
-    /// It was held for as long as it may be: [`LockCall::max_hold`](crate::LockCall::max_hold).
+    /// It was held for as long as it may be: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
     #[error("it was held for as long as it may be")]
     HeldTooLong,
     /// An operator broke it.
@@ -130,7 +130,7 @@ pub enum LockError {
     #[error("not taken: the read lock that it was to grow from is lost: {0}")]
     Lost(LostReason),
     /// It was granted, and lost before the waiting task has looked: it was held for as long as it may be
-    /// ([`LockCall::max_hold`](crate::LockCall::max_hold)), while the program's executor hung.
+    /// ([`LockCall::max_hold`](crate::lock::LockCall::max_hold)), while the program's executor hung.
     #[error("not taken: it was granted, and lost before anybody looked: {0}")]
     LostBeforeDelivery(LostReason),
     /// Another reader waits to become the writer already: each would wait for the other.

@@ -17,7 +17,7 @@ use super::token::Token;
 /// (`UPDATE r SET v = $1, fence = $2 WHERE id = $3 AND fence <= $2`, with the token as a pair of numbers).
 ///
 /// ```
-/// use bowline::{Fence, Token};
+/// use bowline::{Token, lock::Fence};
 /// let (old, new): (Token, Token) = ("17.0".parse()?, "23.0".parse()?);
 /// let fence = Fence::default();
 /// assert!(fence.admit(new).is_ok());

@@ -96,7 +96,7 @@ impl Session {
     /// The group of this name. Keys below `name/` are its members.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, GroupEvent, Node};
+    /// # use bowline::{Blocking, Config, Node, coordination::GroupEvent};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let workers = node.session().block()?.group("workers");

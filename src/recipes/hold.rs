@@ -44,19 +44,19 @@ pub enum LockState {
 /// so, as long as ownership passes by release or expiry and clocks keep within the drift bound. A
 /// program that was paused, or cut off, sees the loss at its first look afterwards. What was begun
 /// before the pause is another matter: write through [`Hold::txn`], which the store judges, or hand
-/// [`Hold::token`] to whatever is written to, and let it refuse older ones ([`Fence`](crate::Fence)).
+/// [`Hold::token`] to whatever is written to, and let it refuse older ones ([`Fence`](crate::lock::Fence)).
 ///
 /// A guard becomes its hold where only that is wanted. A hold becomes no guard: of which kind one is, its lock says.
 ///
 /// ```
-/// fn plain(read: bowline::ReadGuard) -> bowline::Hold {
-///     bowline::Hold::from(read)
+/// fn plain(read: bowline::lock::ReadGuard) -> bowline::lock::Hold {
+///     bowline::lock::Hold::from(read)
 /// }
 /// ```
 ///
 /// ```compile_fail,E0308
-/// fn forged(read: bowline::ReadGuard) -> bowline::WriteGuard {
-///     bowline::WriteGuard::from(bowline::Hold::from(read))
+/// fn forged(read: bowline::lock::ReadGuard) -> bowline::lock::WriteGuard {
+///     bowline::lock::WriteGuard::from(bowline::lock::Hold::from(read))
 /// }
 /// ```
 pub struct Hold {
@@ -168,7 +168,7 @@ impl Hold {
         .await
     }
 
-    /// Waits until somebody asks the holder to give the lock up ([`Locks::request_release`](crate::Locks::request_release)).
+    /// Waits until somebody asks the holder to give the lock up ([`Locks::request_release`](crate::lock::Locks::request_release)).
     /// Never ends if nobody does. Cancel-safe.
     pub async fn asked_to_release(&self) -> ReleaseRequest {
         self.when(|_| self.turn.request()).await
@@ -343,7 +343,7 @@ impl Hold {
     /// harm and says so.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, Hold, Node, Released};
+    /// # use bowline::{Blocking, Config, Node, Released, lock::Hold};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;

@@ -78,7 +78,7 @@ impl Client {
     /// loaded.count_down().block()?;
     /// loaded.block().block()?;
     /// # node.shutdown().block();
-    /// # Ok::<(), bowline::LatchError>(())
+    /// # Ok::<(), bowline::coordination::LatchError>(())
     /// ```
     pub fn latch(&self, name: impl Into<Bytes>) -> Latch {
         let turns = Arc::new(Semaphore::new(TRIES_MAX));

@@ -99,8 +99,8 @@ fn why_no_more(why: &LockError) -> String {
 /// - The end of leading is told only to work that has begun.
 ///
 /// What it does not: work that does not come to an await point cannot be stopped. It is out of
-/// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::Hold::txn), or
-/// hand on its [`Hold::token`](crate::Hold::token). [`Hold::at_risk`](crate::Hold::at_risk) tells it
+/// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::lock::Hold::txn), or
+/// hand on its [`Hold::token`](crate::lock::Hold::token). [`Hold::at_risk`](crate::lock::Hold::at_risk) tells it
 /// in advance. What it has spawned is not dropped with it.
 ///
 /// The work is a closure that is called once a term, so it cannot give away what it owns. `async move |leadership| ..` does
@@ -233,7 +233,7 @@ impl LeaderTask {
     }
 
     /// Does not drop the work at a loss: it has to notice by itself
-    /// ([`Hold::lost`](crate::Hold::lost)), and may run on while another leads. For what must be
+    /// ([`Hold::lost`](crate::lock::Hold::lost)), and may run on while another leads. For what must be
     /// cleaned up in order. It stands again only when the work has ended; what work that has outlived
     /// its leadership comes to is dropped.
     pub fn finish_after_loss(mut self) -> Self {
@@ -254,7 +254,7 @@ impl LeaderTask {
     }
 
     /// Runs `work` while it leads, until `stop` comes true. Then the work is asked to end
-    /// ([`Hold::asked_to_release`](crate::Hold::asked_to_release), by its own session, because "its program
+    /// ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), by its own session, because "its program
     /// stops") and gets so long for it before it is dropped; after that it resigns, and waits until that is durable. `None` if the work did not end
     /// by itself, or was not running.
     ///

@@ -65,7 +65,7 @@ impl Session {
 
 guard! {
     /// Several locks, held together: they are lost together, and released in one entry, by
-    /// [`MultiGuard::release`] or when this is dropped. [`Hold::keys`](crate::Hold::keys) has the keys, in
-    /// the order of the names; everything else is in [`Hold`](crate::Hold) too.
+    /// [`MultiGuard::release`] or when this is dropped. [`Hold::keys`](crate::lock::Hold::keys) has the keys, in
+    /// the order of the names; everything else is in [`Hold`](crate::lock::Hold) too.
     MultiGuard
 }

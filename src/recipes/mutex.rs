@@ -27,9 +27,9 @@ use super::view::{self, LockEntry};
 /// does. A wish with something to say ([`LockCall::reason`], [`LockCall::owner`], [`LockCall::max_hold`])
 /// stands in the cluster's own line, for all to see.
 ///
-/// Under a pause or a partition the holder's [`Hold::state`](crate::Hold::state) says "lost" before anybody else is granted
+/// Under a pause or a partition the holder's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody else is granted
 /// the lock; after a crash the lock is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::Hold).
+/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::lock::Hold).
 #[derive(Clone, Debug)]
 pub struct Mutex {
     session: Session,
@@ -132,7 +132,7 @@ impl Mutex {
 
     /// Releases the hold of this token, whose guard is not at hand: its holder loses it. Only a hold of this
     /// very session, on this node; never by the name alone: what another holds is left alone. For the holds
-    /// of others there is [`Locks::force_release`](crate::Locks::force_release).
+    /// of others there is [`Locks::force_release`](crate::lock::Locks::force_release).
     ///
     /// # Errors
     /// See [`Error`]. If there is no such hold, that is [`Released::AlreadyLost`].
@@ -152,11 +152,11 @@ impl Mutex {
 
 guard! {
     /// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that.
-    /// Everything else is in [`Hold`](crate::Hold).
+    /// Everything else is in [`Hold`](crate::lock::Hold).
     ///
     /// Done, and released, in one entry, if it is still held (with
-    /// [`GuardTxn::ack`](crate::GuardTxn::ack) an item of a queue is acknowledged in it, too: see
-    /// [`Delivery`](crate::Delivery)):
+    /// [`GuardTxn::ack`](crate::lock::GuardTxn::ack) an item of a queue is acknowledged in it, too: see
+    /// [`Delivery`](crate::queue::Delivery)):
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};

@@ -35,9 +35,9 @@ pub struct Leader {
 /// That is not the same as who works. A leader that has crashed, or is cut off, stands until its session's
 /// lease has ended; if others stand behind it, the first of them is the next thing that is told, and
 /// [`LeaderEvent::Vacant`] is not told in between. Whether anybody works shows in what the work leaves
-/// behind: let the leader write a row with each of its steps ([`Hold::txn`](crate::Hold::txn)), and watch
+/// behind: let the leader write a row with each of its steps ([`Hold::txn`](crate::lock::Hold::txn)), and watch
 /// that for getting old. The leader itself knows from
-/// [`Hold::valid_until`](crate::Hold::valid_until) until when it surely leads.
+/// [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it surely leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaderEvent {
     /// Somebody leads, or says something new.

@@ -160,7 +160,7 @@ impl Locks {
         Ok(LockInfo { name, queue: line, foreign_keys })
     }
 
-    /// Asks the holder to give the lock up: its [`Hold::asked_to_release`](crate::Hold::asked_to_release)
+    /// Asks the holder to give the lock up: its [`Hold::asked_to_release`](crate::lock::Hold::asked_to_release)
     /// says so. What it does is its own affair.
     ///
     /// # Errors

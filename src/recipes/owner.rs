@@ -37,7 +37,7 @@ use super::stance::Stance;
 const HOLDS_MAX: u32 = 1 << 16;
 
 /// A piece of work that takes locks: made by [`Session::owner`], given to
-/// [`LockCall::owner`](crate::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
+/// [`LockCall::owner`](crate::lock::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, LockError, Node, Released};

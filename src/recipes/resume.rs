@@ -147,7 +147,7 @@ impl Mutex {
     /// session's lease.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, Node, SavedHold};
+    /// # use bowline::{Blocking, Config, Node, lock::SavedHold};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let session = node.open_session().block()?;

@@ -25,9 +25,9 @@ use super::view::{self, LockEntry};
 /// waits, so writers do not starve; readers that stand together hold together. Each reader is a row:
 /// a read costs two commits, as a mutex does, and pays off where the work under it is long.
 ///
-/// Under a pause or a partition a guard's [`Hold::state`](crate::Hold::state) says "lost" before anybody is granted what it
+/// Under a pause or a partition a guard's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody is granted what it
 /// excludes; after a crash its part is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::Hold).
+/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::lock::Hold).
 #[derive(Clone, Debug)]
 pub struct RwLock {
     session: Session,
@@ -117,13 +117,13 @@ impl RwLock {
 
 guard! {
     /// A read/write lock, held for reading. Dropping it releases it, in the background;
-    /// [`ReadGuard::release`] waits for that. Everything else is in [`Hold`](crate::Hold).
+    /// [`ReadGuard::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
     ReadGuard
 }
 
 guard! {
     /// A read/write lock, held for writing. Dropping it releases it, in the background;
-    /// [`WriteGuard::release`] waits for that. Everything else is in [`Hold`](crate::Hold).
+    /// [`WriteGuard::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
     WriteGuard
 }
 
@@ -174,8 +174,8 @@ impl WriteGuard {
     /// Its key, and so its place in the line, and its token stay. Waits until the readers may come in;
     /// dropping the future releases the lock.
     ///
-    /// What this has begun as the writer, by [`Hold::txn`](crate::Hold::txn) or on the conditions of
-    /// [`Hold::still_held`](crate::Hold::still_held), is done before the readers come in, or not at all.
+    /// What this has begun as the writer, by [`Hold::txn`](crate::lock::Hold::txn) or on the conditions of
+    /// [`Hold::still_held`](crate::lock::Hold::still_held), is done before the readers come in, or not at all.
     ///
     /// # Errors
     /// See [`DowngradeError`].

@@ -40,7 +40,7 @@ const SLOTS_MAX: usize = 50;
 /// A permit that its holder may forget has an end of its own: `.acquire().max_hold(d)`
 /// ([`LockCall::max_hold`]).
 ///
-/// Under a pause or a partition a permit's [`Hold::state`](crate::Hold::state) says "lost" before anybody
+/// Under a pause or a partition a permit's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody
 /// else has it; after a crash it is free when the session has expired, or as soon as the program is
 /// back. What it does not guarantee: that a holder looks. Waiting for permits is no
 /// [deadlock](crate::Owner) that anybody is told of: it may be another's permit that comes free first.
@@ -217,7 +217,7 @@ fn resized(row: &KeyValue, new: u32) -> Option<Op> {
 
 guard! {
     /// Permits of a semaphore, held. Dropping it gives them back, in the background;
-    /// [`Permit::release`] waits for that. Everything else is in [`Hold`](crate::Hold).
+    /// [`Permit::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
     Permit
 }
 

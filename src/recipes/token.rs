@@ -10,7 +10,7 @@ use super::digits::number_in;
 
 /// A fencing token: rises with every grant of a lock, over restarts, snapshots and leader changes too.
 /// Hand it to whatever the lock protects outside the store, and let that refuse tokens lower than the
-/// highest it has seen ([`Fence`](crate::Fence)): then a holder that was paused for too long does no
+/// highest it has seen ([`Fence`](crate::lock::Fence)): then a holder that was paused for too long does no
 /// harm.
 ///
 /// It is written `revision.handoff` and can be parsed again, from that and nothing else: the revision that the holder's

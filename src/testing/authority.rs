@@ -12,8 +12,8 @@ use rcgen::{
     RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
+use crate::cluster::{MemberUri, PeerTls};
 use crate::env::{Entropy, OsEntropy};
-use crate::{MemberUri, PeerTls};
 
 /// An authority for the certificates of one cluster's members, for tests.
 ///

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Config, Error, KeyRange, LockError, Node, Rejection,
-    Revision,
+    Blocking, Config, Error, KeyRange, LockError, Node, Rejection, Revision,
+    cluster::{Alarm, AlarmChange, AlarmKind},
 };
 
 const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };

@@ -11,10 +11,16 @@ use std::time::{Duration, Instant};
 use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
-    AuthError, Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError,
-    JoinErrorKind, KeyRange, LeadError, LeaseId, LockError, MembershipError, Node, Op, QueueError,
-    Rejection, ResumeError, ResumeSessionError, Revision, Role, RunOnceError, SessionEndReason,
-    StartError, StopReason, TransportError, WatchError, backup,
+    Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError, KeyRange, LeadError,
+    LeaseId, LockError, Node, Op, Rejection, Revision, Role, SessionEndReason, StartError,
+    StopReason, WatchError,
+    auth::AuthError,
+    backup,
+    cluster::{JoinErrorKind, MembershipError, TransportError},
+    coordination::RunOnceError,
+    lease::ResumeSessionError,
+    lock::ResumeError,
+    queue::QueueError,
 };
 
 use crate::{loopback, stage};

@@ -8,7 +8,9 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Blocking, Cached, Compare, Config, Error, KeyRange, Node, Op, Revision};
+use bowline::{
+    Blocking, Compare, Config, Error, KeyRange, Node, Op, Revision, coordination::Cached,
+};
 
 use crate::stage;
 

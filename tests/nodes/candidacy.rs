@@ -10,8 +10,10 @@ use std::thread;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Candidacy, LeaderEvent, Leadership, LockError,
-    LostReason, Moment, Released, SessionEndReason, StopReason, Token,
+    Blocking, LeaderEvent, Leadership, LockError, LostReason, Moment, Released, SessionEndReason,
+    StopReason, Token,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+    election::Candidacy,
 };
 
 use crate::stage::{

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use bowline::{Blocking, Config, Error, Node, PeerTls, testing};
+use bowline::{Blocking, Config, Error, Node, cluster::PeerTls, testing};
 
 use crate::loopback;
 

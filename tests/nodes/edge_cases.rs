@@ -10,8 +10,8 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::testing;
 use bowline::{
-    Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState,
-    LostReason, Node, Op, Released, SessionEndReason, Token,
+    Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockState,
+    LostReason, Node, Op, Released, SessionEndReason, Token, lock::LockKind,
 };
 
 use crate::loopback;

@@ -13,8 +13,8 @@ use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
     Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError,
-    LostReason, Moment, Node, NodeId, Released, ResumeError, Revision, SavedHold, Session,
-    SessionEndReason, Token,
+    LostReason, Moment, Node, NodeId, Released, Revision, Session, SessionEndReason, Token,
+    lock::{ResumeError, SavedHold},
 };
 use tokio::sync::oneshot;
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use bowline::testing::Cluster;
 use bowline::{Blocking, Error, Revision, Session, SortOrder, SortTarget, TxnResult};
 use bowline::{
-    Client, Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
+    Client, Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put,
+    kv::{PutLease, PutValue},
 };
 
 use crate::stage::{Begun, another_session, lasting, mortal, session, until_places};

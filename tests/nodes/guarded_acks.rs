@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bowline::{
-    Blocking, Compare, Delivery, Effect, Error, Guard, GuardError, Limits, Node, Op, Session,
-    TxnResult,
+    Blocking, Compare, Effect, Error, Guard, GuardError, Limits, Node, Op, Session, TxnResult,
+    queue::Delivery,
 };
 
 use crate::stage::{

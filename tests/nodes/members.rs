@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Client, Config, Error, KeyRange, MemberRole, MembershipError, Node, NodeId,
-    Rejection, StopReason,
+    Blocking, Client, Config, Error, KeyRange, Node, NodeId, Rejection, StopReason,
+    cluster::{MemberRole, MembershipError},
 };
 
 use crate::loopback;

@@ -23,7 +23,7 @@ fn a_string_names_one_key() {
     assert_eq!(kv.get("k/").block().unwrap().unwrap().key, "k/");
     assert_eq!(keys(&kv.range("k/").block().unwrap().kvs), [b"k/"]);
     assert_eq!(kv.estimated_len("k/", 10), 0, "a single key counts for none");
-    let caller = bowline::Caller { user: None, revision: kv.access().revision() };
+    let caller = bowline::auth::Caller { user: None, revision: kv.access().revision() };
     assert_eq!(keys(&kv.as_user(caller).range("k/").block().unwrap().kvs), [b"k/"]);
     // Of the two keys only `k/1` is changed once more.
     kv.put(KEYS[1], "w").block().unwrap();

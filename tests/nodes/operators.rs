@@ -5,9 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Effect, Error, KeyRange, Leadership, LockAdminError,
-    LockEntry, LockError, LockState, LostReason, Node, Op, ReadGuard, Rejection, Released,
-    WriteGuard,
+    Blocking, Effect, Error, KeyRange, Leadership, LockError, LockState, LostReason, Node, Op,
+    Rejection, Released,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+    lock::{LockAdminError, LockEntry, ReadGuard, WriteGuard},
 };
 
 use crate::stage::{
@@ -505,8 +506,8 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
     let row = kv.get(from.clone()).block().unwrap().unwrap();
     let put = bowline::Put {
         key: from,
-        value: bowline::PutValue::Set(row.value),
-        lease: bowline::PutLease::Attach(to),
+        value: bowline::kv::PutValue::Set(row.value),
+        lease: bowline::kv::PutLease::Attach(to),
         prev_kv: false,
     };
     kv.txn().then(Op::Put(put)).then(Op::delete(successor.key)).commit().block().unwrap();

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::Cluster;
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Client, Compare, Delivery, Effect, Error, ItemState,
-    KeyRange, LostReason, Op, Queue, QueueError, QueueTaker, Rejection, Revision,
+    Blocking, Client, Compare, Effect, Error, KeyRange, LostReason, Op, Rejection, Revision,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+    queue::{Delivery, ItemState, Queue, QueueError, QueueTaker},
 };
 
 use crate::stage;
@@ -194,7 +195,7 @@ fn an_acknowledgement_and_its_effects_are_one() {
     let delivery = taker.take().block().unwrap();
     let lease = bowline::LeaseId::new(77).unwrap();
     let mut bound = bowline::Put::new("effect", "");
-    bound.lease = bowline::PutLease::Attach(lease);
+    bound.lease = bowline::kv::PutLease::Attach(lease);
     let refused = delivery.ack_with([bound]).block().unwrap_err();
     assert_eq!(refused, QueueError::Store(Error::Rejected(Rejection::LeaseNotFound(lease))));
     let delivery = taker.take().block().unwrap();

@@ -11,7 +11,9 @@
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
-use bowline::{Blocking, Compare, Config, DIGEST_EVERY, Error, Node, Op, Role, StopReason};
+use bowline::{
+    Blocking, Compare, Config, Error, Node, Op, Role, StopReason, cluster::DIGEST_EVERY,
+};
 
 /// As the driver has it: rows whose checksums are looked at with each applied entry.
 const SCRUB_ROWS: u64 = 16;

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Client, Effect, Error, GuardError, KeyRange, LeaseId,
-    Limits, LockAdminError, LockState, LostReason, Op, QueueError, Rejection, Released,
-    ResumeSessionError, Session, SessionEndReason, SessionState,
+    Blocking, Client, Effect, Error, GuardError, KeyRange, LeaseId, Limits, LockState, LostReason,
+    Op, Rejection, Released, Session, SessionEndReason, SessionState,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+    lease::ResumeSessionError,
+    lock::LockAdminError,
+    queue::QueueError,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.

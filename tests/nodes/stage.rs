@@ -11,8 +11,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Client, Compare, Config, EventKind, Fence, KeyRange, LockError, Moment, Node,
-    NodeStatus, Op, Revision, Role, Session, SessionEndReason, Token,
+    Blocking, Client, Compare, Config, EventKind, KeyRange, LockError, Moment, Node, NodeStatus,
+    Op, Revision, Role, Session, SessionEndReason, Token, lock::Fence,
 };
 
 /// No wait of a test is longer, unless something is broken.

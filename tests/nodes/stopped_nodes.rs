@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bowline::testing::Cluster;
 use bowline::{
-    Blocking, Delivery, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState,
-    LostReason, Node, QueueError, QueueTaker, Released, Session, SessionEndReason, StopReason,
+    Blocking, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState, LostReason,
+    Node, Released, Session, SessionEndReason, StopReason,
+    queue::{Delivery, QueueError, QueueTaker},
 };
 
 use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};

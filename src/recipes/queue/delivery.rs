@@ -74,7 +74,7 @@ impl Claim {
 ///   [`Delivery::lost`] says early that it will not.
 /// - What was not acknowledged is taken again, by anybody: at least once, not exactly once, unless all
 ///   that the work does is in [`Delivery::ack_with`], or in a transaction under a lock with
-///   [`GuardTxn::ack`](crate::GuardTxn::ack).
+///   [`GuardTxn::ack`](crate::lock::GuardTxn::ack).
 ///
 /// Take, lock, do; then result, acknowledgement and release in one entry. If by then the item is not this
 /// taker's any more, or the lock is lost, none of it is done:
@@ -140,11 +140,11 @@ impl Delivery {
     }
 
     /// The fencing token of this taking: higher than that of every taking of this item before. For what
-    /// the work does outside the store: a [`Fence`](crate::Fence) for each item lets nobody in who had it
+    /// the work does outside the store: a [`Fence`](crate::lock::Fence) for each item lets nobody in who had it
     /// before. Tokens of two items, or of an item and a lock, do not say which is the later one.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, Fence, Node};
+    /// # use bowline::{Blocking, Config, Node, lock::Fence};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let jobs = node.session().block()?.queue("jobs");
@@ -228,7 +228,7 @@ impl Delivery {
     /// It is done, and these are its effects: deletes the item and carries out `ops`, in one
     /// transaction, if the item still is this taker's. So each item has its effects once, however often
     /// it is taken. It does not look at locks that this taker holds besides: what must be done under a lock
-    /// goes with [`GuardTxn::ack`](crate::GuardTxn::ack). Answers with what became of the operations. Their keys are
+    /// goes with [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Answers with what became of the operations. Their keys are
     /// whole ones: no [scope](Client::with_prefix) is added. To put into another queue, see
     /// [`Queue::op`](super::Queue::op). What is begun is carried out, also if this future is dropped.
     ///
@@ -321,7 +321,7 @@ impl Delivery {
     /// counted as [`PutItem::delay`](super::PutItem::delay) is. It keeps its place.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, ItemState, Node};
+    /// # use bowline::{Blocking, Config, Node, queue::ItemState};
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;

@@ -95,7 +95,7 @@ impl Queue {
     /// transaction: another one would put the same item.
     ///
     /// Its key is in the scope of this queue's client, and so it is for transactions of that client, which add the
-    /// scope. `ack_with`, and transactions under a lock ([`Hold::txn`](crate::Hold::txn)), know no
+    /// scope. `ack_with`, and transactions under a lock ([`Hold::txn`](crate::lock::Hold::txn)), know no
     /// [scope](Client::with_prefix): for them, ask the queue of the whole name for it,
     /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///

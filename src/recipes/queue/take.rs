@@ -163,7 +163,7 @@ pub struct TakeCall {
 
 impl TakeCall {
     /// Gives up after this long. Without it, waits as long as the session lives. Looked at by the node at
-    /// its ticks, as a lock's: [`LockCall::deadline`](crate::LockCall::deadline). An item that has come by then
+    /// its ticks, as a lock's: [`LockCall::deadline`](crate::lock::LockCall::deadline). An item that has come by then
     /// is delivered. A deadline of zero is not a try: for that there is [`QueueTaker::try_take`].
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {

@@ -9,7 +9,7 @@ const SCHEME: &str = "bowline://";
 /// nor one of `-._~` is percent-encoded.
 ///
 /// ```
-/// use bowline::MemberUri;
+/// use bowline::cluster::MemberUri;
 /// assert_eq!(MemberUri::new("shop", "node 1").to_string(), "bowline://shop/node%201");
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]

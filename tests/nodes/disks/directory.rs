@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Blocking, Config, DataErrorKind, Error, Node, NodeStatus, StartError};
+use bowline::{Blocking, Config, Error, Node, NodeStatus, StartError, cluster::DataErrorKind};
 
 use super::files::{
     Files, HEADER_BYTES, SOON, config, count, has_everything, solo, three, three_with,

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bowline::testing;
-use bowline::{Blocking, DataErrorKind, Node, StartError};
+use bowline::{Blocking, Node, StartError, cluster::DataErrorKind};
 
 use super::files::{
     Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,

@@ -9,7 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Blocking, Client, Config, DataErrorKind, Error, History, Node, StartError};
+use bowline::{
+    Blocking, Client, Config, Error, Node, StartError,
+    cluster::{DataErrorKind, History},
+};
 
 use super::files::{
     Files, SEGMENT_BYTES, SOON, config, count, has_everything, name_of, three_with,

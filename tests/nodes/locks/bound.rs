@@ -2,7 +2,8 @@
 //! hold goes with it, however much that is. And how much may be done under a hold at once.
 
 use bowline::{
-    Blocking, Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Rejection, Session,
+    Blocking, Client, Compare, Error, Guard, GuardError, KeyRange, Op, Rejection, Session,
+    lock::Hold,
 };
 
 use crate::stage::{lasting, roles, session};
@@ -103,7 +104,12 @@ fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
 fn holds_at_most(hold: &Hold, ops: usize) {
     let commit = |count: usize| {
         let put = |n: usize| Op::put(format!("data/{n}"), "");
-        (0..count).map(put).fold(hold.txn(), bowline::GuardTxn::then).commit().block().map(drop)
+        (0..count)
+            .map(put)
+            .fold(hold.txn(), bowline::lock::GuardTxn::then)
+            .commit()
+            .block()
+            .map(drop)
     };
     assert_eq!(commit(ops), Ok(()));
     let (count, max) = (ops + 1, ops);

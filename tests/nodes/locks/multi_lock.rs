@@ -1,7 +1,8 @@
 //! Several locks at once.
 
 use bowline::{
-    Blocking, Config, LockError, LostReason, MultiGuard, Node, Released, Session, SessionEndReason,
+    Blocking, Config, LockError, LostReason, Node, Released, Session, SessionEndReason,
+    lock::MultiGuard,
 };
 
 use crate::stage::{

@@ -3,7 +3,10 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use bowline::{Blocking, DowngradeError, LockError, Node, Owner, Released, Session, WaitsFor};
+use bowline::{
+    Blocking, LockError, Node, Owner, Released, Session,
+    lock::{DowngradeError, WaitsFor},
+};
 
 use crate::stage::{
     Begun, another_session, lasting, places, session, timed_out, until, until_places, until_true,

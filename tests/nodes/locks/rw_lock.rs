@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Blocking, Compare, DowngradeError, Effect, Error, GuardError,
-    GuardTxn, LockError, LockKind, LostReason, Node, Op, ReadGuard, Rejection, Released, Session,
-    SessionEndReason, Upgrade, UpgradeError, WriteGuard,
+    Blocking, Compare, Effect, Error, GuardError, LockError, LostReason, Node, Op, Rejection,
+    Released, Session, SessionEndReason,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+    lock::{DowngradeError, GuardTxn, LockKind, ReadGuard, Upgrade, UpgradeError, WriteGuard},
 };
 
 use crate::stage::{

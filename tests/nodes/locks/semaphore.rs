@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use bowline::{
-    Blocking, Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, LostReason, Node,
-    Op, Permit, Semaphore,
+    Blocking, Compare, Effect, Error, GuardError, KeyRange, LockError, LostReason, Node, Op,
+    Semaphore,
+    lock::{LockKind, Permit},
 };
 
 use crate::stage::{

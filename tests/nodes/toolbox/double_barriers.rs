@@ -6,7 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Blocking, DoubleBarrier, DoubleBarrierError, Effect, Error, KeyRange, Revision};
+use bowline::{
+    Blocking, Effect, Error, KeyRange, Revision,
+    coordination::{DoubleBarrier, DoubleBarrierError},
+};
 
 use super::{LONG, begin, on_all, quick, wait_for_keys};
 use crate::stage;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use bowline::{
-    BarrierError, Blocking, Effect, Error, GroupError, GroupEvent, GroupWatch, SessionEndReason,
+    Blocking, Effect, Error, SessionEndReason,
+    coordination::{BarrierError, GroupError, GroupEvent, GroupWatch},
 };
 
 use super::{begin, deadline, give_up, quick, wait_for_keys};

@@ -6,7 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Blocking, CounterError, Effect, Error, KeyRange, Node, SequenceError};
+use bowline::{
+    Blocking, Effect, Error, KeyRange, Node,
+    coordination::{CounterError, SequenceError},
+};
 
 use super::{LONG, give_up, on_all, quick, wait_for_keys};
 
@@ -78,7 +81,7 @@ fn what_a_counter_says_was_added_was_added_over_crashes_of_leaders_too() {
     let leader = cluster.leader().block().unwrap();
     let counters: Vec<_> = (0..3).map(|member| client(&cluster, member)).collect();
     let (added, unknown) = thread::scope(|scope| {
-        let count = |counter: bowline::Counter| {
+        let count = |counter: bowline::coordination::Counter| {
             let (mut added, mut unknown) = (0, 0);
             for _ in 0..60 {
                 match counter.increment().deadline(LONG).block() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Blocking, KeyRange, Node, RunOnceError, SessionEndReason};
+use bowline::{Blocking, KeyRange, Node, SessionEndReason, coordination::RunOnceError};
 
 use super::{LONG, begin, late_error, on_all, poll, quick, wait_for_keys};
 

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{Blocking, CasOutcome, Client, Error, Expected, LeaseId, Rejection, Revision};
+use bowline::{
+    Blocking, Client, Error, LeaseId, Rejection, Revision,
+    coordination::{CasOutcome, Expected},
+};
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
 use crate::stage::until_true;

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
-use bowline::{BarrierError, Blocking, Effect, KeyRange, LatchError, Node};
+use bowline::{
+    Blocking, Effect, KeyRange, Node,
+    coordination::{BarrierError, LatchError},
+};
 
 use super::{LONG, begin_to_wait, deadline, give_up, on_all, quick, wait_for_keys};
 

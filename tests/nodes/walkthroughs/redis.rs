@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use bowline::{
-    Blocking, CasOutcome, Client, Compare, Error, Expected, GuardError, LeaseId, LockState,
-    LostReason, Op, Put, PutLease, Rejection, SessionEndReason,
+    Blocking, Client, Compare, Error, GuardError, LeaseId, LockState, LostReason, Op, Put,
+    Rejection, SessionEndReason,
+    coordination::{CasOutcome, Expected},
+    kv::PutLease,
 };
 
 use crate::stage::{

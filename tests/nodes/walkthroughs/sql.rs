@@ -1,6 +1,6 @@
 //! Locks on a SQL database: a unique key, a row that is locked, a version column.
 
-use bowline::{Blocking, Client, Expected, LockError, Op};
+use bowline::{Blocking, Client, LockError, Op, coordination::Expected};
 
 use crate::stage::{Begun, another_session, lasting, session, stand_in_line, until_places};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline::{
-    Blocking, Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision,
+    Blocking, Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, Revision, kv::PutLease,
 };
 
 use crate::stage::{lasting, mortal, roles, session, until_deleted, until_places};
@@ -199,7 +199,7 @@ fn members_of_a_group_come_and_go_with_their_sessions() {
     let stays = group.join("two").block().unwrap();
     let dying = mortal(&cluster, one);
     let goes = dying.group("workers").join("one").block().unwrap();
-    let meta = |members: Vec<bowline::GroupMember>| {
+    let meta = |members: Vec<bowline::coordination::GroupMember>| {
         members.into_iter().map(|member| member.meta).collect::<Vec<_>>()
     };
     assert_eq!(meta(group.members().block().unwrap()), ["two", "one"]);

@@ -175,7 +175,7 @@ mod tests {
         let seen = &node.locks().of("o").unwrap().queue[0];
         assert_eq!(
             (seen.kind, &seen.reason[..]),
-            (bowline::LockKind::Semaphore(4), &b"a backup"[..])
+            (bowline::lock::LockKind::Semaphore(4), &b"a backup"[..])
         );
         assert!(node.shutdown().block().hanging.is_empty());
     }

@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use bowline::backup::{BackupInfo, DirectoryInfo, Recovered, Restored};
-use bowline::{MemberRole, Members, SnapshotId};
+use bowline::cluster::{MemberRole, Members, SnapshotId};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 

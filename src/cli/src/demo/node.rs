@@ -355,7 +355,7 @@ async fn read(kv: Client) -> Result<(), String> {
         match page.kvs.last() {
             Some(last) if page.more => {
                 let next = [&last.key[..], b"\0"].concat();
-                let bowline::RangeEnd::Before(end) = KeyRange::prefix(OPS).end().clone() else {
+                let bowline::kv::RangeEnd::Before(end) = KeyRange::prefix(OPS).end().clone() else {
                     return Err("the prefix of all increments has no end".to_owned());
                 };
                 from = KeyRange::between(next, end);

@@ -1,7 +1,10 @@
 //! Alarms in the protocol's terms: those that somebody has raised, for the whole cluster, and beside them what is so by itself
 //! at this member. The first the state machine knows and enforces; the second forbid nothing here, and end by themselves.
 
-use bowline::{Alarm, AlarmChange, AlarmKind, NodeId};
+use bowline::{
+    NodeId,
+    cluster::{Alarm, AlarmChange, AlarmKind},
+};
 
 use super::member::Member;
 use crate::generated::etcdserverpb as pb;

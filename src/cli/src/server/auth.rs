@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bowline::{
-    Access, AccessChange, AccessGrant, AuthError, ROOT, RangeEnd, Rights, Secret, UserClient,
+    auth::{Access, AccessChange, AccessGrant, AuthError, ROOT, Rights, Secret, UserClient},
+    kv::RangeEnd,
 };
 use tonic::{Request, Response, Status};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bowline::{KeyRange, MemberRole, NodeId};
+use bowline::{KeyRange, NodeId, cluster::MemberRole};
 use tonic::{Request, Response, Status};
 
 use super::member::Member;
@@ -33,7 +33,7 @@ impl ClusterService {
     /// Refuses one more learner where `--max-learners` is reached. A member that is to vote does not count.
     fn check_learners(&self) -> Result<(), Status> {
         let members = self.0.node().members();
-        let stays = |member: &&bowline::Member| {
+        let stays = |member: &&bowline::cluster::Member| {
             member.role == MemberRole::Learner && member.replaces.is_none()
         };
         let count = members.rows().values().filter(stays).count();
@@ -120,7 +120,7 @@ impl Cluster for ClusterService {
         let place = place(&urls)?;
         check_scheme(&place, self.0.options().peer_scheme())?;
         let wanted = |address: &str| place.addresses.split(',').any(|one| one == address);
-        let taken = |member: &bowline::Member| {
+        let taken = |member: &bowline::cluster::Member| {
             let known = [&*member.address, member.destination()].into_iter();
             known.flat_map(|list| list.split(',')).any(wanted)
         };
@@ -164,7 +164,7 @@ impl Cluster for ClusterService {
         let scheme = self.0.options().peer_scheme();
         check_scheme(&place, scheme)?;
         let members = self.0.node().members();
-        let known = members.get(id).map(bowline::Member::destination);
+        let known = members.get(id).map(bowline::cluster::Member::destination);
         if place.scheme != scheme && known == Some(&*place.addresses) {
             return Err(Status::failed_precondition(
                 "the members of this cluster use https://: they cannot be changed to http:// one after the other",

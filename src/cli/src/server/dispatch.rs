@@ -5,7 +5,10 @@ use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Access, AuthError, Error};
+use bowline::{
+    Error,
+    auth::{Access, AuthError},
+};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;

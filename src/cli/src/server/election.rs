@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Compare, EventKind, KeyRange, KeyValue, Op, Put, PutLease, Revision};
+use bowline::{Compare, EventKind, KeyRange, KeyValue, Op, Put, Revision, kv::PutLease};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline::{AlarmKind, KeyRange, Role};
+use bowline::{KeyRange, Role, cluster::AlarmKind};
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};

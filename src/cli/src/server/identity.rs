@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bowline::{Access, Caller};
+use bowline::auth::{Access, Caller};
 use http::{HeaderMap, HeaderValue};
 use tonic::{Request, Status};
 

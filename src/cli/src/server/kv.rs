@@ -3,7 +3,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{KeyRange, PutLease, PutValue, RangeCall, Revision, TxnCall, UserClient};
+use bowline::{
+    KeyRange, Revision, TxnCall,
+    auth::UserClient,
+    kv::{PutLease, PutValue, RangeCall},
+};
 use prost::Message;
 use tokio::time::Instant;
 use tokio_stream::Stream;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{AuthError, Error, LeaseId, Rejection};
+use bowline::{Error, LeaseId, Rejection, auth::AuthError};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 

@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline::{
-    Compare, Error, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range,
-    RangeCall, RangeReply, Revision, RevisionBounds, Sort, SortOrder, SortTarget, TxnResult,
+    Compare, Error, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, RangeReply, Revision,
+    SortOrder, SortTarget, TxnResult,
+    kv::{PutLease, PutValue, Range, RangeCall, RevisionBounds, Sort},
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;

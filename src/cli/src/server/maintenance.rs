@@ -3,7 +3,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Alarm, AlarmChange, Client, KeyRange, NodeId, Revision, UserClient};
+use bowline::{
+    Client, KeyRange, NodeId, Revision,
+    auth::UserClient,
+    cluster::{Alarm, AlarmChange},
+};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -180,7 +184,7 @@ impl Maintenance for MaintenanceService {
             return Err(Reason::NotLeader.into());
         }
         let voter = status.members.iter().find(|member| member.id == target);
-        if voter.is_none_or(|member| member.role != bowline::MemberRole::Voter) {
+        if voter.is_none_or(|member| member.role != bowline::cluster::MemberRole::Voter) {
             return Err(Reason::BadTransferee.into());
         }
         self.0.node().transfer_leadership(Some(target)).await.map_err(refused)?;

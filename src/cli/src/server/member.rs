@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bowline::{
-    AuthError, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Rejection, Revision, Term,
-    UserClient,
+    Client, Error, LeaseId, Node, NodeId, Rejection, Revision,
+    auth::{AuthError, UserClient},
+    cluster::{MemberRole, Term},
+    lease::Lease,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};

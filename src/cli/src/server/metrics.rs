@@ -4,7 +4,10 @@
 
 use std::fmt::{Display, Write};
 
-use bowline::{Ending, MetricsSnapshot, NodeStatus, RequestKind};
+use bowline::{
+    MetricsSnapshot, NodeStatus,
+    metrics::{Ending, RequestKind},
+};
 
 use super::alarms;
 use super::calls::{Calls, MethodTimes, SECONDS};

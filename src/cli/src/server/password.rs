@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bowline::Secret;
+use bowline::auth::Secret;
 use tokio::sync::Semaphore;
 use tonic::Status;
 

@@ -4,7 +4,7 @@
 //! The names are etcd's, but for the first of each: what the member itself thinks of its health. Whoever leaves out one of
 //! etcd's knows nothing of ours: that which would fail for the same reason is left out with it.
 
-use bowline::{AlarmKind, Health, HealthStatus, KeyRange};
+use bowline::{Health, HealthStatus, KeyRange, cluster::AlarmKind};
 
 use super::alarms;
 use super::member::Member;

@@ -12,7 +12,7 @@ mod jwt;
 mod keys;
 mod signed;
 
-use bowline::Access;
+use bowline::auth::Access;
 use tonic::Status;
 
 use super::flags::TokenKind;

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bowline::{Config, History, Limits, PeerProof, PeerTls};
+use bowline::{
+    Config, Limits,
+    cluster::{History, PeerProof, PeerTls},
+};
 
 use super::gates;
 use super::log::LogOptions;

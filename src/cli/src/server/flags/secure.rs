@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bowline::{PeerProof, PeerTls};
+use bowline::cluster::{PeerProof, PeerTls};
 use rustls::SupportedCipherSuite;
 use rustls::crypto::ring;
 use rustls::version::{TLS12, TLS13};

@@ -13,7 +13,7 @@
 use std::time::{Duration, SystemTime};
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
-use bowline::Access;
+use bowline::auth::Access;
 use serde_json::{Value, json};
 use tonic::Status;
 

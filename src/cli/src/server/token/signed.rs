@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use bowline::Access;
+use bowline::auth::Access;
 use ring::hmac;
 
 /// How many tokens in use are remembered at once. With more than that, some end a time to live after they were made.
@@ -98,8 +98,11 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bowline::{AccessChange, Client, ROOT, Secret};
     use bowline::{Blocking, Config, Node};
+    use bowline::{
+        Client,
+        auth::{AccessChange, ROOT, Secret},
+    };
 
     fn change(client: &Client, change: AccessChange) {
         client.change_access(change).block().unwrap();

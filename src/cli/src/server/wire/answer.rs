@@ -1,7 +1,8 @@
 //! The library's answers, as the protocol says them.
 
 use bowline::{
-    DeleteReply, Event, EventKind, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult,
+    Event, EventKind, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult,
+    kv::DeleteReply,
 };
 
 use crate::generated::etcdserverpb as pb;

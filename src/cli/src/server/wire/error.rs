@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use bowline::{AlarmKind, AuthError, Effect, Error, MembershipError, Rejection};
+use bowline::{
+    Effect, Error, Rejection,
+    auth::AuthError,
+    cluster::{AlarmKind, MembershipError},
+};
 use tonic::{Code, Status};
 
 /// Why a request is refused, where etcd has a text of its own for it.

@@ -1,8 +1,8 @@
 //! Requests as the library says them. They have been checked before.
 
 use bowline::{
-    Compare, CompareBuilder, Delete, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range,
-    Revision, RevisionBounds, Sort, SortOrder, SortTarget, Txn,
+    Compare, KeyRange, LeaseId, Op, Put, Revision, SortOrder, SortTarget,
+    kv::{CompareBuilder, Delete, PutLease, PutValue, Range, RevisionBounds, Sort, Txn},
 };
 use bytes::Bytes;
 use tonic::Status;
