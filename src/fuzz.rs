@@ -1,33 +1,35 @@
-//! The doors of fuzzers: everything that reads bytes which somebody else has written, as plain functions.
+//! Fuzz targets for every parser of untrusted bytes.
 //!
-//! Not part of the public interface: feature `fuzzing`, for `tests/fuzz` and its twin `tests/fuzzing.rs`.
-//! A target is a function of bytes that panics when a promise is broken. What it does stands in the file
-//! `fuzz.rs` of the folder whose bytes they are. Those that take bytes as orders ("commit two entries, flip
-//! a bit, open") draw them from a [`Feed`], and put the checksums right that no fuzzer would guess.
+//! Feature `fuzzing`, which is not part of the public interface, exports them for `tests/fuzz` and
+//! its counterpart `tests/fuzzing.rs`. A target is a function of bytes that panics if a promise is
+//! broken. Its implementation is in the file `fuzz.rs` of the folder that parses the bytes. Some
+//! targets interpret the bytes as instructions ("commit two entries, flip a bit, open"): they draw
+//! them from a [`Feed`], and correct the checksums, which no fuzzer would guess.
 
 use crate::{check, codec, consensus, snapshot, transport, wal};
 
-/// How far some bytes have come. Where all are refused nothing is tested.
+/// The outcome of one run of a target. If every input is rejected, the target tests nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Came {
-    /// They meant something, and what they meant was judged.
+    /// The input was accepted and its result was checked.
     Through,
-    /// They were refused with an error.
+    /// The input was rejected with an error.
     Refused,
 }
 
-/// One thing to fuzz.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The name of its corpus and of its binary.
+    /// Name of its corpus and of its binary.
     pub name: &'static str,
-    /// Panics if a promise is broken.
+    /// The target itself. Panics if a promise is broken.
     pub run: fn(&[u8]) -> Came,
-    /// Bytes to begin with, made of what the library itself writes.
+    /// Initial inputs, made from data that the library itself writes.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All whose code is in the library. Those that compare with the naive model are in `tests/fuzz`.
+/// All targets whose code is in the library. The targets that compare with the naive model are in
+/// `tests/fuzz`.
 pub const TARGETS: [Target; 9] = [
     Target { name: "log_records", run: wal::fuzz::records, seeds: wal::fuzz::record_seeds },
     Target { name: "log_directory", run: wal::fuzz::directory, seeds: wal::fuzz::directory_seeds },
@@ -40,7 +42,8 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "histories", run: check::fuzz::histories, seeds: check::fuzz::seeds },
 ];
 
-/// Bytes that are drawn from as if they were chance. At their end all numbers are 0.
+/// A source of pseudo-random choices that are read from the input. When the input is used up, all
+/// numbers are 0.
 #[derive(Debug)]
 pub(crate) struct Feed<'a> {
     rest: &'a [u8],
@@ -55,7 +58,7 @@ impl<'a> Feed<'a> {
         self.rest.is_empty()
     }
 
-    /// Everything that is left.
+    /// Returns all remaining bytes.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
@@ -66,23 +69,25 @@ impl<'a> Feed<'a> {
         *byte
     }
 
-    /// A number below `end`: of one byte where that will do.
+    /// Returns a number below `end`. Consumes one byte if `end` is at most 256, and eight bytes
+    /// otherwise.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         let number = if end <= 256 { u64::from(self.byte()) } else { self.number() };
         number % end
     }
 
-    /// True once in so many times.
+    /// Returns true with a probability of one in `times`.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == times - 1
     }
 
-    /// Eight bytes.
+    /// Returns a number made of the next eight bytes.
     pub(crate) fn number(&mut self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Mostly `value` or a neighbour of it, and now and then one of the numbers that things go wrong at.
+    /// Returns `value` or a number close to it in most cases, and a typical edge case such as 0 or
+    /// the maximum otherwise.
     pub(crate) fn near(&mut self, value: u64) -> u64 {
         match self.byte() {
             choice @ 0..208 => value.wrapping_add(u64::from(choice % 8)).saturating_sub(2),
@@ -94,7 +99,7 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// Up to `max` of the bytes as they are, `max` below 65,536.
+    /// Returns up to `max` of the remaining bytes unchanged. `max` must be below 65,536.
     pub(crate) fn bytes(&mut self, max: usize) -> &'a [u8] {
         let wanted = match max {
             0..256 => self.below(max as u64 + 1) as usize,

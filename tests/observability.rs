@@ -441,10 +441,12 @@ fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
     let about = |level: &str, (name, address): (&str, &str)| {
         let all = lines().lines.lock().unwrap();
         let words = match level {
-            "WARN" => format!("member {name:?} cannot be reached at {address}: "),
+            "WARN" => format!("name={name:?} address={address:?}"),
             _ => format!("address={address:?}"),
         };
-        all.iter().filter(|line| line.starts_with(level) && line.contains(&words)).count()
+        let is_about =
+            |line: &&String| line.contains("cannot reach member") && line.contains(&words);
+        all.iter().filter(|line| line.starts_with(level)).filter(is_about).count()
     };
     let begun = node.now();
     for peer in lost {

@@ -38,7 +38,7 @@ pub const JOIN: &str = "JEPSEN_JOIN";
 /// The variable in which it is told whose place it takes by joining.
 pub const REPLACES: &str = "JEPSEN_REPLACES";
 
-/// The variable in which it is told how its doors stand at its start: an order of [`doors`](crate::doors).
+/// The variable in which it is told how its doors stand at its start: an order of [`doors`](crate::fault_injection).
 pub const DOORS: &str = "JEPSEN_DOORS";
 
 /// The election timeout of members, if nobody says otherwise.
@@ -695,7 +695,7 @@ impl Fleet {
         }
     }
 
-    /// Opens or closes a door to the world inside a member's process: see `crate::doors`. Whether that was done: nobody may be
+    /// Opens or closes a door to the world inside a member's process: see `crate::fault_injection`. Whether that was done: nobody may be
     /// there, or stand still.
     ///
     /// # Errors

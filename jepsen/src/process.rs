@@ -474,11 +474,11 @@ mod tests {
         hear_server(&mut state, "2026-11-22 ERROR error: a line of a log says nothing");
         assert!(!state.ready && state.stopped.is_none());
         hear_server(&mut state, "bowline: member \"m0\" is ready to serve client requests on ...");
-        hear_server(&mut state, "error: the member has stopped: the disk failed to sync");
+        hear_server(&mut state, "error: the member has stopped: disk error: cannot sync");
         assert!(state.ready);
         assert_eq!(
             state.stopped.as_deref(),
-            Some("the member has stopped: the disk failed to sync")
+            Some("the member has stopped: disk error: cannot sync")
         );
     }
 

@@ -48,7 +48,7 @@ pub enum Order {
     Arm(Point, u64),
     /// Who leads, as far as the node knows without asking anybody.
     Look,
-    /// Change one of the process's doors to the world: see [`doors`](crate::doors).
+    /// Change one of the process's doors to the world: see [`doors`](crate::fault_injection).
     Fault(String),
     /// What a client of a workload wants: see [`calls`](crate::calls).
     Call(Box<Call>),

@@ -1,4 +1,4 @@
-//! Whose directory is this, and what is in it?
+//! Inspection of a stopped member's directory: its owner and its contents.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,60 +11,61 @@ use crate::node::{Offline, RestoredFrom, Stopped};
 
 use super::{BackupError, Progress};
 
-/// What is in a member's directory.
+/// The contents of a member's directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DirectoryInfo {
-    /// The cluster.
+    /// Id of the cluster that the member belongs to.
     pub cluster: ClusterId,
-    /// The member.
+    /// Id of the member.
     pub member: NodeId,
-    /// The disk's id.
+    /// Id of the disk.
     pub disk: DiskId,
-    /// How often a node was started on it.
+    /// Number of times that a node has started on this directory.
     pub starts: Incarnation,
-    /// Whether it has met the other founders, or joined.
+    /// Whether the member has met the other founders, or has joined.
     pub founded: bool,
-    /// What the cluster began with, if that was a backup.
+    /// The backup that the cluster was restored from, if any.
     pub from_backup: Option<FromBackup>,
     /// The member's term.
     pub term: Term,
-    /// Whom it voted for in that term.
+    /// The member that it voted for in that term.
     pub vote: Option<NodeId>,
-    /// The first entry that is in the log.
+    /// Index of the first entry in the log.
     pub first: LogIndex,
-    /// The last one; the one before the first if there is none.
+    /// Index of the last entry. If the log has no entries, the index before `first`.
     pub last: LogIndex,
-    /// The term of the last one.
+    /// Term of the last entry.
     pub last_term: Term,
-    /// Up to where it knows that a majority has the entries.
+    /// Highest index that the member knows to be committed.
     pub commit: LogIndex,
-    /// What of the log is in use, in bytes.
+    /// Bytes of the log that are in use.
     pub log_bytes: u64,
-    /// How many bytes of a write that a crash interrupted stand behind the log's end. They are cut off at
-    /// the next start.
+    /// Bytes after the log's end that an interrupted write left behind. The next start truncates
+    /// them.
     pub torn_bytes: u64,
     /// The snapshots, newest first.
     pub snapshots: Vec<SnapshotFile>,
-    /// Who belongs to the cluster, with the whole log applied; the founders only, if that cannot be done.
+    /// The members of the cluster after applying the whole log. If the log cannot be applied, only
+    /// the founders.
     pub members: Arc<Members>,
-    /// The revision, with the whole log applied; `None` if that cannot be done.
+    /// The revision after applying the whole log, or `None` if the log cannot be applied.
     pub revision: Option<Revision>,
-    /// How many keys there are then.
+    /// Number of keys at that revision.
     pub keys: Option<u64>,
-    /// What is wrong, in words. Empty if nothing is.
+    /// Descriptions of the problems found. Empty if there are none.
     pub troubles: Vec<String>,
 }
 
-/// The backup that a cluster began with.
+/// The backup that a cluster was restored from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FromBackup {
-    /// The cluster that it was taken of.
+    /// Id of the cluster that the backup was taken from.
     pub cluster: ClusterId,
-    /// Names the file exactly.
+    /// Id of the backup file, unique to its exact contents.
     pub id: SnapshotId,
-    /// By how much revisions rose.
+    /// Number that was added to the revision on restore.
     pub revision_jump: u64,
 }
 
@@ -72,30 +73,32 @@ pub struct FromBackup {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SnapshotFile {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The last entry that it covers.
+    /// Index of the last entry that the snapshot covers.
     pub index: LogIndex,
-    /// The term of that entry.
+    /// Term of that entry.
     pub term: Term,
-    /// Its length in bytes, if every byte of it is as it was written.
+    /// Length in bytes if all checksums match, or `None` if the file is damaged.
     pub sound_bytes: Option<u64>,
 }
 
-/// Says whose directory this is and what is in it, reading all of it and changing nothing. No node may run
-/// on it. Needs the memory that a node with this state needs.
+/// Reads the whole directory of a stopped member and reports its owner and contents. Changes
+/// nothing. No node may be running on the directory. Needs as much memory as a node with this
+/// state.
 ///
 /// # Errors
-/// [`BackupError`]. What can be told in spite of damage is told, with
-/// [`troubles`](DirectoryInfo::troubles).
+/// Returns a [`BackupError`]. Damage that still allows a report is listed in
+/// [`troubles`](DirectoryInfo::troubles) instead.
 pub fn inspect(dir: impl AsRef<Path>) -> Result<DirectoryInfo, BackupError> {
     inspect_with(dir, &mut |_, _| {})
 }
 
-/// As [`inspect`], telling how far it is: in bytes of the snapshot, in entries of the log.
+/// Does the same as [`inspect`], and reports its progress: in bytes of the snapshot, then in
+/// entries of the log.
 ///
 /// # Errors
-/// As [`inspect`].
+/// Same as [`inspect`].
 pub fn inspect_with(
     dir: impl AsRef<Path>,
     progress: Progress<'_>,

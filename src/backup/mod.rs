@@ -1,4 +1,4 @@
-//! Backups, and what can be done with files while no node runs on them.
+//! Backups, and offline operations on the files of stopped members.
 //!
 //! ```text
 //!                    Node::backup
@@ -11,17 +11,20 @@
 //! ```
 //!
 //! # A new cluster
-//! What is restored is never the old cluster. Its members are those of the configuration, on new disks;
-//! its id is made of the token, their names, and what names the backup and the jump, so that its members
-//! talk neither to those of the old cluster nor to those made from another backup. Revisions go on far
-//! above all that the old one can have reached, and everything before is compacted, so that fencing
-//! tokens never repeat and a watch from before is told. All leases have ended, and their keys are deleted:
-//! no lock of the old cluster is held. Its alarms have ended too.
+//! A restore always creates a new cluster, with the members of the configuration on new disks. The
+//! new cluster id is derived from the token, the members' names, the id of the backup and the
+//! revision jump. Therefore the new members talk neither to members of the old cluster nor to
+//! members restored from another backup.
+//!
+//! The first revision of the new cluster is far above every revision that the old cluster can have
+//! reached, and all earlier revisions are compacted. Therefore fencing tokens never repeat, and a
+//! watch from an earlier revision fails with an error. All leases are revoked and their keys
+//! deleted, so no lock of the old cluster is held. Its alarms are cleared too.
 //!
 //! # Recovery
-//! While a majority of the members has its disks, nothing needs to be restored: members that are lost
-//! are replaced. When the majority is lost for ever, the state of one that is left becomes a backup
-//! ([`recover`]), with a [warning](LossWarning) that says what nobody can know.
+//! While a majority of the members has its disks, no restore is necessary: replace the lost
+//! members. If the majority is lost permanently, [`recover`] turns the state of one remaining
+//! member into a backup. Its [warning](LossWarning) names the writes that may be lost.
 //!
 //! ```
 //! use bowline::{Blocking, Config, Node, backup};
@@ -61,69 +64,68 @@ pub use recover::{LossWarning, Recovered, recover, recover_with};
 pub use restore::{RestoreOptions, Restored, restore, restore_with};
 pub use verify::{BackupInfo, verify, verify_with};
 
-/// Told, now and then, how far a long piece of work is: so many of so many. What is counted changes from
-/// stage to stage, and each begins anew.
+/// A callback that receives the progress of a long operation from time to time, as (done, total).
+/// The unit differs between stages, and each stage starts at 0.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Why nothing came of it.
+/// The reason why an operation on backups or directories failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// A file cannot be read, is damaged, not a backup, or of a newer version; in words that say which.
-    /// Nothing was changed.
+    /// A file cannot be read, is damaged, is not a backup, or has a newer version. The text says
+    /// which. Nothing was changed.
     #[error("{0}")]
     Unreadable(String),
-    /// The configuration makes no sense. Nothing was changed.
+    /// The configuration is invalid. Nothing was changed.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The configuration joins a cluster. Nothing was changed.
+    /// The configuration joins an existing cluster. Nothing was changed.
     #[error(
-        "a node that joins a cluster gets its state from it: restore the members that found the new \
+        "cannot restore a member that joins an existing cluster: restore the founding members of the new \
          cluster, each with the same list of members"
     )]
     Joins,
-    /// The jump is 0, or leaves the new cluster too few revisions to write at: of the 2^63 that clients can read, half are
-    /// its own. Nothing was changed.
+    /// The jump is 0, or it leaves too few revisions to write at: clients can read 2^63 revisions,
+    /// and half of them must remain for the new cluster. Nothing was changed.
     #[error(
-        "the revision of the backup is {revision}, and it cannot be raised by {jump}: by 1 or more, and to no more than \
-         {RESEEDED_REVISION_MAX}, so that there are revisions left to write at"
+        "cannot raise the revision {revision} of the backup by {jump}: the jump must be at least 1, and the \
+         result at most {RESEEDED_REVISION_MAX}, so that enough revisions are left"
     )]
     Jump {
         /// The backup's revision.
         revision: u64,
-        /// By how much it was to be raised.
+        /// The requested revision jump.
         jump: u64,
     },
-    /// There is something in the directory. Nothing was changed.
+    /// The directory is not empty. Nothing was changed.
     #[error(
-        "{dir} is not empty: there is {found:?} in it. A backup is restored into a directory of its own, \
-         and never over what a member has", dir = dir.display()
+        "{dir} is not empty: it contains {found:?}; restore into a new directory", dir = dir.display()
     )]
     NotEmpty {
         /// The directory.
         dir: PathBuf,
-        /// One of the things in it.
+        /// The name of one file in it.
         found: String,
     },
-    /// An earlier restore into the directory did not come to its end. Nothing was changed.
-    #[error("a restore into {dir} was interrupted: remove the directory, and restore again", dir = dir.display())]
+    /// An earlier restore into the directory was interrupted. Nothing was changed.
+    #[error("an earlier restore into {dir} was interrupted: remove the directory and restore again", dir = dir.display())]
     Interrupted {
         /// The directory.
         dir: PathBuf,
     },
-    /// There is no member's data in the directory. Nothing was changed.
-    #[error("there is no data of a member in {dir}", dir = dir.display())]
+    /// The directory contains no member's data. Nothing was changed.
+    #[error("{dir} contains no data of a member", dir = dir.display())]
     NoMember {
         /// The directory.
         dir: PathBuf,
     },
-    /// The file to be written is there already. Nothing was changed.
-    #[error("{file} is there already: name a file that is not", file = file.display())]
+    /// The output file exists already. Nothing was changed.
+    #[error("{file} already exists: choose another file", file = file.display())]
     Exists {
         /// The file.
         file: PathBuf,
     },
-    /// Writing has failed, in words that say where. What was being written is of no use.
+    /// Writing failed. The text says where. The output is unusable.
     #[error("{0}")]
     Unwritten(String),
 }

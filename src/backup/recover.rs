@@ -1,4 +1,4 @@
-//! A backup of what a stopped member has: all that is left, when the others are lost.
+//! A backup made from the directory of a stopped member, for use when all other members are lost.
 
 use std::fmt;
 use std::io;
@@ -12,43 +12,44 @@ use crate::snapshot::{Folder, Writer};
 
 use super::{BackupError, Progress};
 
-/// What of a state is written at a time, in bytes.
+/// Size of the chunks in which the state is written, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What was recovered: a backup, and what is to be known of it.
+/// The result of a recovery: a backup, and a warning about writes that it may lack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Recovered {
-    /// The file.
+    /// Path of the backup.
     pub file: PathBuf,
-    /// Names the file exactly.
+    /// Id of the backup file, unique to its exact contents.
     pub id: SnapshotId,
-    /// The cluster that the member belonged to.
+    /// Id of the cluster that the member belonged to.
     pub cluster: ClusterId,
-    /// How many keys there are.
+    /// Number of keys.
     pub keys: u64,
-    /// What may be lost. Show it to whoever decides.
+    /// The possible losses. Show it to the operator who decides whether to use the backup.
     pub warning: LossWarning,
 }
 
-/// What nobody can know who has one member of a cluster, and not the majority. Its words name it.
+/// What one member alone cannot determine about the cluster's committed writes. Its `Display` text
+/// explains the risk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LossWarning {
-    /// The member.
+    /// Id of the member.
     pub member: NodeId,
-    /// Its name; empty if it never announced itself.
+    /// Name of the member. Empty if it never announced itself.
     pub name: String,
-    /// The last entry in its log.
+    /// Index of the last entry in its log.
     pub last: LogIndex,
-    /// The term of that entry. Of several members, the one with the highest term, and among those the one
-    /// with the highest entry, has lost the least.
+    /// Term of that entry. If several members are available, the one with the highest term, and
+    /// among those the one with the highest index, has lost the least.
     pub term: Term,
-    /// The revision that this entry leads to.
+    /// The revision after applying that entry.
     pub revision: Revision,
-    /// The last entry of which it knows that a majority had it.
+    /// Highest index that the member knows to be committed.
     pub committed: LogIndex,
-    /// The revision that this one leads to.
+    /// The revision after applying that index.
     pub committed_revision: Revision,
 }
 
@@ -57,43 +58,46 @@ impl fmt::Display for LossWarning {
         let Self { member, name, last, term, revision, committed, committed_revision } = self;
         writeln!(
             f,
-            "this is what member {member} ({name:?}) has, and not what a majority has agreed on:"
+            "this backup contains the data of member {member} ({name:?}), which may differ from what a \
+             majority has committed:"
         )?;
         writeln!(
             f,
-            "- its log ends with entry {last} of term {term}, revision {revision}: what the others \
-             acknowledged after that is missing, if there was anything"
+            "- its log ends with entry {last} of term {term}, revision {revision}: any later write that the \
+             other members acknowledged is missing"
         )?;
         if last > committed {
             write!(
                 f,
-                "- it does not know that entries {} to {last} (revisions after {committed_revision}, up to \
-                 {revision}) were agreed on: they are in the backup, even if nobody was ever told that \
-                 they had been written",
+                "- it does not know whether entries {} to {last} (revisions after {committed_revision}, up to \
+                 {revision}) were committed: they are in the backup, although their clients may have received \
+                 no reply or an error",
                 committed.next()
             )
         } else {
             write!(
                 f,
-                "- all of it had been agreed on: nothing is in it that was never acknowledged"
+                "- all entries in its log were committed: the backup contains no uncommitted write"
             )
         }
     }
 }
 
-/// Writes a backup of everything that a stopped member has, up to the last entry of its log. The directory
-/// is not changed. While a majority of the members is left, do not: replace those that are lost.
+/// Writes a backup of everything that a stopped member has, up to the last entry of its log. The
+/// directory is not changed. If a majority of the members is left, do not use this: replace the
+/// lost members.
 ///
 /// # Errors
-/// [`BackupError`]; there is no file then.
+/// Returns a [`BackupError`]. No file is left in that case.
 pub fn recover(dir: impl AsRef<Path>, file: impl AsRef<Path>) -> Result<Recovered, BackupError> {
     recover_with(dir, file, &mut |_, _| {})
 }
 
-/// As [`recover`], telling how far it is: in bytes of the snapshot, in entries of the log, in bytes written.
+/// Does the same as [`recover`], and reports its progress: in bytes of the snapshot, then in
+/// entries of the log, then in bytes written.
 ///
 /// # Errors
-/// As [`recover`].
+/// Same as [`recover`].
 pub fn recover_with(
     dir: impl AsRef<Path>,
     file: impl AsRef<Path>,
@@ -131,7 +135,7 @@ pub fn recover_with(
     Ok(Recovered { file: file.to_owned(), id, cluster, keys, warning })
 }
 
-/// Writes a state to a file, and reads it back.
+/// Writes a state to a file and reads it back to verify it.
 pub(super) fn write(
     image: &mut Image,
     mut writer: Writer,

@@ -1,13 +1,13 @@
-//! A member of a new cluster, made from a backup.
+//! The restore of one member of a new cluster from a backup.
 //!
 //! ```text
-//!   read and check all of the backup ──▶ lock the directory, see that it is empty
-//!     ──▶ RESTORING, durable ──▶ snapshot, written and read back ──▶ log behind it
-//!     ──▶ RESTORING becomes RESTORED
+//!   read and check the whole backup ──▶ lock the directory, check that it is empty
+//!     ──▶ RESTORING, durable ──▶ snapshot, written and read back ──▶ log after it
+//!     ──▶ rename RESTORING to RESTORED
 //! ```
 //!
-//! Until the last step a node refuses the directory, and so does another restore; before the first there
-//! is nothing in it.
+//! Before the first durable step the directory is empty. Until the last step, both a node and
+//! another restore reject it.
 
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,12 @@ use crate::wal;
 
 use super::{BackupError, Progress};
 
-/// What of a backup is written at a time, in bytes.
+/// Size of the chunks in which the state is written, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// How a backup becomes a cluster. The same for all its members.
+/// Options of a restore. They must be the same for all members of the new cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[must_use = "give it to restore()"]
+#[must_use = "pass it to restore()"]
 pub struct RestoreOptions {
     revision_jump: u64,
 }
@@ -38,43 +38,46 @@ impl Default for RestoreOptions {
 }
 
 impl RestoreOptions {
-    /// By how much revisions rise. Must be more than the old cluster has written since the backup was
-    /// taken, or fencing tokens repeat; and if clusters have been made from this backup before, more than
-    /// any of them jumped and wrote. Default a thousand million; at least 1.
+    /// Sets the number that is added to the backup's revision. Default: 1,000,000,000; minimum: 1.
+    /// It must be larger than the number of revisions that the old cluster has written since the
+    /// backup was taken; otherwise fencing tokens repeat. If other clusters were restored from this
+    /// backup before, it must also be larger than the jump of each plus the number of revisions
+    /// that it has written.
     pub fn revision_jump(mut self, revisions: u64) -> Self {
         self.revision_jump = revisions;
         self
     }
 }
 
-/// A directory that was made from a backup: start a node on it, with the same configuration.
+/// A directory that was restored from a backup. Start a node on it with the same configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Restored {
-    /// The directory.
+    /// Path of the directory.
     pub dir: PathBuf,
-    /// The new cluster, the same for all members that are made from this backup.
+    /// Id of the new cluster. It is the same for all members restored from this backup.
     pub cluster: ClusterId,
-    /// Which member it is.
+    /// Id of the member.
     pub member: NodeId,
-    /// The revision that the new cluster begins with.
+    /// The first revision of the new cluster.
     pub revision: Revision,
-    /// How many keys it has.
+    /// Number of keys.
     pub keys: u64,
-    /// How many leases have ended.
+    /// Number of leases that were revoked.
     pub leases_ended: usize,
-    /// How many keys they have taken along.
+    /// Number of keys that were deleted with those leases.
     pub keys_deleted: u64,
 }
 
-/// Makes the directory of one member of a new cluster from a backup. Call it once for each founding member,
-/// with the same file, the same options, and the configuration that its node will be started with:
-/// [`Config::members`] and the token must be the same on all. The cluster begins when all have started.
-/// See the [module](super) for what is as it was, and what is not.
+/// Creates the directory of one member of a new cluster from a backup. Call it once for each
+/// founding member, with the same file, the same options, and the configuration that its node will
+/// be started with. [`Config::members`] and the token must be the same for all members. The cluster
+/// begins when all of them have started. The [module](super) page lists what a restore preserves
+/// and what it changes.
 ///
 /// # Errors
-/// [`BackupError`]; with [`BackupError::Unwritten`], and after a crash, the directory is refused by
-/// everybody until it is removed.
+/// Returns a [`BackupError`]. After [`BackupError::Unwritten`], or after a crash, nodes and later
+/// restores reject the directory until it is removed.
 pub fn restore(
     file: impl AsRef<Path>,
     config: &Config,
@@ -83,10 +86,10 @@ pub fn restore(
     restore_with(file, config, options, &mut |_, _| {})
 }
 
-/// As [`restore`], telling how far it is: in bytes read, then in bytes written.
+/// Does the same as [`restore`], and reports its progress: in bytes read, then in bytes written.
 ///
 /// # Errors
-/// As [`restore`].
+/// Same as [`restore`].
 pub fn restore_with(
     file: impl AsRef<Path>,
     config: &Config,
@@ -127,14 +130,15 @@ pub fn restore_with(
     })
 }
 
-/// Takes the directory, if there is nothing in it.
+/// Claims the directory if it is empty.
 fn begin(env: &Env, dir: &Path, restored_from: &RestoredFrom) -> Result<(), BackupError> {
     env.disk.create_dir(dir).map_err(BackupError::io("create", dir))?;
     let names = env.disk.list(dir).map_err(BackupError::io("list", dir))?;
     if names.iter().any(|name| name == RESTORING) {
         return Err(BackupError::Interrupted { dir: dir.to_owned() });
     }
-    // What a file system puts into its root is nobody's, and so is the lock of a node that has gone.
+    // `lost+found` belongs to the file system. A lock file may be left over from a node that has
+    // stopped.
     let foreign = |name: &&String| !["lost+found", wal::LOCK].contains(&name.as_str());
     if let Some(found) = names.iter().find(foreign) {
         return Err(BackupError::NotEmpty { dir: dir.to_owned(), found: found.clone() });
@@ -157,7 +161,7 @@ fn write_state(
     Ok(())
 }
 
-/// A log that begins behind the state.
+/// Writes a log that begins after the snapshot.
 fn write_log(
     env: &Env,
     dir: &Path,
@@ -172,7 +176,7 @@ fn write_log(
     let committed = log.writer.commit(&[group]).map_err(|error| BackupError::written(&error))?;
     match committed.waiting {
         0 => Ok(()),
-        _ => Err(BackupError::Unwritten(format!("the disk is full: {}", dir.display()))),
+        _ => Err(BackupError::Unwritten(format!("disk full: {}", dir.display()))),
     }
 }
 
@@ -187,7 +191,7 @@ mod tests {
 
     const KEYS: u64 = 5;
 
-    /// The bytes of a backup of a few keys.
+    /// Returns the bytes of a backup of a few keys.
     fn some_backup() -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path().join("data"), "old")).block().unwrap();
@@ -199,7 +203,7 @@ mod tests {
         std::fs::read(dir.path().join("backup")).unwrap()
     }
 
-    /// What a start makes of the directory: how many keys, or nothing if it is refused.
+    /// Starts a node on the directory and returns its number of keys, or `None` if the start fails.
     fn start(config: &Config) -> Option<u64> {
         match Node::start(config.clone()).block() {
             Ok(node) => {

@@ -1,4 +1,4 @@
-//! Is this file whole, and what is in it?
+//! Verification of a backup file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,43 +9,44 @@ use crate::node::load_file;
 
 use super::{BackupError, Progress};
 
-/// What is in a backup of which every byte is as it was written.
+/// The contents of a backup whose checksums all match.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BackupInfo {
-    /// Names the file exactly, with the log entry that it goes up to and its length.
+    /// Id of the backup file. Together with the index of its last log entry and its length, it is
+    /// unique to the exact contents.
     pub id: SnapshotId,
-    /// The cluster that it was taken of.
+    /// Id of the cluster that it was taken from.
     pub cluster: ClusterId,
-    /// The version that this cluster had been raised to.
+    /// The cluster version at that time.
     pub version: ClusterVersion,
     /// The newest revision in it.
     pub revision: Revision,
     /// The oldest revision in it.
     pub compacted: Revision,
-    /// Who belonged to the cluster.
+    /// The members of the cluster.
     pub members: Arc<Members>,
-    /// How many keys there are.
+    /// Number of keys.
     pub keys: u64,
-    /// How many leases had not ended.
+    /// Number of active leases.
     pub leases: usize,
-    /// What the state takes in memory, in bytes.
+    /// Size of the state in memory, in bytes.
     pub state_bytes: u64,
 }
 
-/// Reads a backup from its first byte to its last, compares every checksum, makes the state that it holds
-/// and compares the digest that it was written with. Needs the memory that a node with this state needs.
+/// Reads the whole backup, verifies every checksum, rebuilds the state, and compares the state's
+/// digest with the recorded one. Needs as much memory as a node with this state.
 ///
 /// # Errors
-/// [`BackupError::Unreadable`].
+/// Returns [`BackupError::Unreadable`].
 pub fn verify(file: impl AsRef<Path>) -> Result<BackupInfo, BackupError> {
     verify_with(file, &mut |_, _| {})
 }
 
-/// As [`verify`], telling how far it is, in bytes.
+/// Does the same as [`verify`], and reports its progress in bytes.
 ///
 /// # Errors
-/// As [`verify`].
+/// Same as [`verify`].
 pub fn verify_with(
     file: impl AsRef<Path>,
     progress: Progress<'_>,

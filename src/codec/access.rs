@@ -1,4 +1,4 @@
-//! Users and roles: the table of them, its changes, and who asks.
+//! Encoding of users and roles: the whole table, its changes, and the caller of a request.
 //!
 //! ```text
 //! access   = enabled u8 | revision | secret bytes | list of user, by name | list of role, by name
@@ -81,7 +81,10 @@ impl Decode for AuthError {
             refusal::INVALID => AuthError::Invalid,
             refusal::TOO_MUCH => AuthError::TooMuch,
             found => {
-                return Err(CodecError::Newer { what: "refusal of access", found: found.into() });
+                return Err(CodecError::Newer {
+                    what: "kind of authorization error",
+                    found: found.into(),
+                });
             }
         })
     }
@@ -109,7 +112,7 @@ impl Decode for Caller {
     }
 }
 
-/// A secret of a few bytes must not keep the buffer alive that it came in.
+/// Reads a secret and copies it, so that a few bytes do not keep the whole input buffer alive.
 fn take_secret(from: &mut Decoder) -> Result<Secret, CodecError> {
     Ok(Secret::new(Bytes::copy_from_slice(&from.bytes()?)))
 }
@@ -151,7 +154,7 @@ impl Decode for AccessGrant {
     }
 }
 
-/// The same range in memory of its own.
+/// Copies a range into memory of its own.
 fn own(range: KeyRange) -> KeyRange {
     use crate::model::RangeEnd;
     let start = Bytes::copy_from_slice(range.start());
@@ -213,7 +216,10 @@ impl Decode for AccessChange {
             10 => AccessChange::Grant { role: from.text()?, grant: AccessGrant::decode(from)? },
             11 => AccessChange::Revoke { role: from.text()?, range: own(KeyRange::decode(from)?) },
             found => {
-                return Err(CodecError::Newer { what: "change of access", found: found.into() });
+                return Err(CodecError::Newer {
+                    what: "kind of change of users or roles",
+                    found: found.into(),
+                });
             }
         })
     }
@@ -255,7 +261,7 @@ impl Decode for Access {
             for _ in 0..from.count(1)? {
                 let role = from.text()?;
                 if roles.last().is_some_and(|last| *last >= role) {
-                    return Err(from.malformed("roles of a user out of order"));
+                    return Err(from.malformed("the roles of a user are out of order"));
                 }
                 roles.insert(role);
             }
@@ -270,14 +276,15 @@ impl Decode for Access {
             roles.insert(name, role);
         }
         let access = Access::from_parts(core, users, roles);
-        access.ok_or_else(|| from.malformed("users and roles that contradict each other"))
+        access.ok_or_else(|| from.malformed("users and roles contradict each other"))
     }
 }
 
-/// One way to write a table: by name, each once.
+/// Rejects a name that does not sort after the names read so far. Names are encoded in order and
+/// without duplicates, so that each table has only one encoding.
 fn next_name<T>(named: &BTreeMap<String, T>, name: &str, from: &Decoder) -> Result<(), CodecError> {
     match named.last_key_value() {
-        Some((last, _)) if last.as_str() >= name => Err(from.malformed("names out of order")),
+        Some((last, _)) if last.as_str() >= name => Err(from.malformed("names are out of order")),
         _ => Ok(()),
     }
 }

@@ -1,8 +1,9 @@
-//! Alarms that were raised: each, the changes of their table, and the table as it stands in the head of a state.
+//! Encoding of alarms: one alarm, a change of the alarm table, and the table in the head of a
+//! state.
 //!
 //! ```text
 //! alarm    = member or 0 | kind u8                 1 no space, 2 corrupt
-//! change   = 1 alarm (raise) | 2 alarm (end) | 3 member (end all of it) | 4 (end all)
+//! change   = 1 alarm (raise) | 2 alarm (clear) | 3 member (clear all of its alarms) | 4 (clear all)
 //! alarms   = list of alarm, in order
 //! ```
 
@@ -82,7 +83,10 @@ impl Decode for AlarmChange {
             change::END_ALL_OF => AlarmChange::EndAllOf(NodeId::decode(from)?),
             change::END_ALL => AlarmChange::EndAll,
             found => {
-                return Err(CodecError::Newer { what: "change of alarms", found: found.into() });
+                return Err(CodecError::Newer {
+                    what: "kind of alarm change",
+                    found: found.into(),
+                });
             }
         })
     }
@@ -102,6 +106,7 @@ impl Decode for Alarms {
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         let alarms = from.list()?;
-        Alarms::from_parts(alarms).ok_or_else(|| from.malformed("alarms too many or out of order"))
+        Alarms::from_parts(alarms)
+            .ok_or_else(|| from.malformed("there are too many alarms, or they are out of order"))
     }
 }

@@ -1,4 +1,4 @@
-//! Commands: what one request asks for.
+//! Encoding of commands, the operations that a request proposes.
 //!
 //! ```text
 //! command = 1 put | 2 delete | 3 txn | 4 revision (compact) | 5 grant | 6 lease (revoke)
@@ -26,7 +26,8 @@ use crate::model::{
     RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
-/// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
+/// Returns the encoded size of a command in a log entry. Visits the operations without copying
+/// them.
 pub(crate) fn encoded_len_hint(command: &Command) -> usize {
     let mut length = Length::default();
     command.encode(&mut Encoder::new(&mut length));
@@ -44,11 +45,11 @@ mod kind {
     pub(super) const RAISE: u8 = 8;
     pub(super) const ACCESS: u8 = 9;
     pub(super) const AS: u8 = 10;
-    /// [`ANNOUNCE`], with endpoints.
+    /// Like [`ANNOUNCE`], but with endpoints.
     pub(super) const ANNOUNCE_ENDPOINTS: u8 = 11;
     pub(super) const ALARM: u8 = 12;
     pub(super) const MOVE: u8 = 13;
-    /// Only inside a transaction.
+    /// Only valid inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
 
@@ -129,7 +130,7 @@ impl Decode for Command {
     }
 }
 
-/// A command that is no caller's.
+/// Reads a command without a caller.
 fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
     Ok(match kind {
         kind::PUT => Command::Put(Put::decode(from)?),
@@ -152,7 +153,7 @@ fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
         kind::ACCESS => Command::Access(AccessChange::decode(from)?),
         kind::ALARM => Command::Alarm(AlarmChange::decode(from)?),
         kind::MOVE => Command::Move { member: NodeId::decode(from)?, address: from.text()? },
-        kind::AS => return Err(from.malformed("a caller of a caller")),
+        kind::AS => return Err(from.malformed("a caller is nested in a caller")),
         found => return Err(CodecError::Newer { what: "command", found: found.into() }),
     })
 }
@@ -180,7 +181,7 @@ fn encode_grant<S: Sink>(
         }
     }
     to.number(flags);
-    // Longer than this no clock runs; `Limits` has refused it long before.
+    // `Limits` rejects TTLs that are anywhere near this value.
     to.number(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     if let Some(id) = id {
         to.number(id.get());
@@ -194,7 +195,7 @@ fn decode_grant(from: &mut Decoder) -> Result<Command, CodecError> {
     use grant_flag::{ID, OWN, SESSION};
     let flags = from.flags("grant", ID | SESSION | OWN)?;
     if flags & (SESSION | OWN) == OWN {
-        return Err(from.malformed("the own session of a lease that is no session's"));
+        return Err(from.malformed("a lease without a session is marked as an own session"));
     }
     let ttl = Duration::from_millis(from.number()?);
     let id = if flags & ID != 0 { Some(LeaseId::decode(from)?) } else { None };
@@ -288,7 +289,7 @@ impl Decode for Put {
             (false, false) => PutLease::None,
             (true, false) => PutLease::Attach(LeaseId::decode(from)?),
             (false, true) => PutLease::Keep,
-            (true, true) => return Err(from.malformed("a lease both kept and given")),
+            (true, true) => return Err(from.malformed("a lease is both kept and set")),
         };
         Ok(Put { key, value, lease, prev_kv: flags & PREV != 0 })
     }
@@ -429,7 +430,7 @@ mod range_flag {
     pub(super) const KEYS_ONLY: u64 = 1 << 2;
     pub(super) const COUNT_ONLY: u64 = 1 << 3;
     pub(super) const DESCEND: u64 = 1 << 4;
-    /// Three bits: what to sort by.
+    /// The sort target takes three bits.
     pub(super) const SORT_SHIFT: u32 = 5;
     pub(super) const MOD_MIN: u64 = 1 << 8;
     pub(super) const MOD_MAX: u64 = 1 << 9;

@@ -1,23 +1,23 @@
-//! Reading: the checked counterpart of the encoder.
+//! The decoder, the counterpart of the encoder, with every check that untrusted bytes need.
 //!
-//! Every method either returns a value that lies wholly inside the bytes given, or an error. Nothing
-//! is allocated for a length or a count before it was compared with the bytes that are left.
+//! Each method returns either a value that lies completely inside the input, or an error. A length
+//! or a count is compared with the remaining bytes before anything is allocated for it.
 
 use bytes::Bytes;
 
 use super::CodecError;
 use crate::model::{LeaseId, Limits, NodeId};
 
-/// What can be read. [`Encode`](super::Encode) wrote it.
+/// A value that can be decoded. [`Encode`](super::Encode) is the counterpart.
 pub(crate) trait Decode: Sized {
-    /// The fewest bytes that any value takes: bounds how many of them a list can claim to have.
+    /// Minimum encoded size of any value. Limits the number of items that a list can claim to have.
     const BYTES_MIN: usize;
 
-    /// Reads one.
+    /// Reads one value.
     fn decode(from: &mut Decoder) -> Result<Self, CodecError>;
 }
 
-/// Reads the parts that everything else is made of, front to back.
+/// A reader of the primitive encodings, from front to back.
 pub(crate) struct Decoder {
     input: Bytes,
     at: usize,
@@ -26,17 +26,17 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Reads `input`, called `what` in errors.
+    /// Creates a decoder of `input`, which errors refer to as `what`.
     pub(crate) fn new(what: &'static str, input: Bytes) -> Self {
         Self { input, at: 0, depth: 0, what }
     }
 
-    /// How many bytes have not been read.
+    /// Returns the number of unread bytes.
     pub(crate) fn left(&self) -> usize {
         self.input.len() - self.at
     }
 
-    /// The version byte; must be 1 up to `known`.
+    /// Reads the version byte. It must be between 1 and `known`.
     pub(crate) fn version(&mut self, known: u8) -> Result<u8, CodecError> {
         match self.byte()? {
             0 => Err(self.malformed("version 0")),
@@ -47,14 +47,14 @@ impl Decoder {
         }
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub(crate) fn byte(&mut self) -> Result<u8, CodecError> {
         let byte = *self.input.get(self.at).ok_or_else(|| self.cut_short(1))?;
         self.at += 1;
         Ok(byte)
     }
 
-    /// A number.
+    /// Reads a number.
     pub(crate) fn number(&mut self) -> Result<u64, CodecError> {
         let mut number = 0u64;
         for shift in (0..64).step_by(7) {
@@ -65,7 +65,7 @@ impl Decoder {
             number |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 if byte == 0 && shift > 0 {
-                    return Err(self.malformed("a number longer than needed"));
+                    return Err(self.malformed("a number has an overlong encoding"));
                 }
                 return Ok(number);
             }
@@ -73,23 +73,23 @@ impl Decoder {
         Err(self.malformed("a number of more than 64 bits"))
     }
 
-    /// Flags, all of which must be among `known`.
+    /// Reads flags. All of them must be among `known`.
     pub(crate) fn flags(&mut self, what: &'static str, known: u64) -> Result<u64, CodecError> {
         let found = self.number()?;
         if found & !known == 0 { Ok(found) } else { Err(CodecError::Newer { what, found }) }
     }
 
-    /// Eight bytes.
+    /// Reads eight bytes as a little-endian number.
     pub(crate) fn fixed_u64(&mut self) -> Result<u64, CodecError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Sixteen bytes.
+    /// Reads sixteen bytes as a little-endian number.
     pub(crate) fn fixed_u128(&mut self) -> Result<u128, CodecError> {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// Bytes behind their length: a slice of the input, not a copy.
+    /// Reads length-prefixed bytes. The result is a slice of the input, not a copy.
     pub(crate) fn bytes(&mut self) -> Result<Bytes, CodecError> {
         let len = self.number()?;
         if len > self.left() as u64 {
@@ -100,23 +100,23 @@ impl Decoder {
         Ok(bytes)
     }
 
-    /// Everything to the end.
+    /// Reads all remaining bytes.
     pub(crate) fn rest(&mut self) -> Bytes {
         let bytes = self.input.slice(self.at..);
         self.at = self.input.len();
         bytes
     }
 
-    /// Text behind its length.
+    /// Reads length-prefixed UTF-8 text.
     pub(crate) fn text(&mut self) -> Result<String, CodecError> {
         let bytes = self.bytes()?;
         match std::str::from_utf8(&bytes) {
             Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(self.malformed("text that is not UTF-8")),
+            Err(_) => Err(self.malformed("a text is not valid UTF-8")),
         }
     }
 
-    /// A list behind its length.
+    /// Reads a length-prefixed list.
     pub(crate) fn list<T: Decode>(&mut self) -> Result<Vec<T>, CodecError> {
         let count = self.count(T::BYTES_MIN)?;
         let mut items = Vec::with_capacity(count);
@@ -126,8 +126,8 @@ impl Decoder {
         Ok(items)
     }
 
-    /// The length of a list whose items take `bytes_min` bytes or more: there can be no more of them
-    /// than the bytes left have room for.
+    /// Reads the number of items of a list whose items take at least `bytes_min` bytes each. Fails
+    /// if the remaining bytes cannot hold that many items.
     pub(crate) fn count(&mut self, bytes_min: usize) -> Result<usize, CodecError> {
         assert!(bytes_min > 0, "items of no bytes could be claimed without limit");
         let count = self.number()?;
@@ -137,7 +137,7 @@ impl Decoder {
         Ok(count as usize)
     }
 
-    /// Reads something inside a transaction.
+    /// Reads a part of a transaction, one nesting level deeper.
     pub(crate) fn nested<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, CodecError>,
@@ -151,7 +151,7 @@ impl Decoder {
         value
     }
 
-    /// Says that everything has been read.
+    /// Checks that no bytes remain.
     pub(crate) fn finish(self) -> Result<(), CodecError> {
         match self.left() {
             0 => Ok(()),
@@ -159,7 +159,7 @@ impl Decoder {
         }
     }
 
-    /// An error about what is being read.
+    /// Creates an error about the value being read.
     pub(crate) fn malformed(&self, why: &'static str) -> CodecError {
         CodecError::Malformed { what: self.what, why }
     }

@@ -1,8 +1,8 @@
-//! Writing: numbers, bytes and lists into a buffer, or into nothing to learn their length.
+//! The encoder: writes numbers, bytes and lists to a buffer, or only counts their length.
 
 use bytes::{Bytes, BytesMut};
 
-/// Where encoded bytes go.
+/// A destination of encoded bytes.
 pub(crate) trait Sink {
     /// Appends `bytes`.
     fn put(&mut self, bytes: &[u8]);
@@ -20,7 +20,7 @@ impl Sink for BytesMut {
     }
 }
 
-/// A sink that only counts.
+/// A sink that only counts bytes.
 #[derive(Default)]
 pub(crate) struct Length(pub(crate) usize);
 
@@ -30,29 +30,29 @@ impl Sink for Length {
     }
 }
 
-/// What can be written. [`Decode`](super::Decode) reads it back.
+/// A value that can be encoded. [`Decode`](super::Decode) is the counterpart.
 pub(crate) trait Encode {
-    /// Writes it.
+    /// Appends the encoding of this value.
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>);
 }
 
-/// Writes the parts that everything else is made of.
+/// A writer of the primitive encodings.
 pub(crate) struct Encoder<'a, S> {
     sink: &'a mut S,
 }
 
 impl<'a, S: Sink> Encoder<'a, S> {
-    /// Appends to `sink`.
+    /// Creates an encoder that appends to `sink`.
     pub(crate) fn new(sink: &'a mut S) -> Self {
         Self { sink }
     }
 
-    /// One byte.
+    /// Writes one byte.
     pub(crate) fn byte(&mut self, byte: u8) {
         self.sink.put(&[byte]);
     }
 
-    /// A number, in one to ten bytes.
+    /// Writes a number in one to ten bytes.
     pub(crate) fn number(&mut self, mut number: u64) {
         let mut bytes = [0; 10];
         let mut len = 0;
@@ -65,28 +65,30 @@ impl<'a, S: Sink> Encoder<'a, S> {
         self.sink.put(&bytes[..=len]);
     }
 
-    /// Eight bytes, the least significant first: for hashes, where a number would take ten.
+    /// Writes eight bytes in little-endian order. Used for hashes, which would take ten bytes as a
+    /// varint.
     pub(crate) fn fixed_u64(&mut self, number: u64) {
         self.sink.put(&number.to_le_bytes());
     }
 
-    /// Sixteen bytes, the least significant first.
+    /// Writes sixteen bytes in little-endian order.
     pub(crate) fn fixed_u128(&mut self, number: u128) {
         self.sink.put(&number.to_le_bytes());
     }
 
-    /// Bytes behind their length.
+    /// Writes length-prefixed bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.sink.put(bytes);
     }
 
-    /// Bytes that reach to the end, so that nothing can follow them.
+    /// Writes bytes without a length. They reach to the end of the encoding, so nothing can follow
+    /// them.
     pub(crate) fn rest(&mut self, bytes: &[u8]) {
         self.sink.put(bytes);
     }
 
-    /// A list behind its length.
+    /// Writes a length-prefixed list.
     pub(crate) fn list<T: Encode>(&mut self, items: &[T]) {
         self.number(items.len() as u64);
         for item in items {

@@ -1,60 +1,59 @@
-//! Why bytes could not be read.
+//! The decoding error.
 
 use thiserror::Error;
 
-/// Why bytes could not be read. Says which part was looked at; nothing of it was used.
+/// The reason why bytes could not be decoded, with the part that was being read. No part of the
+/// input has taken effect.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum CodecError {
-    /// Written by a version of Bowline that is newer than this one.
-    #[error(
-        "{what} in format {found}: a newer version of Bowline wrote it, this one reads {known}"
-    )]
+    /// The input has a format version that only a newer release of Bowline knows.
+    #[error("format version {found} of the {what} is newer than this build supports ({known})")]
     NewerVersion {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// The format found.
+        /// The format version found.
         found: u8,
-        /// The newest that this build reads.
+        /// The newest format version that this build reads.
         known: u8,
     },
-    /// Of a kind, or with a flag, that only a newer version of Bowline knows.
-    #[error("{what} of unknown kind {found:#x}: a newer version of Bowline wrote it")]
+    /// The input has a kind or a flag that only a newer release of Bowline knows.
+    #[error("unknown {what} {found:#x}: written by a newer release of Bowline")]
     Newer {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
         /// The kind or the flags found.
         found: u64,
     },
-    /// The bytes end too early, or a length or a count in them is too large.
-    #[error("{what} cut short: needs at least {needed} bytes, {left} are left")]
+    /// The input ends too early, or a length or count in it is too large.
+    #[error("truncated {what}: needs at least {needed} bytes, {left} are left")]
     CutShort {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// The least number of bytes that it would take.
+        /// Minimum number of bytes needed.
         needed: u64,
-        /// How many there were.
+        /// Number of bytes left.
         left: usize,
     },
-    /// Not a way in which this value is ever written.
-    #[error("{what} is malformed: {why}")]
+    /// The input is not a valid encoding of this value.
+    #[error("malformed {what}: {why}")]
     Malformed {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// Transactions nested deeper than any member accepts.
+    /// Transactions are nested deeper than any member accepts.
     #[error("transactions nested deeper than {max}")]
     TooDeep {
-        /// The limit.
+        /// Maximum nesting depth.
         max: usize,
     },
-    /// Bytes after the end.
-    #[error("{bytes} bytes too many after {what}")]
+    /// Unexpected bytes follow the value.
+    #[error("{bytes} unexpected bytes after the {what}")]
     Trailing {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// How many.
+        /// Number of unexpected bytes.
         bytes: usize,
     },
 }

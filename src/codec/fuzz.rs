@@ -1,5 +1,5 @@
-//! Bytes that are to be messages and commands: what is read is written again as it was, and the machine
-//! takes every command that can be read.
+//! Fuzz targets for messages and commands. Decoding and encoding again must give the same bytes,
+//! and the machine must accept every command that can be decoded.
 
 use bytes::Bytes;
 
@@ -15,7 +15,8 @@ fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     bytes
 }
 
-/// The first byte says as what the others are read.
+/// Decodes messages and other values. The first byte selects the type; the remaining bytes are the
+/// input.
 pub(crate) fn messages(data: &[u8]) -> Came {
     let Some((kind, bytes)) = data.split_first() else { return Came::Refused };
     let input = Bytes::copy_from_slice(bytes);
@@ -80,8 +81,8 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Entries of the log, as any member may have written them: they are applied by two machines, entry by entry by
-/// the one and item by item by the other, and both come to the same.
+/// Applies arbitrary log entries to two machines: entry by entry to one, item by item to the other.
+/// Both must reach the same state.
 pub(crate) fn commands(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let machine =
@@ -89,7 +90,7 @@ pub(crate) fn commands(data: &[u8]) -> Came {
     let mut whole = machine([0, 1, 64][feed.below(3) as usize]);
     let mut parts = machine(64);
     let mut came = Came::Refused;
-    // Several entries, so that what one did meets what another says.
+    // Several entries, so that later commands meet the effects of earlier ones.
     while !feed.is_empty() {
         let bytes = feed.bytes(4096);
         let Ok(items) = decode_items(Bytes::copy_from_slice(bytes)) else { continue };
@@ -116,7 +117,7 @@ pub(crate) fn commands(data: &[u8]) -> Came {
             machine.publish();
         }
         assert_eq!(whole.digest(), parts.digest(), "how items are batched makes a difference");
-        // Its image is a state, and the same one.
+        // Its image must restore to the same state.
         let mut image = whole.image();
         let head = image.head().clone();
         let pieces = std::iter::from_fn(|| image.next(1 + bytes.len()).expect("readable"));

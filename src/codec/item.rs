@@ -1,4 +1,4 @@
-//! Items: what one log entry holds.
+//! Encoding of items, the contents of a log entry.
 //!
 //! ```text
 //! entry    = version u8 | list of item
@@ -12,25 +12,25 @@ use bytes::Bytes;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{AckWindow, Command, Incarnation, Item, LeaseId, NodeId, Proposal, Term};
 
-/// The format of log entries that this build writes, and the newest that it reads.
+/// The format version of log entries that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
 const PROPOSAL: u8 = 1;
 const EXPIRE: u8 = 2;
 
-/// The payload of a log entry.
+/// Encodes the payload of a log entry.
 pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     Encoder::new(&mut bytes).list(items);
     bytes
 }
 
-/// Whether these are no items, written down: what [`encode_items`] makes of none.
+/// Returns whether `entry` encodes an empty list of items.
 pub(crate) fn are_no_items(entry: &[u8]) -> bool {
     entry == [VERSION, 0]
 }
 
-/// How many bytes a proposal takes in a log entry, its window too.
+/// Returns the encoded size of a proposal in a log entry, with its window.
 pub(crate) fn proposal_len(proposal: &Proposal) -> usize {
     const KIND_BYTES: usize = 1;
     let mut length = Length::default();
@@ -38,7 +38,7 @@ pub(crate) fn proposal_len(proposal: &Proposal) -> usize {
     KIND_BYTES + length.0
 }
 
-/// Reads the payload of a log entry. Keys and values are slices of `bytes`.
+/// Decodes the payload of a log entry. Keys and values are slices of `bytes`.
 pub(crate) fn decode_items(bytes: Bytes) -> Result<Vec<Item>, CodecError> {
     let mut from = Decoder::new("log entry", bytes);
     from.version(VERSION)?;
@@ -130,12 +130,12 @@ impl Decode for AckWindow {
         for place in 0..count {
             let (gap, len) = (from.number()?, from.number()?);
             if len == 0 || (gap == 0 && place > 0) {
-                return Err(from.malformed("open requests that are empty or adjacent"));
+                return Err(from.malformed("spans of open requests are empty or adjacent"));
             }
             let start = last_end.checked_add(gap);
             let end = start.and_then(|start| start.checked_add(len));
             let (Some(start), Some(end)) = (start, end.filter(|end| *end <= frontier)) else {
-                return Err(from.malformed("open requests above the frontier"));
+                return Err(from.malformed("open requests are above the frontier"));
             };
             open.push(start..end);
             last_end = end;

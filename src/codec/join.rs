@@ -1,4 +1,4 @@
-//! The words with which a process becomes a member.
+//! Encoding of the request and the reply with which a process joins a cluster.
 //!
 //! ```text
 //! join ask    = version u8 | disk u128 | name bytes | address bytes | 0 | 1 name of a voter bytes
@@ -12,10 +12,10 @@ use super::message::{decode_founding, encode_founding};
 use super::{CodecError, Decode, Decoder, Encode, Encoder};
 use crate::model::{ClusterId, DiskId, JoinAnswer, JoinAsk, Joined, Members, NodeId};
 
-/// The format that this build writes, and the newest that it reads.
+/// The format version that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
-/// Appends the question.
+/// Appends the encoding of a join request.
 pub(crate) fn encode_join_ask(ask: &JoinAsk, sink: &mut Vec<u8>) {
     let mut to = Encoder::new(sink);
     to.byte(VERSION);
@@ -31,9 +31,9 @@ pub(crate) fn encode_join_ask(ask: &JoinAsk, sink: &mut Vec<u8>) {
     }
 }
 
-/// Reads it. The texts are no longer than they may be.
+/// Decodes a join request and checks the lengths of its texts.
 pub(crate) fn decode_join_ask(bytes: Bytes) -> Result<JoinAsk, CodecError> {
-    let mut from = Decoder::new("question to join", bytes);
+    let mut from = Decoder::new("join request", bytes);
     from.version(VERSION)?;
     let ask = JoinAsk {
         disk: DiskId(from.fixed_u128()?),
@@ -49,7 +49,7 @@ pub(crate) fn decode_join_ask(bytes: Bytes) -> Result<JoinAsk, CodecError> {
     Ok(ask)
 }
 
-/// Appends the answer.
+/// Appends the encoding of the reply to a join request.
 pub(crate) fn encode_join_answer(answer: &JoinAnswer, sink: &mut Vec<u8>) {
     let mut to = Encoder::new(sink);
     to.byte(VERSION);
@@ -76,9 +76,9 @@ pub(crate) fn encode_join_answer(answer: &JoinAnswer, sink: &mut Vec<u8>) {
     }
 }
 
-/// Reads it.
+/// Decodes the reply to a join request.
 pub(crate) fn decode_join_answer(bytes: Bytes) -> Result<JoinAnswer, CodecError> {
-    let mut from = Decoder::new("answer to somebody who wants to join", bytes);
+    let mut from = Decoder::new("join reply", bytes);
     from.version(VERSION)?;
     let answer = match from.byte()? {
         1 => JoinAnswer::Joined(Joined {

@@ -1,4 +1,4 @@
-//! Members: the steps that change them, and what members say to each other about it.
+//! Encoding of the members, of changes to them, and of the related messages between members.
 //!
 //! ```text
 //! membership = version u8 | change
@@ -19,19 +19,19 @@ use crate::model::{
     Members, MembershipError, MembershipRequest, NodeId, SnapshotId, Term,
 };
 
-/// The format of changes that this build writes, and the newest that it reads.
+/// The format version of membership changes that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
-/// What a log entry that changes the members carries.
+/// Encodes the payload of a log entry that changes the membership.
 pub(crate) fn encode_member_change(change: &MemberChange) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     change.encode(&mut Encoder::new(&mut bytes));
     bytes
 }
 
-/// Reads it.
+/// Decodes the payload of a log entry that changes the membership.
 pub(crate) fn decode_member_change(bytes: Bytes) -> Result<MemberChange, CodecError> {
-    let mut from = Decoder::new("change of the members", bytes);
+    let mut from = Decoder::new("membership change", bytes);
     from.version(VERSION)?;
     let change = MemberChange::decode(&mut from)?;
     from.finish()?;
@@ -163,7 +163,8 @@ impl Decode for MembershipRequest {
     }
 }
 
-/// A name or an address that somebody wishes to have: what becomes a change must not be more than its readers take.
+/// Reads a requested name or address and checks its length. Without the check, a change could be
+/// proposed that its readers reject.
 fn limited_text(from: &mut Decoder) -> Result<String, CodecError> {
     let text = from.text()?;
     match text.len() <= JoinAsk::TEXT_BYTES_MAX {
@@ -298,7 +299,7 @@ impl Decode for Members {
         for _ in 0..from.count(1 + Member::BYTES_MIN)? {
             let id = NodeId::decode(from)?;
             if rows.last_key_value().is_some_and(|(last, _)| *last >= id) {
-                return Err(from.malformed("members out of order"));
+                return Err(from.malformed("members are out of order"));
             }
             rows.insert(id, Member::decode(from)?);
         }
@@ -306,16 +307,16 @@ impl Decode for Members {
         for _ in 0..from.count(1)? {
             let id = NodeId::decode(from)?;
             if outgoing.last().is_some_and(|last| *last >= id) {
-                return Err(from.malformed("outgoing voters out of order"));
+                return Err(from.malformed("outgoing voters are out of order"));
             }
             outgoing.insert(id);
         }
         Members::from_parts(rows, outgoing, next)
-            .ok_or_else(|| from.malformed("a member whose id was never minted"))
+            .ok_or_else(|| from.malformed("a member has an unassigned id"))
     }
 }
 
-/// Endpoints, of which there are some.
+/// Writes a non-empty list of endpoints.
 pub(super) fn put_endpoints<S: Sink>(endpoints: &[String], to: &mut Encoder<'_, S>) {
     to.number(endpoints.len() as u64);
     for endpoint in endpoints {
@@ -326,11 +327,11 @@ pub(super) fn put_endpoints<S: Sink>(endpoints: &[String], to: &mut Encoder<'_, 
 pub(super) fn take_endpoints(from: &mut Decoder) -> Result<Vec<String>, CodecError> {
     let count = from.count(1)?;
     if count == 0 || count > MemberAttributes::ENDPOINTS_MAX {
-        return Err(from.malformed("no endpoints, or too many"));
+        return Err(from.malformed("there are no endpoints, or too many"));
     }
     let endpoint = |from: &mut Decoder| match from.text()? {
         endpoint if endpoint.len() > MemberAttributes::ENDPOINT_BYTES_MAX => {
-            Err(from.malformed("an endpoint that is too long"))
+            Err(from.malformed("an endpoint is too long"))
         }
         endpoint => Ok(endpoint),
     };
@@ -363,7 +364,9 @@ impl Decode for Member {
         let (disk, name, address) = (DiskId(from.fixed_u128()?), from.text()?, from.text()?);
         let kind = match from.byte()? {
             kind @ 1..=8 => kind - 1,
-            found => return Err(CodecError::Newer { what: "kind of member", found: found.into() }),
+            found => {
+                return Err(CodecError::Newer { what: "role of a member", found: found.into() });
+            }
         };
         let role = if kind & 1 == 0 { MemberRole::Voter } else { MemberRole::Learner };
         let (has_endpoints, moves) = (kind & 2 != 0, kind & 4 != 0);

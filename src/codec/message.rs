@@ -1,4 +1,4 @@
-//! Messages: what one member sends to another, one a frame.
+//! Encoding of messages between members. One frame holds one message.
 //!
 //! ```text
 //! message  = version u8 | kind u8 | body
@@ -8,9 +8,9 @@
 //! raft     = the consensus' own bytes, to the end
 //! ```
 //!
-//! The other bodies are their fields in the order in which `model` names them. The hello never
-//! changes in a way that an older member cannot refuse with a clear word: the handshake settles the
-//! protocol's version before it is read.
+//! The other bodies are their fields in the order of their declaration in `model`. The hello may
+//! change only in ways that an older member can reject with a clear error: the handshake negotiates
+//! the protocol version before the hello is read.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::model::{
     SnapshotId,
 };
 
-/// The format of messages that this build writes, and the newest that it reads.
+/// The format version of messages that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
 mod kind {
@@ -48,21 +48,21 @@ mod kind {
     pub(super) const LEASE_ANSWER: u8 = 19;
 }
 
-/// Appends the message to `sink`.
+/// Appends the encoding of a message to `sink`.
 pub(crate) fn encode_message(message: &PeerMessage, sink: &mut impl Sink) {
     let mut to = Encoder::new(sink);
     to.byte(VERSION);
     message.encode(&mut to);
 }
 
-/// How many bytes [`encode_message`] would append.
+/// Returns the number of bytes that [`encode_message`] would append.
 pub(crate) fn message_len(message: &PeerMessage) -> usize {
     let mut length = Length::default();
     encode_message(message, &mut length);
     length.0
 }
 
-/// Reads one message. Keys and values in it are slices of `bytes`.
+/// Decodes one message. Keys and values in it are slices of `bytes`.
 pub(crate) fn decode_message(bytes: Bytes) -> Result<PeerMessage, CodecError> {
     let mut from = Decoder::new("message", bytes);
     from.version(VERSION)?;
@@ -341,7 +341,7 @@ pub(super) fn decode_founding(from: &mut Decoder) -> Result<BTreeMap<NodeId, Dis
     for _ in 0..from.count(17)? {
         let member = NodeId::decode(from)?;
         if founding.last_key_value().is_some_and(|(last, _)| *last >= member) {
-            return Err(from.malformed("founding members out of order"));
+            return Err(from.malformed("founding members are out of order"));
         }
         founding.insert(member, DiskId(from.fixed_u128()?));
     }

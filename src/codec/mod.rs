@@ -1,7 +1,7 @@
-//! Bytes: how the nouns of `model` stand in a log entry and in a message between members.
+//! The encoding of the types in `model`, for log entries and for messages between members.
 //!
-//! The model knows no encoding; this folder knows nothing else. It opens no file and no socket. Three
-//! things are encoded, and each begins with a version byte of its own:
+//! The model knows no encoding, and this folder knows nothing else: it opens no file and no socket.
+//! Three things are encoded, and each begins with a version byte of its own:
 //!
 //! ```text
 //! log entry  = version u8 | list of Item                    encode_items     decode_items
@@ -9,30 +9,30 @@
 //! membership = version u8 | MemberChange                    encode_member_change  decode_member_change
 //! ```
 //!
-//! The parts are the same everywhere:
+//! The primitives are the same everywhere:
 //!
 //! ```text
 //! number     a varint: seven bits a byte, the least significant first, never longer than needed
 //! bytes      number of bytes | the bytes
 //! list       number of items | the items
-//! choice     kind u8 | what belongs to that kind
-//! flags      a number whose bits say what follows
+//! choice     kind u8 | the contents of that kind
+//! flags      a number whose bits tell which optional parts follow
 //! ```
 //!
-//! **Versions.** A version, a kind or a flag that this build does not know is
-//! [`CodecError::NewerVersion`] or [`CodecError::Newer`], never a guess and never skipped: a replica
-//! that passed over a command would no longer be one. Golden bytes in `tests/golden/codec.txt` freeze
-//! what is written; they are only ever added to.
+//! **Versions.** An unknown version, kind or flag is an error ([`CodecError::NewerVersion`] or
+//! [`CodecError::Newer`]). It is never skipped, because a replica that skipped a command would
+//! diverge from the others. Golden bytes in `tests/golden/codec.txt` freeze the encoding; cases are
+//! only ever added to that file.
 //!
-//! **Hostile bytes.** Decoding never panics. A length or a count is compared with the bytes that are
-//! left before anything is allocated; transactions nest at most [`Limits::TXN_DEPTH_CEILING`] deep, so
-//! bytes cannot use up the stack; bytes after the end are an error. There is one way to write a value
-//! and only that one is read, so equal values have equal bytes. What is decoded can be larger than its
-//! bytes by the ratio of an empty operation in memory to the four bytes that it takes, which a test
-//! states; the frame limit of the lane bounds the whole.
+//! **Untrusted bytes.** Decoding never panics. A length or a count is compared with the remaining
+//! bytes before anything is allocated. Transactions nest at most [`Limits::TXN_DEPTH_CEILING`]
+//! deep, so input cannot overflow the stack. Bytes after the end are an error. Each value has
+//! exactly one encoding, and only that one is accepted, so equal values have equal bytes. A decoded
+//! value can be larger than its input, because an empty operation takes four bytes encoded and more
+//! in memory. A test states this ratio, and the frame limit of the lane bounds the total size.
 //!
-//! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and hands out slices of it: keys and values are
-//! not copied, and keep the buffer that they came in alive.
+//! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and returns slices of it. Keys and values are
+//! not copied, and they keep the input buffer alive.
 //!
 //! [`Limits::TXN_DEPTH_CEILING`]: crate::model::Limits::TXN_DEPTH_CEILING
 

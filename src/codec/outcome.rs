@@ -1,4 +1,4 @@
-//! Answers and refusals: what the table of answers keeps, as it stands in a snapshot.
+//! Encoding of outcomes and rejections, as the dedup table stores them in a snapshot.
 //!
 //! ```text
 //! outcome  = 1 put | 2 delete | 3 txn | 4 revision (compacted) | 5 grant | 6 revision, deleted (revoke)
@@ -12,7 +12,7 @@
 //! grant    = revision | lease | time
 //! row      = key bytes | value bytes | create revision | mod revision | version | lease or 0
 //! time     = seconds | nanoseconds
-//! refusal  = kind u8 | its figures, in the order of their declaration
+//! refusal  = kind u8 | its fields, in the order of their declaration
 //! ```
 
 use std::time::Duration;
@@ -36,7 +36,7 @@ mod kind {
     pub(super) const NOTED: u8 = 8;
     pub(super) const ALARMS: u8 = 9;
     pub(super) const REFUSAL: u8 = 64;
-    /// Only inside a transaction.
+    /// Only valid inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
 
@@ -127,7 +127,7 @@ impl Decode for PutReply {
         let revision = Revision::decode(from)?;
         let mut rows: Vec<KeyValue> = from.list()?;
         if rows.len() > 1 {
-            return Err(from.malformed("a put with several rows before it"));
+            return Err(from.malformed("a put has several previous rows"));
         }
         Ok(PutReply { revision, prev: rows.pop() })
     }
@@ -343,7 +343,8 @@ impl Decode for Rejection {
             refusal::LEASE_TTL => {
                 Rejection::LeaseTtl { asked: Duration::decode(from)?, max: Duration::decode(from)? }
             }
-            // A key that a refusal shows is never long, and must not keep the buffer alive.
+            // The key in a rejection is short. Copy it, so that it does not keep the input buffer
+            // alive.
             refusal::DUPLICATE_KEY => {
                 Rejection::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?))
             }
@@ -376,14 +377,14 @@ fn sizes<const N: usize>(sizes: [usize; N]) -> Vec<u64> {
 
 fn size(from: &mut Decoder) -> Result<usize, CodecError> {
     let size = from.number()?;
-    usize::try_from(size).map_err(|_| from.malformed("a size beyond this machine's memory"))
+    usize::try_from(size).map_err(|_| from.malformed("a size exceeds the address space"))
 }
 
 pub(super) fn yes_or_no(from: &mut Decoder) -> Result<bool, CodecError> {
     match from.byte()? {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(from.malformed("neither yes nor no")),
+        _ => Err(from.malformed("a boolean is neither 0 nor 1")),
     }
 }
 
@@ -415,7 +416,7 @@ impl Decode for Duration {
         let (seconds, nanos) = (from.number()?, from.number()?);
         match u32::try_from(nanos) {
             Ok(nanos) if nanos < 1_000_000_000 => Ok(Duration::new(seconds, nanos)),
-            _ => Err(from.malformed("more nanoseconds than a second has")),
+            _ => Err(from.malformed("nanoseconds are out of range")),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Random values for tests: the same seed gives the same ones.
+//! Random values for tests. The same seed gives the same values.
 //!
-//! Small numbers and extremes are as likely as anything else, lists are short, and every variant and
-//! every optional field occurs.
+//! Small numbers and extremes are as likely as anything else, lists are short, and every variant
+//! and every optional field occurs.
 
 use bytes::Bytes;
 use std::time::Duration;
@@ -18,7 +18,7 @@ impl Sample {
         Self { state: seed }
     }
 
-    /// splitmix64
+    /// The splitmix64 generator.
     pub(crate) fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -444,11 +444,11 @@ impl Sample {
         }
     }
 
-    /// What some changes make of an empty table.
+    /// Applies random changes to an empty table.
     fn access(&mut self) -> Access {
         let mut access = Access::default();
         for change in self.list(9, Self::access_change) {
-            // Most of them are refused: names of few letters meet now and then.
+            // Most changes are rejected, but names have few letters, so some of them match.
             let _ = access.apply(change);
         }
         access
@@ -468,7 +468,7 @@ impl Sample {
         }
     }
 
-    /// What some changes make of an empty table.
+    /// Applies random changes to an empty table.
     fn alarms(&mut self) -> Alarms {
         let mut alarms = Alarms::default();
         for change in self.list(9, Self::alarm_change) {

@@ -1,9 +1,9 @@
-//! Pieces: how a state that travels is written down.
+//! Encoding of the records of a snapshot: its head and the pieces of the state.
 //!
 //! ```text
 //! head     = version u8 | cluster version | index | term | revision | compacted + 1 or 0 | past u64
 //!          | next lease | members | digest u64 | [access] | [alarms]
-//!                                    version 2: the table of users has changed; 3: alarms stand
+//!                                    version 2: the table of users has changed; 3: alarms are active
 //! piece    = version u8 | kind u8 | list            1 rows, 2 changes, 3 leases, 4 lives, 5 answers
 //! change   = 1 row (put) | 2 revision, key bytes (delete)
 //! lease    = id | time | 0 | 1 member, incarnation, own u8, label bytes
@@ -24,13 +24,14 @@ use crate::model::{
     SnapshotRecord, StateHead, Term,
 };
 
-/// The format of pieces that this build writes, and the newest that it reads.
+/// The format version of pieces that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
-/// The format of heads with users and roles. Written where there have ever been any.
+/// The version of heads with users and roles. Written if users or roles have ever existed.
 const HEAD_WITH_ACCESS: u8 = 2;
 
-/// The newest: also with alarms. Written where any stand, whether there are users or not.
+/// The newest version of heads, which adds alarms. Written if any alarms are active, with or
+/// without users.
 const HEAD_WITH_ALARMS: u8 = 3;
 
 mod kind {
@@ -39,12 +40,12 @@ mod kind {
     pub(super) const LEASES: u8 = 3;
     pub(super) const LIVES: u8 = 4;
     pub(super) const ANSWERS: u8 = 5;
-    /// Of a change.
+    /// Kind of a change.
     pub(super) const PUT: u8 = 1;
     pub(super) const DELETE: u8 = 2;
 }
 
-/// Appends the head of a state to `sink`.
+/// Appends the encoding of the head of a state to `sink`.
 pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
     let version = match (head.access == Access::default(), head.alarms.is_empty()) {
@@ -70,9 +71,9 @@ pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     }
 }
 
-/// Reads the head of a state.
+/// Decodes the head of a state.
 pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
-    let mut from = Decoder::new("head of a state", bytes);
+    let mut from = Decoder::new("state head", bytes);
     let format = from.version(HEAD_WITH_ALARMS)?;
     let mut head = StateHead {
         version: ClusterVersion(from.number()?),
@@ -90,20 +91,20 @@ pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
     if format >= HEAD_WITH_ACCESS {
         head.access = Access::decode(&mut from)?;
         if format == HEAD_WITH_ACCESS && head.access == Access::default() {
-            return Err(from.malformed("a table of users that is not there"));
+            return Err(from.malformed("users and roles are encoded although there are none"));
         }
     }
     if format >= HEAD_WITH_ALARMS {
         head.alarms = Alarms::decode(&mut from)?;
         if head.alarms.is_empty() {
-            return Err(from.malformed("alarms that are not there"));
+            return Err(from.malformed("alarms are encoded although there are none"));
         }
     }
     from.finish()?;
     Ok(head)
 }
 
-/// Appends a piece of a state to `sink`.
+/// Appends the encoding of a piece of a state to `sink`.
 pub(crate) fn encode_piece(record: &SnapshotRecord, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
     to.byte(VERSION);
@@ -137,9 +138,9 @@ pub(crate) fn encode_piece(record: &SnapshotRecord, sink: &mut impl Sink) {
     }
 }
 
-/// Reads a piece of a state. Keys and values are slices of `bytes`.
+/// Decodes a piece of a state. Keys and values are slices of `bytes`.
 pub(crate) fn decode_piece(bytes: Bytes) -> Result<SnapshotRecord, CodecError> {
-    let mut from = Decoder::new("record of a state", bytes);
+    let mut from = Decoder::new("state record", bytes);
     from.version(VERSION)?;
     let record = match from.byte()? {
         kind::ROWS => SnapshotRecord::Rows(from.list::<KeyValue>()?),
@@ -160,7 +161,7 @@ pub(crate) fn decode_piece(bytes: Bytes) -> Result<SnapshotRecord, CodecError> {
             SnapshotRecord::DedupTable(answers)
         }
         found => {
-            return Err(CodecError::Newer { what: "record of a state", found: found.into() });
+            return Err(CodecError::Newer { what: "state record", found: found.into() });
         }
     };
     from.finish()?;
@@ -285,8 +286,8 @@ mod tests {
         Secret, TxnReply, TxnResult,
     };
 
-    /// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
-    /// have written them.
+    /// One case per line: a description, then the bytes. Lines are added but never changed, because
+    /// released versions have written these bytes.
     const GOLDEN: &str = include_str!("../../tests/golden/states.txt");
 
     fn node(id: u64) -> NodeId {
@@ -560,7 +561,8 @@ mod tests {
                     bytes[at] ^= 1 << sample.below(8);
                 }
             }
-            // One way to write a value: whatever is still read is written as the same bytes.
+            // Each value has one encoding: if the damaged bytes still decode, they must encode to
+            // the same bytes.
             if let Ok(read) = decode_head(head.clone().into()) {
                 assert_eq!(written_head(&read), head, "seed {seed}");
             }

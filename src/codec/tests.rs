@@ -1,4 +1,5 @@
-//! What holds for every encoded value: it comes back, its bytes are frozen, damage is an error.
+//! Properties of every encoded value: it decodes to itself, its bytes are frozen, and damage causes
+//! an error.
 
 use bytes::Bytes;
 use std::fmt::Write;
@@ -8,8 +9,8 @@ use super::sample::Sample;
 use super::*;
 use crate::model::*;
 
-/// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
-/// have written them.
+/// One case per line: a description, then the bytes. Lines are added but never changed, because
+/// released versions have written these bytes.
 const GOLDEN: &str = include_str!("../../tests/golden/codec.txt");
 
 fn message_bytes(message: &PeerMessage) -> Bytes {
@@ -26,7 +27,7 @@ fn lease(id: u64) -> LeaseId {
     LeaseId::new(id).expect("not 0")
 }
 
-/// An entry with one command of member 2, incarnation 3, request 300.
+/// Returns an entry with one command of member 2, incarnation 3, request 300.
 fn entry(command: Command) -> Vec<Item> {
     let window = AckWindow { frontier: 300, open: vec![5..6, 200..300] };
     let (node, incarnation) = (node(2), Incarnation(3));
@@ -349,7 +350,7 @@ fn bytes_cut_short_anywhere_are_an_error() {
         let bytes = message_bytes(&message);
         for len in 0..bytes.len() {
             let cut = decode_message(bytes.slice(..len));
-            // What reaches to the end is judged where it is understood.
+            // A part that reaches to the end is validated by its consumer, not by the codec.
             let expected = match &message {
                 PeerMessage::Raft(_) => len >= 2,
                 PeerMessage::SnapshotPart { data, .. } => len >= bytes.len() - data.len(),
@@ -372,7 +373,8 @@ fn damaged_bytes_are_an_error_or_another_value_and_never_a_panic() {
                 bytes[at] ^= 1 << sample.below(8);
             }
         }
-        // One way to write a value: whatever is still read is written as the same bytes.
+        // Each value has one encoding: if the damaged bytes still decode, they must encode to the
+        // same bytes.
         if let Ok(items) = decode_items(entry.clone().into()) {
             assert_eq!(encode_items(&items), entry, "seed {seed}");
         }
@@ -419,11 +421,11 @@ fn what_only_a_newer_version_knows_is_named_as_such() {
     ];
     for (what, bytes) in cases {
         let error = decode_items(Bytes::from_static(bytes)).expect_err(what);
-        assert!(error.to_string().contains("newer version"), "{what}: {error}");
+        assert!(error.to_string().contains("newer release"), "{what}: {error}");
     }
     for bytes in [b"\x07\x01", b"\x01\x63"] {
         let error = decode_message(Bytes::from_static(bytes)).expect_err("unknown");
-        assert!(error.to_string().contains("newer version"), "{error}");
+        assert!(error.to_string().contains("newer release"), "{error}");
     }
 }
 
@@ -451,7 +453,7 @@ fn a_decoded_list_is_not_much_larger_than_its_bytes() {
     assert!(ratio(size_of::<Compare>(), <Compare as Decode>::BYTES_MIN) <= 64);
     assert!(ratio(size_of::<Item>(), <Item as Decode>::BYTES_MIN) <= 64);
     assert!(ratio(size_of::<(u64, Command)>(), 1 + <Command as Decode>::BYTES_MIN) <= 64);
-    // And what they say of their least length is true: nothing shorter is ever written.
+    // The declared minimum sizes are correct: no value has a shorter encoding.
     for seed in 0..2000 {
         let command = Sample::new(seed).command();
         assert!(encoded_len_hint(&command) >= <Command as Decode>::BYTES_MIN);
@@ -472,7 +474,7 @@ fn transactions_nest_to_the_ceiling_and_no_deeper() {
     let max = Limits::TXN_DEPTH_CEILING;
     let deeper = encode_items(&nested(max + 1));
     assert_eq!(decode_items(deeper.into()), Err(CodecError::TooDeep { max }));
-    // Far deeper than any stack: compares none, one operation, a transaction, and so on.
+    // Far deeper than any stack: no compares, one operation, which is a transaction, and so on.
     let mut bytes = b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x03".to_vec();
     for _ in 0..1_000_000 {
         bytes.extend_from_slice(b"\x00\x01\x03");

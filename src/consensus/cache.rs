@@ -1,54 +1,54 @@
-//! The newest entries of the log, in memory.
+//! The in-memory cache of the newest log entries.
 
 use std::collections::VecDeque;
 
 use raft::eraftpb::Entry;
 
-/// What an entry costs beside its data, in bytes.
+/// Memory of an entry in addition to its data, in bytes.
 const ENTRY_OVERHEAD: usize = std::mem::size_of::<Entry>();
 
-/// The bytes that an entry takes.
+/// Returns the memory that an entry takes.
 pub(super) fn entry_bytes(entry: &Entry) -> usize {
     entry.data.len() + ENTRY_OVERHEAD
 }
 
-/// An unbroken run of entries that ends with the newest one.
+/// A contiguous run of entries that ends with the newest one.
 #[derive(Debug)]
 pub(super) struct Cache {
     entries: VecDeque<Entry>,
-    /// The index after the newest entry's.
+    /// Index after the newest entry.
     next: u64,
     bytes: usize,
 }
 
 impl Cache {
-    /// Nothing yet; the log ends before `next`.
+    /// Creates an empty cache. The log ends before `next`.
     pub(super) fn new(next: u64) -> Self {
         Self { entries: VecDeque::new(), next, bytes: 0 }
     }
 
-    /// The index of the oldest entry here, or of the next one that comes.
+    /// Returns the index of the oldest cached entry, or the next index if the cache is empty.
     pub(super) fn first(&self) -> u64 {
         self.next - self.entries.len() as u64
     }
 
-    /// The index of the newest entry of the log.
+    /// Returns the index of the newest entry of the log.
     pub(super) fn last(&self) -> u64 {
         self.next - 1
     }
 
-    /// The bytes held.
+    /// Returns the memory used, in bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The entry at `index`, if it is here.
+    /// Returns the entry at `index`, if it is cached.
     pub(super) fn get(&self, index: u64) -> Option<&Entry> {
         self.entries.get(usize::try_from(index.checked_sub(self.first())?).ok()?)
     }
 
-    /// Adds entries. They replace what is here from the first one's index on.
+    /// Appends entries. They replace existing ones from the first one's index on.
     pub(super) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first().map(|entry| entry.index) else { return };
         assert!(first <= self.next, "entry {first} after a log that ends before {}", self.next);
@@ -65,7 +65,7 @@ impl Cache {
         }
     }
 
-    /// Forgets the oldest entries, none after `up_to`, until `bytes_max` holds.
+    /// Evicts the oldest entries until at most `bytes_max` remain, but none after `up_to`.
     pub(super) fn evict(&mut self, up_to: u64, bytes_max: usize) {
         while self.bytes > bytes_max
             && let Some(entry) = self.entries.front()
@@ -76,8 +76,8 @@ impl Cache {
         }
     }
 
-    /// The entries from `from` up to and without `to`, as many as fit in `bytes_max`, at least one.
-    /// All of them must be here.
+    /// Returns the entries from `from` to `to` (exclusive) that fit into `bytes_max`, at least one.
+    /// All of them must be cached.
     pub(super) fn range(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry> {
         assert!(
             self.first() <= from && from < to && to <= self.next,

@@ -1,4 +1,4 @@
-//! What the consensus is told when it starts, every limit with a name and a unit.
+//! The configuration of the consensus, with all its limits.
 
 use std::sync::Arc;
 
@@ -8,47 +8,50 @@ use crate::mutant::{self, Mutant};
 
 use super::fault::ConsensusFault;
 
-/// The largest entry, in bytes. Larger than any request that the settings allow, and small enough
-/// that a message with one entry passes every gate.
+/// Maximum size of an entry in bytes. It is larger than any request that the settings allow, and
+/// small enough that the gate accepts a message with one entry.
 pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 
-/// How the consensus of one member is set up.
+/// The configuration of one member's consensus.
 #[derive(Clone)]
 pub(crate) struct ConsensusConfig {
-    /// This member.
+    /// Id of this member.
     pub(crate) id: NodeId,
-    /// Everybody, as of what is applied. This one may be missing: it has joined and has not heard of
-    /// it from the log, or was removed.
+    /// The members as of the applied state. This member may be missing: it has joined but not
+    /// applied its own addition yet, or it was removed.
     pub(crate) members: Members,
-    /// How often a leader speaks, in ticks. At least 1.
+    /// Interval of a leader's heartbeats in ticks. At least 1.
     pub(crate) heartbeat_ticks: usize,
-    /// T: a follower waits between T and 2 T for its leader, in ticks. More than `heartbeat_ticks`.
+    /// Election timeout T in ticks: a follower waits between T and 2 T for its leader. Must be
+    /// larger than `heartbeat_ticks`.
     pub(crate) election_ticks: usize,
-    /// How many bytes of entries one message carries; a larger entry travels alone. Default 256 KiB.
+    /// Maximum size of the entries in one message, in bytes. A larger entry is sent alone. Default:
+    /// 256 KiB.
     pub(crate) append_bytes_max: u64,
-    /// How many such messages may be on their way to one follower. Default 128.
+    /// Maximum number of such messages in flight to one follower. Default: 128.
     pub(crate) inflight_max: usize,
-    /// How many bytes of entries a leader takes before a quorum has them; beyond it, proposals are
-    /// refused as busy. Default 32 MiB.
+    /// Maximum size of the entries that a leader accepts before a quorum has them, in bytes.
+    /// Further proposals are rejected as busy. Default: 32 MiB.
     pub(crate) uncommitted_bytes_max: u64,
-    /// How many bytes of committed entries one turn hands out, except for a larger entry alone.
-    /// Default 4 MiB.
+    /// Maximum size of the committed entries that one turn returns, in bytes. A larger entry is
+    /// returned alone. Default: 4 MiB.
     pub(crate) commit_bytes_max: u64,
-    /// How many bytes of recent entries are kept in memory, so that followers are served without the
-    /// disk. What is not yet on disk or not yet applied stays whatever this says. Default 32 MiB.
+    /// Maximum size of the recent entries in memory, in bytes, from which followers are served
+    /// without disk reads. Entries that are not durable or not applied yet are kept in any case.
+    /// Default: 32 MiB.
     pub(crate) cache_bytes_max: usize,
-    /// How many bytes of entries may wait for this member's disk; beyond it, entries from the leader
-    /// are dropped, and come again. Default 64 MiB.
+    /// Maximum size of the entries that wait for this member's disk, in bytes. Further entries from
+    /// the leader are dropped, and the leader retransmits them. Default: 64 MiB.
     pub(crate) unpersisted_bytes_max: usize,
-    /// How long a follower that fetches a snapshot may show no progress before the leader begins anew
-    /// with it, in ticks. Default 4 T.
+    /// Time in ticks without progress after which the leader restarts the snapshot transfer to a
+    /// follower. Default: 4 T.
     pub(crate) snapshot_ticks: usize,
-    /// Where randomness comes from: one number, at the start.
+    /// Source of randomness. It is used once, at the start.
     pub(crate) entropy: Arc<dyn Entropy>,
 }
 
 impl ConsensusConfig {
-    /// A configuration with every limit at its default.
+    /// Creates a configuration with the default limits.
     pub(crate) fn new(
         id: NodeId,
         members: Members,
@@ -72,10 +75,10 @@ impl ConsensusConfig {
         }
     }
 
-    /// The configuration in raft's words, if it makes sense.
+    /// Converts the configuration for the raft crate and checks it.
     pub(super) fn to_raft(&self, applied: u64) -> Result<raft::Config, ConsensusFault> {
         if self.members.voters().next().is_none() {
-            return Err(ConsensusFault::Config("nobody votes".to_owned()));
+            return Err(ConsensusFault::Config("there are no voters".to_owned()));
         }
         let config = raft::Config {
             id: self.id.get(),
@@ -90,7 +93,7 @@ impl ConsensusConfig {
                 false => raft::ReadOnlyOption::Safe,
                 true => raft::ReadOnlyOption::LeaseBased,
             },
-            // Followers learn of a commit at once: their callers wait for it.
+            // Followers learn of a commit at once, because their callers wait for it.
             skip_bcast_commit: false,
             batch_append: true,
             max_uncommitted_size: self.uncommitted_bytes_max,

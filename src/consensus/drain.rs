@@ -1,11 +1,11 @@
-//! What the raft crate has to say, in the words of `tracing`. It talks a lot; below a warning nobody
-//! listens.
+//! Forwards the raft crate's log messages to `tracing`. The crate logs a lot, so everything below a
+//! warning is dropped.
 
 use std::fmt::{self, Write};
 
 use slog::{Drain, KV, Key, Level, Logger, Never, OwnedKVList, Record, Serializer};
 
-/// Where the raft crate's log lines go.
+/// Returns a logger that forwards to `tracing`.
 pub(super) fn logger() -> Logger {
     Logger::root(TracingDrain, slog::o!())
 }
@@ -28,10 +28,10 @@ impl Drain for TracingDrain {
     }
 }
 
-/// The message, and what was said beside it.
+/// Returns the message with its key-value pairs.
 fn line(record: &Record<'_>, values: &OwnedKVList) -> String {
     let mut line = Line(record.msg().to_string());
-    // A line that cannot be completed is still worth having.
+    // An incomplete line is still useful.
     let _ = record.kv().serialize(record, &mut line);
     let _ = values.serialize(record, &mut line);
     line.0

@@ -1,69 +1,68 @@
-//! Why the consensus of this member cannot go on.
+//! The reasons why this member's consensus must stop.
 
 use thiserror::Error;
 
 use crate::model::{LogIndex, Term};
 
-/// This member must stop: what it holds and what it has promised do not fit together, or its log
-/// cannot be read. The host process lives. Nothing that waited for it is known to be applied or not.
+/// A fault after which this member must stop: its state contradicts its earlier promises, or its
+/// log cannot be read. The host process keeps running. It is unknown whether pending requests will
+/// be applied.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum ConsensusFault {
-    /// The configuration makes no sense.
-    #[error("consensus configuration: {0}")]
+    /// The configuration is invalid.
+    #[error("invalid consensus configuration: {0}")]
     Config(String),
-    /// The log ends before an entry that this member has acknowledged, or known to be committed.
-    #[error(
-        "the log ends at {last}, but holds for sure what is up to {promised}: synced entries are lost"
-    )]
+    /// The log ends before an entry that this member has acknowledged or known to be committed.
+    #[error("the log ends at {last} but must reach {promised}: synced entries are lost")]
     LogLost {
-        /// What must be there.
+        /// The index that must exist.
         promised: LogIndex,
-        /// What is there.
+        /// The last index that exists.
         last: LogIndex,
     },
-    /// The newest entry is of a later term than the newest that this member has stored.
+    /// The last entry has a later term than the recorded one.
     #[error(
-        "the log's last entry {last} is of term {found}, but the term on record is {term}: a synced term is lost"
+        "the last log entry {last} has term {found}, but the recorded term is {term}: a synced term is lost"
     )]
     TermLost {
-        /// The last entry.
+        /// Index of the last entry.
         last: LogIndex,
-        /// Its term.
+        /// Term of the last entry.
         found: Term,
-        /// The term on record.
+        /// The recorded term.
         term: Term,
     },
-    /// An entry that should be there could not be read.
-    #[error("entry {index} of the log cannot be read: {why}")]
+    /// An entry that must exist could not be read.
+    #[error("cannot read log entry {index}: {why}")]
     Unreadable {
-        /// Which entry.
+        /// Index of the entry.
         index: LogIndex,
-        /// What the log says.
+        /// The error of the log.
         why: String,
     },
-    /// The log answered with other entries than it was asked for.
-    #[error("asked for entry {asked}, the log gave {found:?}")]
+    /// The log returned other entries than requested.
+    #[error("the log did not return entry {asked} but {found:?}")]
     OutOfOrder {
-        /// What was asked for.
+        /// The requested index.
         asked: LogIndex,
-        /// What came, if anything.
+        /// The returned index, if any.
         found: Option<LogIndex>,
     },
-    /// The log has been cut beyond the state that this member has.
+    /// The log was truncated beyond the state that this member has.
     #[error("the log begins at {first}, but the state ends at {applied}: a snapshot is lost")]
     StateLost {
-        /// The oldest entry of the log.
+        /// The first index of the log.
         first: LogIndex,
-        /// What is applied.
+        /// The applied index.
         applied: LogIndex,
     },
-    /// An entry that changes the members, or what the state made of it, makes no sense.
-    #[error("the change of the members at {index}: {why}")]
+    /// A membership change, or its effect on the state, is invalid.
+    #[error("invalid membership change at entry {index}: {why}")]
     Membership {
-        /// Which entry.
+        /// Index of the entry.
         index: LogIndex,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
 }

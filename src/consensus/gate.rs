@@ -1,17 +1,17 @@
-//! The gate: no message of a peer reaches raft before it has been judged here.
+//! The gate validates every message of a peer before raft processes it.
 //!
-//! The raft crate trusts what it is handed. Several messages that look valid make it panic (a commit
-//! index beyond the log, a gap between entries), overflow (a term at the end of the numbers) or follow
-//! a stranger. A correct member sends none of them. The gate knows what a correct member can send to
-//! this one, and lets nothing else pass; what it refuses was not looked at by anybody.
+//! The raft crate trusts its input. Several messages that look valid make it panic (a commit index
+//! beyond the log, a gap between entries), overflow (a term near the maximum) or follow a stranger.
+//! A correct member sends none of them. The gate knows which messages a correct member can send to
+//! this one, and rejects all others unprocessed.
 //!
-//! Who may speak is judged by what is applied here, and that may be old. A member that was removed is
-//! refused. One that is not known is let in, since its connection has proven that it belongs to the
-//! cluster: it has joined, and may even lead, while this one was away. And one that is known as a
-//! learner may vote by now.
+//! The senders are checked against the applied members, which may be outdated. A message from a
+//! removed member is rejected. An unknown sender is accepted, because its connection has verified
+//! that it belongs to the cluster: it may have joined, and may even lead, while this member was
+//! away. A sender that is known as a learner may be a voter by now.
 //!
-//! It cannot see through a member that lies well (one that says to have stored what it has not): the
-//! members of a cluster trust each other to crash, not to cheat.
+//! The gate cannot detect a consistent lie, such as a member that claims to have stored an entry
+//! that it has not. Members trust each other not to cheat; they may only crash.
 
 use raft::eraftpb::{Message, MessageType};
 use thiserror::Error;
@@ -23,115 +23,115 @@ use super::snapshot;
 use super::status::Role;
 use super::wire::WireError;
 
-/// Terms and indices stay below this: counting on never overflows.
+/// Terms and indices must be below this number, so that incrementing them never overflows.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// How far ahead of this member's term a peer's may be. A member that is off for a year of endless
-/// elections is behind by less.
+/// Maximum difference between a peer's term and this member's term. Even a year of endless
+/// elections while a member is down does not reach it.
 const TERM_LEAP_MAX: u64 = 1 << 20;
 
-/// What a candidate sends with its vote request when its leader has told it to campaign.
+/// The context of a vote request whose sender was told by its leader to campaign.
 const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
 
-/// Why a message of a peer was not let in. Nothing of it was processed.
+/// The reason why a message of a peer was rejected. No part of it was processed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum GateRejection {
     /// The bytes are not a message.
-    #[error("not a message of the consensus: {0}")]
+    #[error("not a raft message: {0}")]
     Bytes(#[from] WireError),
-    /// The message is in another member's name.
-    #[error("in the name of member {claimed}")]
+    /// The message claims another sender.
+    #[error("it claims to be from member {claimed}")]
     Sender {
-        /// Whose.
+        /// The claimed sender.
         claimed: u64,
     },
-    /// The message is for somebody else.
-    #[error("for member {to}")]
+    /// The message is addressed to another member.
+    #[error("it is addressed to member {to}")]
     Addressee {
-        /// For whom.
+        /// The addressee.
         to: u64,
     },
     /// The sender is this member itself.
-    #[error("from this member itself")]
+    #[error("it claims to be from this member itself")]
     Oneself,
-    /// The sender was a member, and is none any more.
-    #[error("from a member that was removed")]
+    /// The sender was removed from the cluster.
+    #[error("its sender was removed from the cluster")]
     Removed,
-    /// A snapshot that no member sends, or not to this one.
-    #[error("a snapshot that makes no sense here")]
+    /// An invalid snapshot, or one that is not sent to this member.
+    #[error("its snapshot is invalid")]
     Snapshot,
-    /// Messages of this kind do not cross the wire.
-    #[error("messages of kind {kind} do not cross the wire")]
+    /// Messages of this kind are never sent to peers.
+    #[error("messages of kind {kind} are never sent to peers")]
     Kind {
-        /// The protocol's number of it.
+        /// The protocol's number of the kind.
         kind: i32,
     },
     /// A term that no member can have.
-    #[error("term {term}, while this member is at term {mine}")]
+    #[error("invalid term {term}: this member is at term {mine}")]
     Term {
-        /// Which.
+        /// The term in the message.
         term: u64,
-        /// The term here.
+        /// The term of this member.
         mine: Term,
     },
-    /// A number that cannot be what its name says.
-    #[error("{name} {value}")]
+    /// A field has an impossible value.
+    #[error("invalid {name}: {value}")]
     Number {
-        /// The field.
+        /// Name of the field.
         name: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
     },
-    /// A field that this kind of message does not have, or with other content.
-    #[error("{name} that does not belong there")]
+    /// A field that this kind of message does not have, or that must have other contents.
+    #[error("unexpected {name}")]
     Field {
-        /// The field.
+        /// Name of the field.
         name: &'static str,
     },
     /// Entries that do not follow one another.
     #[error("entry {index} of term {term} out of order")]
     Entries {
-        /// The first that does not fit.
+        /// Index of the first entry that does not fit.
         index: u64,
-        /// Its term.
+        /// Term of that entry.
         term: u64,
     },
-    /// The sender's log differs from this one where this one is committed. One of them is damaged.
+    /// The sender's log differs from this one at a committed index. One of the two is damaged.
     #[error("its log differs at entry {index}, which is committed here")]
     Contradiction {
-        /// Where.
+        /// The index.
         index: LogIndex,
     },
-    /// The sender claims to lead a term that somebody else leads.
-    #[error("a second leader of term {term}; the first is {leader}")]
+    /// The sender claims to lead a term that has another leader.
+    #[error("it claims to lead term {term}, whose leader is {leader}")]
     SecondLeader {
         /// The term.
         term: Term,
-        /// Its leader.
+        /// The leader of the term.
         leader: NodeId,
     },
-    /// The leader knows of entries that this member has acknowledged, and they are not here: this
-    /// member has lost what it had synced, and must stop.
+    /// The leader knows of entries that this member has acknowledged but does not have. This member
+    /// has lost synced data and must stop.
     #[error(
         "the leader knows that this member had entry {promised}, but its log ends at {last}: synced entries are lost"
     )]
     LogLost {
-        /// What this member has acknowledged.
+        /// The index that this member has acknowledged.
         promised: LogIndex,
-        /// The last entry that is here.
+        /// The last index of this member's log.
         last: LogIndex,
     },
 }
 
 impl GateRejection {
-    /// Whether this member must stop. Any other rejection is the sender's problem.
+    /// Returns whether this member must stop. All other errors are faults of the sender.
     pub(crate) fn is_fatal(&self) -> bool {
         matches!(self, GateRejection::LogLost { .. })
     }
 }
 
-/// What the gate must know about this member.
+/// The state of this member that the gate needs.
 pub(super) trait Standpoint {
     fn id(&self) -> NodeId;
     fn is_removed(&self, node: NodeId) -> bool;
@@ -143,7 +143,8 @@ pub(super) trait Standpoint {
     fn term_at(&self, index: LogIndex) -> Option<Term>;
 }
 
-/// Whether `message`, which came over a connection proven to be `from`'s, may reach raft.
+/// Checks whether `message`, from a connection verified to be that of `from`, may be processed by
+/// raft.
 pub(super) fn judge(
     message: &Message,
     from: NodeId,
@@ -158,7 +159,8 @@ pub(super) fn judge(
     if from == here.id() {
         return Err(GateRejection::Oneself);
     }
-    // A leader whose going is committed still leads its term, until it has applied that itself.
+    // A leader whose removal is committed continues to lead its term until it has applied the
+    // removal itself.
     let leads_me = here.leader() == Some(from) && message.term == here.term().get();
     if here.is_removed(from) && !leads_me {
         return Err(GateRejection::Removed);
@@ -182,8 +184,8 @@ pub(super) fn judge(
         MessageType::MsgAppendResponse => judge_append_response(message, here),
         MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => judge_vote_request(message),
         MessageType::MsgTimeoutNow => {
-            // Only a leader that this member follows, and knows to follow, may say so; what comes too
-            // late is of an earlier term.
+            // Only the current leader of this member may send this. A delayed message has an
+            // earlier term.
             if message.term > here.term().get() {
                 return Err(GateRejection::Term { term: message.term, mine: here.term() });
             }
@@ -205,7 +207,8 @@ fn judge_kind(message: &Message) -> Result<(), GateRejection> {
         | MessageType::MsgTimeoutNow
         | MessageType::MsgRequestPreVote
         | MessageType::MsgRequestPreVoteResponse => Ok(()),
-        // What a node says to itself, and what we say in words of our own (proposals, reads).
+        // Messages that a node sends to itself, and messages that this project replaces by its own
+        // (proposals, reads).
         kind @ (MessageType::MsgHup
         | MessageType::MsgBeat
         | MessageType::MsgPropose
@@ -238,7 +241,7 @@ fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
     Ok(())
 }
 
-/// Fields that no message has, or that only some have.
+/// Checks the fields that no message has, or that only some kinds have.
 fn judge_fields(message: &Message) -> Result<(), GateRejection> {
     let kind = message.get_msg_type();
     let context_fits = match kind {
@@ -251,11 +254,11 @@ fn judge_fields(message: &Message) -> Result<(), GateRejection> {
         _ => message.context.is_empty(),
     };
     let fields = [
-        ("a context", context_fits),
+        ("context", context_fits),
         ("entries", message.entries.is_empty() || kind == MessageType::MsgAppend),
-        ("a snapshot", !message.has_snapshot() || kind == MessageType::MsgSnapshot),
-        ("a snapshot request", message.request_snapshot == 0),
-        ("a priority", message.priority == 0 && message.deprecated_priority == 0),
+        ("snapshot", !message.has_snapshot() || kind == MessageType::MsgSnapshot),
+        ("snapshot request", message.request_snapshot == 0),
+        ("priority", message.priority == 0 && message.deprecated_priority == 0),
     ];
     match fields.into_iter().find(|(_, fits)| !fits) {
         Some((name, _)) => Err(GateRejection::Field { name }),
@@ -263,7 +266,7 @@ fn judge_fields(message: &Message) -> Result<(), GateRejection> {
     }
 }
 
-/// A message that only a leader sends.
+/// Checks a message that only a leader sends.
 fn judge_leader(
     message: &Message,
     from: NodeId,
@@ -278,8 +281,8 @@ fn judge_leader(
 }
 
 fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
-    // Everything starts from (1, 1). An index of 0, or a term of 0 at an index beyond the log, would
-    // pass for a place where both logs agree.
+    // Every log starts from (1, 1). Raft would take an index of 0, or a term of 0 at an index
+    // beyond the log, as a point where both logs agree.
     if message.index == 0 {
         return Err(GateRejection::Number { name: "index", value: 0 });
     }
@@ -295,10 +298,10 @@ fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRej
         prev_term = term;
     }
     if message.term < here.term().get() {
-        // Answered with the newer term, and not looked at.
+        // Raft only replies with the newer term and does not process the rest.
         return Ok(());
     }
-    // Whoever leads this term or a later one has every entry that is committed here.
+    // The leader of this or a later term has every entry that is committed here.
     let commit = here.commit();
     let places = std::iter::once((message.index, message.log_term))
         .chain(message.entries.iter().map(|entry| (entry.index, entry.term)));
@@ -311,7 +314,8 @@ fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRej
 }
 
 fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
-    // A leader tells each follower no more than what that follower has acknowledged in its term.
+    // A leader's commit index for a follower never exceeds what that follower has acknowledged in
+    // its term.
     let (promised, last) = (LogIndex(message.commit), here.last());
     if message.term >= here.term().get() && promised > last {
         return Err(GateRejection::LogLost { promised, last });
@@ -323,8 +327,8 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
     let (id, configuration) =
         snapshot::from_raft(message.get_snapshot()).ok_or(GateRejection::Snapshot)?;
     let SnapshotId { index, term, .. } = id;
-    // (1, 1) is where everybody starts. Raft panics at a configuration that makes no sense, and passes
-    // over one without this member.
+    // Every log starts from (1, 1). Raft panics at an invalid configuration, and ignores one
+    // without this member.
     let makes_sense = (2..NUMBER_MAX).contains(&index.get())
         && (1..=message.term).contains(&term.get())
         && configuration.contains(here.id())
@@ -341,7 +345,7 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
 
 fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     if message.reject {
-        // (1, 1) is refused by nobody, so what is refused and what is hinted at lie after it.
+        // Every log contains (1, 1), so both the rejected index and the hint are greater than 1.
         if message.index < 2 {
             return Err(GateRejection::Number { name: "rejected index", value: message.index });
         }

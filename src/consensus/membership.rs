@@ -1,12 +1,12 @@
-//! The members in raft's words: who decides, and the entries that change that.
+//! Converts memberships and membership changes for the raft crate.
 //!
 //! ```text
-//! entry = transition 0 | changes of raft's own | context: the MemberChange, as codec writes it
+//! entry = transition 0 | changes in raft's encoding | context: the MemberChange, as codec encodes it
 //!         (nothing at all: LeaveJoint, which raft proposes by itself)
 //! ```
 //!
-//! What raft does follows from the change and nothing else; an entry whose two halves differ is none
-//! that a member writes.
+//! The changes for raft are derived from the `MemberChange` alone. An entry whose two parts differ
+//! is not written by any member, and is rejected.
 
 use std::collections::BTreeSet;
 
@@ -21,41 +21,41 @@ use crate::wal;
 
 use super::fault::ConsensusFault;
 
-/// The longest entry that changes the members, in bytes: a name and an address are the most of it.
+/// Maximum size of a membership change in bytes. A name and an address make up most of it.
 pub(super) const CHANGE_BYTES_MAX: usize = 4 << 10;
 
-/// Why bytes do not change the members.
+/// The reason why bytes are not a membership change.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum ChangeError {
-    /// Longer than any change.
-    #[error("{bytes} bytes, at most {CHANGE_BYTES_MAX}")]
+    /// The bytes are longer than any change.
+    #[error("size of {bytes} bytes exceeds the limit of {CHANGE_BYTES_MAX}")]
     TooLong {
-        /// How long.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// Protobuf cannot read it.
-    #[error("unreadable: {0}")]
+    /// The bytes are not valid protobuf.
+    #[error("invalid protobuf: {0}")]
     Protobuf(String),
-    /// The change inside cannot be read.
+    /// The contained change cannot be decoded.
     #[error(transparent)]
     Change(#[from] CodecError),
-    /// Not what a member writes for this change.
-    #[error("not as a member writes it")]
+    /// The encoding differs from the one that a member writes for this change.
+    #[error("not in canonical form")]
     NotCanonical,
 }
 
-/// The change that an entry of the log makes.
+/// Decodes the change in a log entry.
 ///
 /// # Errors
-/// No member wrote this entry, or one of a newer version.
+/// Fails if no member wrote this entry, or if a newer version wrote it.
 pub(crate) fn member_change(entry: &wal::Entry) -> Result<MemberChange, ConsensusFault> {
     assert_eq!(entry.kind, wal::EntryKind::Membership, "entry {}", entry.index);
     read_change(&entry.data)
         .map_err(|error| ConsensusFault::Membership { index: entry.index, why: error.to_string() })
 }
 
-/// The change in the data of an entry.
+/// Decodes the change in the data of an entry.
 pub(super) fn read_change(data: &Bytes) -> Result<MemberChange, ChangeError> {
     if data.is_empty() {
         return Ok(MemberChange::LeaveJoint);
@@ -69,22 +69,22 @@ pub(super) fn read_change(data: &Bytes) -> Result<MemberChange, ChangeError> {
     if write_change(&change) != *data { Err(ChangeError::NotCanonical) } else { Ok(change) }
 }
 
-/// A change as the data of an entry.
+/// Encodes a change as the data of an entry.
 pub(super) fn write_change(change: &MemberChange) -> Vec<u8> {
     to_raft(change).write_to_bytes().expect("every field of a change is optional")
 }
 
-/// A change in raft's words.
+/// Converts a change for raft.
 pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     use ConfChangeType::{AddLearnerNode, AddNode, RemoveNode};
     let changes = match change {
-        // Nothing at all, not even a context: so raft writes it itself.
+        // An empty change without a context, because raft proposes exactly that.
         MemberChange::LeaveJoint => return ConfChangeV2::default(),
-        // Who takes a place is the learner that it was before: raft has nothing to do.
+        // A claimed reserved member stays a learner, so raft's configuration does not change.
         MemberChange::Add { id, .. } | MemberChange::Take { id, .. } => vec![(AddLearnerNode, *id)],
         MemberChange::Promote(id) => vec![(AddNode, *id)],
         MemberChange::Remove(id) => vec![(RemoveNode, *id)],
-        // Two at once: raft goes through a joint configuration, and leaves it by itself.
+        // With two changes at once, raft enters a joint configuration and leaves it by itself.
         MemberChange::Replace { old, new } => vec![(AddNode, *new), (RemoveNode, *old)],
     };
     let single = |(change_type, id): (ConfChangeType, NodeId)| ConfChangeSingle {
@@ -99,18 +99,18 @@ pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     }
 }
 
-/// Who decides, and who follows.
+/// The voters and learners.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Configuration {
     pub(super) voters: BTreeSet<NodeId>,
-    /// The voters before a replacement that is under way: as long as it is, most of them must agree
-    /// as well.
+    /// The voters before a replacement in progress. Until it completes, a majority of them must
+    /// agree as well.
     pub(super) outgoing: BTreeSet<NodeId>,
     pub(super) learners: BTreeSet<NodeId>,
 }
 
 impl Configuration {
-    /// That of these members.
+    /// Returns the configuration of these members.
     pub(super) fn of(members: &Members) -> Self {
         Self {
             voters: members.voters().collect(),
@@ -119,7 +119,7 @@ impl Configuration {
         }
     }
 
-    /// That of raft, in any order. `None`: it is none that members can have.
+    /// Converts raft's configuration, in any order. Returns `None` if no membership can have it.
     pub(super) fn from_raft(state: &ConfState) -> Option<Self> {
         let set = |ids: &[u64]| -> Option<BTreeSet<NodeId>> {
             let set: BTreeSet<NodeId> =
@@ -132,7 +132,7 @@ impl Configuration {
             learners: set(&state.learners)?,
         };
         let Self { voters, outgoing, learners } = &configuration;
-        // Nobody who votes becomes a learner, so nobody waits to be one.
+        // A voter never becomes a learner, so there are no pending learners.
         let makes_sense = !voters.is_empty()
             && learners.is_disjoint(voters)
             && learners.is_disjoint(outgoing)
@@ -141,7 +141,7 @@ impl Configuration {
         makes_sense.then_some(configuration)
     }
 
-    /// In raft's words, in the order of the ids.
+    /// Converts the configuration for raft, in the order of the ids.
     pub(super) fn to_raft(&self) -> ConfState {
         let numbers = |set: &BTreeSet<NodeId>| set.iter().map(|id| id.get()).collect::<Vec<_>>();
         ConfState {
@@ -153,7 +153,7 @@ impl Configuration {
         }
     }
 
-    /// What it is after a change that may be made.
+    /// Returns the configuration after a valid change.
     pub(super) fn after(&self, change: &MemberChange) -> Self {
         let mut after = self.clone();
         match change {
@@ -182,7 +182,7 @@ impl Configuration {
         !self.outgoing.is_empty()
     }
 
-    /// Whether it votes, before or after a replacement that is under way.
+    /// Returns whether the member is a voter before or after a replacement in progress.
     pub(super) fn is_voter(&self, id: NodeId) -> bool {
         self.voters.contains(&id) || self.outgoing.contains(&id)
     }
@@ -191,7 +191,7 @@ impl Configuration {
         self.is_voter(id) || self.learners.contains(&id)
     }
 
-    /// Everybody, in the order of the ids.
+    /// Returns all members in the order of their ids.
     pub(super) fn ids(&self) -> BTreeSet<NodeId> {
         self.voters.iter().chain(&self.outgoing).chain(&self.learners).copied().collect()
     }

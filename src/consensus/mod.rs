@@ -1,8 +1,8 @@
-//! One log on several members: raft, and everything that is known about the raft crate.
+//! The consensus: one replicated log on several members, based on the raft crate.
 //!
-//! This folder alone knows the crates `raft` and `protobuf`. It takes messages, ticks, proposals and
-//! questions, and says what is to be done: what to send, what to make durable, what to apply. It knows
-//! no clock, no thread, no socket, and nothing of what the entries mean.
+//! Only this folder uses the crates `raft` and `protobuf`. It takes messages, ticks, proposals and
+//! read rounds, and returns the work to do: messages to send, groups to persist, entries to apply.
+//! It uses no clock, no thread and no socket, and does not interpret the entries.
 //!
 //! ```text
 //!            step tick propose read_round
@@ -13,25 +13,25 @@
 //!                          │            ├─▶ install ─▶ machine         │
 //!                          │            └─▶ rounds                     │
 //!                          └──────────── persisted ◀───────────────────┘
-//!                                            └─▶ send  messages that waited under seal
+//!                                            └─▶ send  messages that were sealed until then
 //! ```
 //!
-//! Writing to disk is asynchronous: the driver goes on with heartbeats, reads and messages while the
-//! log works. Three rules keep that safe.
+//! Disk writes are asynchronous: the driver continues with heartbeats, reads and messages while the
+//! log writes. Three rules keep this safe:
 //!
-//! - A message that speaks of state is [sealed](seal) with the number of the group that carries this
-//!   state to disk, and only the log's own proof opens it.
-//! - A leader's messages do not wait for its own disk, but for its term to be on it. Where it is the
-//!   only voter, nobody else would keep it from leading one term twice.
+//! - A message that depends on state is [sealed](seal) with the number of the group that makes this
+//!   state durable, and only the log's proof opens it.
+//! - A leader's messages do not wait until its entries are durable, but they wait until its term
+//!   is. Otherwise a single voter could lead one term twice.
 //! - A member campaigns only while none of its entries is on its way to the disk.
 //!
-//! Who the members are is part of the replicated state. An entry that changes them is judged by the
-//! state machine when it is applied, and takes effect then, one change at a time.
+//! The membership is part of the replicated state. The state machine validates a membership change
+//! when it applies it, and the change takes effect then. Only one change is in progress at a time.
 //!
-//! Invariant: no message of a peer reaches raft except through the [gate].
+//! Invariant: every message of a peer passes the [gate] before it reaches raft.
 //!
-//! Invariant: nothing here depends on anything but its inputs and one number drawn at the start, so
-//! a seed replays a run. See [timeout].
+//! Invariant: everything here depends only on its inputs and one random number drawn at the start,
+//! so a seed replays a run. See [timeout].
 
 mod config;
 mod engine;

@@ -1,35 +1,36 @@
-//! Read rounds: how a leader learns that it still led when a question came.
+//! Read rounds, with which a leader confirms that it was still the leader when a read arrived.
 
 use crate::model::{Incarnation, NodeId};
 
-/// A round's name, given by the node for its own book-keeping. Use a new one for each attempt.
+/// The id of a round, chosen by the node. Each attempt needs a new one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct RoundId {
-    /// Who named it.
+    /// The node that chose the id.
     pub(crate) node: NodeId,
-    /// In which of its lives.
+    /// Incarnation of that node.
     pub(crate) incarnation: Incarnation,
-    /// Counts rounds.
+    /// Number of the round.
     pub(crate) counter: u64,
 }
 
-/// What travels with the heartbeats of a round and back.
+/// The context of a round, which is sent with its heartbeats and returned in the replies.
 ///
-/// Raft confirms a round by these bytes alone: were they used a second time, an answer to the first
-/// round could confirm the second one, at an index from before it was asked. So the leader adds a
-/// number of its own, that only rises; whatever names the node gives, no two rounds look alike.
+/// Raft identifies a round by these bytes alone. If they were reused, a reply to the first round
+/// could confirm the second one, with an index that was committed before the second one began.
+/// Therefore the leader adds an increasing serial number, so that no two rounds have the same
+/// context whatever ids the node chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RoundContext {
-    /// Counts the rounds begun in this process.
+    /// Number of rounds started in this process.
     pub(super) serial: u64,
     pub(super) id: RoundId,
 }
 
 impl RoundContext {
-    /// Its length, in bytes.
+    /// Encoded length in bytes.
     pub(super) const BYTES: usize = 32;
 
-    /// `serial | node | incarnation | counter`, 8 bytes each, little end first.
+    /// Encodes `serial | node | incarnation | counter`, 8 bytes each, little-endian.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let RoundId { node, incarnation, counter } = self.id;
         let mut bytes = Vec::with_capacity(Self::BYTES);
@@ -39,7 +40,7 @@ impl RoundContext {
         bytes
     }
 
-    /// The round of these bytes, if they are a round's.
+    /// Decodes a context. Returns `None` if the bytes are not one.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, rest) = bytes.as_chunks::<8>();
         let (&[serial, node, incarnation, counter], []) = (numbers, rest) else { return None };

@@ -1,30 +1,29 @@
-//! A message that speaks of state, closed until that state is durable.
+//! A message that depends on state, inaccessible until that state is durable.
 //!
-//! A vote, or a word that entries have arrived, is a promise about what is on this member's disk. It
-//! is put under seal with the number of the group that carries the state to disk, and only the log's
-//! own proof opens it. There is no other way to what is inside, so a message that leaves too early
-//! cannot be written by mistake.
+//! A vote or an acknowledgement of entries is a promise about this member's disk. It is sealed with
+//! the number of the group that makes the state durable, and only the log's proof opens it. There
+//! is no other access to the contents, so code cannot send such a message too early by mistake.
 
 use crate::mutant::{self, Mutant};
 use crate::wal::Durable;
 
-/// Something that may leave when a certain group is durable.
+/// A value that may be used once a certain group is durable.
 #[derive(Debug)]
-#[must_use = "what is sealed and dropped is never sent"]
+#[must_use = "a sealed message that is dropped is never sent"]
 pub(super) struct Sealed<T> {
-    /// The number of the group that must be durable. 0: what was durable at the start.
+    /// Number of the group that must be durable. 0 means state that was durable at the start.
     group: u64,
     inside: T,
 }
 
 impl<T> Sealed<T> {
-    /// Closes it until `group` is durable.
+    /// Seals `inside` until `group` is durable.
     pub(super) fn new(group: u64, inside: T) -> Self {
         Self { group, inside }
     }
 
-    /// What is inside, or itself if `proof` does not reach. Without a proof, nothing has been written
-    /// since the start: only what speaks of recovered state opens.
+    /// Returns the contents, or itself if `proof` does not cover its group. Without a proof,
+    /// nothing was written since the start, so only values that depend on recovered state open.
     pub(super) fn open(self, proof: Option<&Durable>) -> Result<T, Self> {
         let proven = proof.map_or(0, Durable::number);
         if self.group <= proven || mutant::is(Mutant::M02) { Ok(self.inside) } else { Err(self) }

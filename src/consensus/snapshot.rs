@@ -1,10 +1,11 @@
-//! A snapshot as raft sees it: an index, a term, a configuration, and which file holds the rest.
+//! Snapshots in raft's format: an index, a term, a configuration, and the id of the file with the
+//! state.
 //!
-//! Raft's message carries no state, only the [`SnapshotId`] of a file that the receiver fetches from
-//! the sender by other messages. Until it has done so, raft is not told of the message.
+//! Raft's message contains no state, only the [`SnapshotId`] of a file that the receiver fetches
+//! from the sender with other messages. Raft processes the message only after the file was fetched.
 //!
 //! ```text
-//! data = bytes u64 | checksum u64     little end first; index and term stand in the metadata
+//! data = bytes u64 | checksum u64     little-endian; index and term are in the metadata
 //! ```
 
 use bytes::Bytes;
@@ -14,39 +15,40 @@ use crate::model::{LogIndex, Members, NodeId, SnapshotId, Term};
 
 use super::membership::Configuration;
 
-/// A peer has a snapshot that this member needs. See [`Consensus::take_snapshot`].
+/// An offer by a peer of a snapshot that this member needs. See [`Consensus::take_snapshot`].
 ///
 /// [`Consensus::take_snapshot`]: super::Consensus::take_snapshot
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Offer {
-    /// Who has it.
+    /// The peer that has it.
     pub(crate) from: NodeId,
-    /// Which file.
+    /// Id of the file.
     pub(crate) id: SnapshotId,
     pub(super) message: Box<Message>,
 }
 
-/// What became of a message that was stepped.
+/// The result of processing a message.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Stepped {
-    /// It is done with.
+    /// The message was processed.
     Done,
-    /// It speaks of a snapshot, which must be here first.
+    /// The message refers to a snapshot, which must be fetched first.
     Offer(Offer),
 }
 
-/// What became of an offer whose file is here.
+/// The result of accepting a fetched snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// A turn will say to install it.
+    /// A later turn will contain it in `install`.
     Installing,
-    /// Nothing is to be installed: what it covers has come by other ways, or raft does not want it.
+    /// Nothing needs to be installed: its entries have arrived in another way, or raft rejects it.
     Needless,
-    /// Not now: nobody is known to lead, or another one is being installed. Try again, or drop it.
+    /// Not possible now: no leader is known, or another snapshot is being installed. The caller may
+    /// retry or drop it.
     Later,
 }
 
-/// The snapshot in raft's words.
+/// Converts a snapshot for raft.
 pub(super) fn to_raft(id: SnapshotId, configuration: &Configuration) -> Snapshot {
     let mut data = Vec::with_capacity(16);
     data.extend_from_slice(&id.bytes.to_le_bytes());
@@ -60,7 +62,8 @@ pub(super) fn to_raft(id: SnapshotId, configuration: &Configuration) -> Snapshot
     Snapshot { data: Bytes::from(data), metadata: Some(metadata).into(), ..Snapshot::default() }
 }
 
-/// Which file raft's snapshot speaks of, and who the members are there. `None`: no member sends this.
+/// Returns the file and the configuration in raft's snapshot. Returns `None` if no member sends
+/// this snapshot.
 pub(super) fn from_raft(snapshot: &Snapshot) -> Option<(SnapshotId, Configuration)> {
     let metadata = snapshot.get_metadata();
     let (numbers, rest) = snapshot.data.as_chunks::<8>();
@@ -72,9 +75,9 @@ pub(super) fn from_raft(snapshot: &Snapshot) -> Option<(SnapshotId, Configuratio
         checksum: u64::from_le_bytes(checksum),
     };
     let configuration = Configuration::from_raft(metadata.get_conf_state())?;
-    // One that is being replaced is a member no more, and still there.
+    // A voter that is being replaced is in the configuration although it is no longer a member.
     let fits = configuration.ids().len() <= Members::MEMBERS_MAX + 1;
-    // The same bytes, or another member wrote them.
+    // The encoding must be exactly the one that a member writes.
     (fits && *snapshot == to_raft(id, &configuration)).then_some((id, configuration))
 }
 

@@ -1,19 +1,19 @@
-//! How a member stands, as far as it knows itself.
+//! The status of a member's consensus, as the member knows it.
 
 #[cfg(test)]
 use crate::model::Term;
 use crate::model::{LogIndex, MemberRole, NodeId};
 
-/// What part a member plays.
+/// The Raft role of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     /// Follows a leader, or waits for one.
     Follower,
-    /// Asks whether it would be elected. Has promised nothing yet.
+    /// Asks whether it would win an election (pre-vote). Has not started a new term.
     PreCandidate,
-    /// Wants to lead the current term.
+    /// Requests votes for the current term.
     Candidate,
-    /// Leads the current term, unless a later one has begun without its knowing.
+    /// Leads the current term, unless a later one has begun without its knowledge.
     Leader,
 }
 
@@ -28,55 +28,56 @@ impl From<raft::StateRole> for Role {
     }
 }
 
-/// See the module. The node asks for the few parts that it needs; tests look at all of it.
+/// The complete status, for tests. The node queries only the few parts that it needs.
 #[cfg(test)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Status {
-    /// This member.
+    /// Id of this member.
     pub(crate) id: NodeId,
-    /// Its part.
+    /// Role of this member.
     pub(crate) role: Role,
-    /// The term.
+    /// The current term.
     pub(crate) term: Term,
-    /// Who leads it, if known.
+    /// Leader of the term, if known.
     pub(crate) leader: Option<NodeId>,
-    /// The newest entry known to be committed.
+    /// Highest index known to be committed.
     pub(crate) commit: LogIndex,
-    /// The newest applied entry.
+    /// Highest applied index.
     pub(crate) applied: LogIndex,
-    /// The newest entry.
+    /// Last index of the log.
     pub(crate) last: LogIndex,
-    /// The newest entry known to be on this member's disk.
+    /// Highest index known to be on this member's disk.
     pub(crate) persisted: LogIndex,
-    /// It leads, and has applied an entry of its own term: nothing older can still come.
+    /// Whether it is the leader and has applied an entry of its own term, so that no older entry
+    /// can follow.
     pub(crate) ready_to_lead: bool,
-    /// Whom leadership is being handed to.
+    /// The member that the leadership is being transferred to.
     pub(crate) transferring: Option<NodeId>,
-    /// As a leader: how far each other member is.
+    /// As the leader: progress of each other member.
     pub(crate) peers: Vec<PeerStatus>,
 }
 
-/// How far a member is, as its leader knows.
+/// The progress of a member, as its leader knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PeerStatus {
-    /// Which.
+    /// Id of the member.
     pub(crate) id: NodeId,
-    /// Its part. One that is being replaced votes until that is done.
+    /// Role of the member. One that is being replaced is a voter until the replacement completes.
     pub(crate) role: MemberRole,
-    /// Up to here it has said that its log is the leader's.
+    /// Highest index up to which its log is known to match the leader's.
     pub(crate) matched: LogIndex,
-    /// It was heard of within an election timeout.
+    /// Whether it was heard from within an election timeout.
     pub(crate) active: bool,
-    /// How it is served.
+    /// The way in which the leader replicates to it.
     pub(crate) state: PeerState,
 }
 
-/// How a leader serves a member.
+/// The way in which a leader replicates to a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PeerState {
-    /// Where its log ends is not known, or it does not answer: one message a heartbeat.
+    /// The end of its log is unknown, or it does not reply: one message per heartbeat.
     Probe,
-    /// It gets entries as they come.
+    /// Entries are sent as they arrive.
     Replicate,
     /// It is too far behind for the log, and fetches a snapshot.
     Snapshot,

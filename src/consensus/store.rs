@@ -1,4 +1,4 @@
-//! What raft reads its log from: the newest entries from memory, older ones from the log on disk.
+//! The log storage for raft: the newest entries from memory, older ones from the log on disk.
 //!
 //! ```text
 //!   base │ ............ first ................... last
@@ -6,14 +6,14 @@
 //!             (disk)         (some not on disk yet)
 //! ```
 //!
-//! The base is the entry before the oldest: a snapshot covers everything up to it. It moves when the
-//! log's front is cut, and when a snapshot of another member takes the log's place; then at once,
-//! while the log on disk follows.
+//! The base is the entry before the oldest one: a snapshot covers everything up to it. It moves
+//! when the front of the log is truncated, and when a snapshot of another member replaces the log.
+//! In the second case it moves at once, before the log on disk does.
 //!
-//! The raft crate takes an error for the end of the world (it panics) or for a reason to send a
-//! snapshot. So an error of the disk is noted here as a fault, which stops the member at its next
-//! turn, and raft is told that the entries are not there *yet*. Where it would not take that for an
-//! answer, the entries are fetched before it asks: see [`RaftStore::prefetch`].
+//! The raft crate treats an error as fatal (it panics) or as a reason to send a snapshot. Therefore
+//! a disk error is recorded here as a fault, which stops the member at its next turn, and raft
+//! receives the reply that the entries are *temporarily* unavailable. Where raft does not accept
+//! this reply, the entries are loaded before it asks: see [`RaftStore::prefetch`].
 
 use std::cell::{Cell, RefCell};
 
@@ -28,13 +28,13 @@ use super::fault::ConsensusFault;
 use super::membership::Configuration;
 use super::snapshot;
 
-/// The entries that are on disk. The log's reader, or its twin in memory.
+/// The entries on disk: the log's reader, or its in-memory counterpart in tests.
 pub(crate) trait OlderEntries: Send {
-    /// Entries from `from` up to and without `to`, unbroken, as many as fit in `bytes_max`, at least
-    /// one.
+    /// Returns consecutive entries from `from` to `to` (exclusive) that fit into `bytes_max`, at
+    /// least one.
     ///
     /// # Errors
-    /// What keeps them from being read.
+    /// Returns the reason why they cannot be read.
     fn entries(
         &self,
         from: LogIndex,
@@ -42,13 +42,15 @@ pub(crate) trait OlderEntries: Send {
         bytes_max: usize,
     ) -> Result<Vec<wal::Entry>, Box<dyn std::error::Error + Send + Sync>>;
 
-    /// The term of an entry, from memory. `None`: there is no such entry.
+    /// Returns the term of an entry from memory, or `None` if there is no such entry.
     fn term(&self, index: LogIndex) -> Option<Term>;
 
-    /// The oldest entry, or the next one that comes. The term of the one before it is known.
+    /// Returns the index of the oldest entry, or the next index if there are no entries. The term
+    /// of the index before it is known.
     fn first(&self) -> LogIndex;
 
-    /// The newest one, or the one before the oldest if there is none.
+    /// Returns the index of the newest entry, or the index before the first one if there are no
+    /// entries.
     fn last(&self) -> LogIndex;
 }
 
@@ -75,7 +77,7 @@ impl OlderEntries for wal::LogReader {
     }
 }
 
-/// An entry in raft's words. Its data is shared, not copied.
+/// Converts an entry for raft. Its data is shared, not copied.
 pub(super) fn to_raft(entry: wal::Entry) -> eraftpb::Entry {
     let entry_type = match entry.kind {
         wal::EntryKind::Data => EntryType::EntryNormal,
@@ -90,7 +92,7 @@ pub(super) fn to_raft(entry: wal::Entry) -> eraftpb::Entry {
     }
 }
 
-/// An entry in the log's words. Its data is shared, not copied.
+/// Converts an entry for the log. Its data is shared, not copied.
 pub(super) fn to_wal(entry: eraftpb::Entry) -> wal::Entry {
     let kind = match entry.entry_type {
         EntryType::EntryNormal => wal::EntryKind::Data,
@@ -99,27 +101,29 @@ pub(super) fn to_wal(entry: eraftpb::Entry) -> wal::Entry {
     wal::Entry { index: LogIndex(entry.index), term: Term(entry.term), kind, data: entry.data }
 }
 
-/// See the module.
+/// The log storage for raft. See the module page.
 pub(super) struct RaftStore {
     older: Box<dyn OlderEntries>,
-    /// The entry before the oldest that raft may ask for.
+    /// The entry before the oldest one that raft may request.
     base: wal::Base,
     cache: Cache,
-    /// Entries from before the cache that raft is about to ask for.
+    /// Entries older than the cache that raft is about to request.
     prefetched: Vec<eraftpb::Entry>,
     start: RaftState,
-    /// What followers get that are too far behind for the log.
+    /// The snapshot for followers that are too far behind for the log.
     offered: Option<(SnapshotId, Configuration)>,
-    /// One of them needs another one.
+    /// Whether a follower needs another snapshot.
     is_wanted: Cell<bool>,
-    /// The most bytes that one read from disk brings.
+    /// Maximum number of bytes of one read from disk.
     read_bytes_max: usize,
     fault: RefCell<Option<ConsensusFault>>,
 }
 
 impl RaftStore {
+    /// Creates the storage.
+    ///
     /// # Errors
-    /// The log does not know where it begins.
+    /// Fails if the log does not know its base.
     pub(super) fn new(
         older: Box<dyn OlderEntries>,
         hard_state: eraftpb::HardState,
@@ -139,11 +143,12 @@ impl RaftStore {
         })
     }
 
-    /// The log's front was cut, or it has begun anew behind a snapshot. What it has lost, raft will not
-    /// ask for: it need not stay in memory, either.
+    /// Updates the base after the front of the log was truncated, or after the log was restarted
+    /// from a snapshot. Raft will not request the removed entries, so they are dropped from memory
+    /// too.
     ///
     /// # Errors
-    /// The log does not know where it begins.
+    /// Fails if the log does not know its base.
     pub(super) fn cut(&mut self) -> Result<(), ConsensusFault> {
         let base = base_of(&*self.older)?;
         if base.index > self.base.index {
@@ -153,12 +158,12 @@ impl RaftStore {
         Ok(())
     }
 
-    /// The entry before the oldest.
+    /// Returns the entry before the oldest one.
     pub(super) fn base(&self) -> wal::Base {
         self.base
     }
 
-    /// A snapshot takes the log's place: it begins anew behind `base`.
+    /// Replaces the log by a snapshot: it restarts after `base`.
     pub(super) fn begin_anew(&mut self, base: wal::Base) {
         assert!(base.index > self.base.index, "the log goes back to {}", base.index);
         self.base = base;
@@ -166,43 +171,45 @@ impl RaftStore {
         self.prefetched.clear();
     }
 
-    /// What followers get that are too far behind for the log.
+    /// Sets the snapshot for followers that are too far behind for the log.
     pub(super) fn offer(&mut self, offered: Option<(SnapshotId, Configuration)>) {
         self.offered = offered;
         self.is_wanted.set(false);
     }
 
-    /// Whether raft has asked for a snapshot since the last offer, and that one did not fit.
+    /// Returns whether raft has requested a snapshot since the last offer, and the offered one did
+    /// not fit.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.get()
     }
 
-    /// Adds entries to the cache, on their way to the disk.
+    /// Adds entries to the cache while they are being written to disk.
     pub(super) fn append(&mut self, entries: &[eraftpb::Entry]) {
         self.cache.append(entries);
     }
 
-    /// Forgets entries beyond `bytes_max`, none after `up_to`, which must be on disk and applied.
+    /// Evicts entries beyond `bytes_max`, but none after `up_to`. Everything up to `up_to` must be
+    /// on disk and applied.
     pub(super) fn evict(&mut self, up_to: LogIndex, bytes_max: usize) {
         self.cache.evict(up_to.get(), bytes_max);
     }
 
-    /// Whether the entries from this one on are in memory.
+    /// Returns whether the entries from this one on are in memory.
     pub(super) fn is_cached(&self, from: LogIndex) -> bool {
         self.cache.first() <= from.get()
     }
 
-    /// The bytes of entries in memory.
+    /// Returns the memory of the cached entries in bytes.
     #[cfg(test)]
     pub(super) fn cached_bytes(&self) -> usize {
         self.cache.bytes()
     }
 
-    /// Fetches the entries from `from` on, before `to`, that raft will ask for next, as far as they
-    /// are not in the cache: one read's worth.
+    /// Loads the entries from `from` to `to` (exclusive) that raft will request next and that are
+    /// not cached, at most one read.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// Fails if they cannot be read.
     pub(super) fn prefetch(&mut self, from: LogIndex, to: LogIndex) -> Result<(), ConsensusFault> {
         self.prefetched.clear();
         let to = to.get().min(self.cache.first());
@@ -212,11 +219,11 @@ impl RaftStore {
         Ok(())
     }
 
-    /// Brings entries from `from` on, before `to`, into memory, with one read at the most. Returns the
-    /// last of them that is there.
+    /// Loads entries from `from` to `to` (exclusive) into memory, with at most one read. Returns
+    /// the index of the last one in memory.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// Fails if they cannot be read.
     pub(super) fn fetch(
         &mut self,
         from: LogIndex,
@@ -229,13 +236,13 @@ impl RaftStore {
         }
     }
 
-    /// The fault that was noted while raft was reading.
+    /// Returns the fault that was recorded while raft was reading.
     pub(super) fn take_fault(&mut self) -> Option<ConsensusFault> {
         self.fault.get_mut().take()
     }
 
-    /// One read from disk. What comes back is what was asked for, or a fault: an answer that ends too
-    /// early is never the end of the log.
+    /// Reads once from disk. Returns the requested entries or a fault; a result that ends too early
+    /// is never taken as the end of the log.
     fn read(
         &self,
         from: u64,
@@ -258,7 +265,7 @@ impl RaftStore {
         Ok(entries.into_iter().map(to_raft).collect())
     }
 
-    /// Entries from before the cache: what was fetched ahead, or from disk.
+    /// Returns entries older than the cache: prefetched ones, or from disk.
     fn read_older(
         &self,
         from: u64,
@@ -282,7 +289,7 @@ impl RaftStore {
             }
         }
         let Some(bytes_max) = bytes_max else {
-            // Raft wants to see every entry, and would take a short answer for all of them.
+            // Raft needs every entry here, and would take a shorter result for all of them.
             let mut all = Vec::new();
             while from + (all.len() as u64) < to {
                 all.extend(self.read(from + all.len() as u64, to, self.read_bytes_max)?);
@@ -330,7 +337,7 @@ impl Storage for RaftStore {
                 }
                 Ok(entries)
             }
-            // It was cut while it was read.
+            // The log was truncated during the read.
             Err(_) if low < self.older.first().get() => Err(StorageError::Compacted.into()),
             Err(fault) => {
                 let text = fault.to_string();
@@ -359,7 +366,7 @@ impl Storage for RaftStore {
         }
         match self.older.term(LogIndex(index)) {
             Some(term) => Ok(term.get()),
-            // It was cut, and raft has not been told yet.
+            // The log was truncated, and raft does not know it yet.
             None if index < self.older.first().get() => Err(StorageError::Compacted.into()),
             None => {
                 self.note(ConsensusFault::OutOfOrder { asked: LogIndex(index), found: None });
@@ -376,8 +383,9 @@ impl Storage for RaftStore {
         Ok(self.cache.last())
     }
 
-    /// What is offered, if the log goes on behind it and it knows the follower: raft installs no
-    /// snapshot on a member that is not in it. Otherwise raft asks again later.
+    /// Returns the offered snapshot if the log continues after it and the follower is one of its
+    /// members, because raft installs no snapshot on a member that it does not contain. Otherwise
+    /// raft asks again later.
     fn snapshot(&self, _: u64, to: u64) -> raft::Result<eraftpb::Snapshot> {
         match &self.offered {
             Some((id, configuration))
@@ -394,7 +402,7 @@ impl Storage for RaftStore {
     }
 }
 
-/// The entry before the oldest one. The log may be cut meanwhile, by another thread.
+/// Returns the entry before the oldest one. Another thread may truncate the log meanwhile.
 fn base_of(older: &dyn OlderEntries) -> Result<wal::Base, ConsensusFault> {
     loop {
         let first = older.first();
@@ -416,7 +424,7 @@ mod tests {
 
     use super::*;
 
-    /// Entries 2 to 11, three to a read, or fewer: the log begins here.
+    /// Entries 2 to 11, at most three per read. The counter is the start of the log.
     struct Pieces(Arc<AtomicU64>);
 
     impl OlderEntries for Pieces {

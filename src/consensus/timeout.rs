@@ -1,8 +1,8 @@
-//! How long a member waits for its leader before it campaigns.
+//! The election timeout of a member.
 //!
-//! The raft crate draws this number from a source of its own whenever its state is reset, which no
-//! seed could replay. So it is set again after every call, to a number that depends on nothing but
-//! what is named here: an unexpected reset inside the crate changes nothing.
+//! The raft crate draws this number from a source of its own whenever it resets its state, which no
+//! seed could replay. Therefore it is set again after every call, to a number that depends only on
+//! the inputs named here, so an unexpected reset inside the crate has no effect.
 
 use crate::model::{NodeId, Term};
 
@@ -12,11 +12,11 @@ pub(super) struct ElectionTimeouts {
     /// Drawn once, at the start.
     seed: u64,
     node: NodeId,
-    /// T, in ticks.
+    /// T in ticks.
     ticks_min: u64,
-    /// Campaigns so far: two members that collided once draw again.
+    /// Number of campaigns so far, so that two members that collided draw new numbers.
     attempts: u64,
-    /// What was drawn last, for which term: it is asked for after every call of raft's.
+    /// The last number drawn and its term. It is needed after every call of raft.
     drawn: Option<(Term, usize)>,
 }
 
@@ -26,13 +26,13 @@ impl ElectionTimeouts {
         Self { seed, node, ticks_min: ticks_min as u64, attempts: 0, drawn: None }
     }
 
-    /// A campaign has begun.
+    /// Records that a campaign has begun.
     pub(super) fn attempted(&mut self) {
         self.attempts += 1;
         self.drawn = None;
     }
 
-    /// The timeout to use in this term, in ticks: at least T, less than 2 T.
+    /// Returns the timeout for this term in ticks: at least T, and less than 2 T.
     pub(super) fn ticks(&mut self, term: Term) -> usize {
         match self.drawn {
             Some((of, ticks)) if of == term => ticks,
@@ -48,7 +48,7 @@ impl ElectionTimeouts {
     }
 }
 
-/// The finalizer of splitmix64: every bit of the input moves every bit of the output.
+/// The finalizer of splitmix64: every bit of the input affects every bit of the output.
 fn mix(mut z: u64) -> u64 {
     z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! Votes as they cross the wire, for whoever judges a cluster from outside.
+//! Decodes votes and acknowledgements in messages, for checkers that observe a cluster from
+//! outside.
 
 use bytes::Bytes;
 use raft::eraftpb::MessageType;
@@ -6,22 +7,22 @@ use raft::eraftpb::MessageType;
 use super::wire;
 use crate::model::{LogIndex, NodeId, Term};
 
-/// A vote that a message carries.
+/// A vote in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vote {
-    /// Who votes.
+    /// The voter.
     pub(crate) voter: NodeId,
-    /// For whom.
+    /// The candidate.
     pub(crate) candidate: NodeId,
-    /// In which term.
+    /// The term.
     pub(crate) term: Term,
 }
 
 impl Vote {
-    /// The vote in a message of the consensus: one that is given, or a candidate's own, which goes with
-    /// its request for others.
+    /// Returns the vote in a message: a granted vote, or the candidate's own vote, which its vote
+    /// request implies.
     pub(crate) fn in_message(bytes: &Bytes) -> Option<Vote> {
-        // Most messages are something else, and say so first.
+        // Most messages are of another kind, which their first bytes reveal.
         let asks = [8, MessageType::MsgRequestVote as u8];
         let answers = [8, MessageType::MsgRequestVoteResponse as u8];
         if !bytes.starts_with(&asks) && !bytes.starts_with(&answers) {
@@ -38,19 +39,20 @@ impl Vote {
     }
 }
 
-/// What a message says of its sender's disk: it leaves only when it is so.
+/// What a message claims about its sender's disk. It may be sent only when the claim is true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Durable {
-    /// Whose disk.
+    /// The owner of the disk.
     pub(crate) of: NodeId,
-    /// The term that it has written down, or a later one.
+    /// The term recorded on the disk is this one or a later one.
     pub(crate) term: Term,
-    /// Up to where its log is that of the leader of this term, if it says so.
+    /// Highest index up to which the sender's log matches that of the term's leader, if the message
+    /// states it.
     pub(crate) has: Option<LogIndex>,
 }
 
 impl Durable {
-    /// What an answer to a leader says, or a vote.
+    /// Returns the claim in a reply to a leader or in a vote.
     pub(crate) fn in_message(bytes: &Bytes) -> Option<Durable> {
         const KINDS: [MessageType; 4] = [
             MessageType::MsgAppendResponse,
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(durable(MessageType::MsgAppendResponse, true), says(None));
         assert_eq!(durable(MessageType::MsgHeartbeatResponse, false), says(None));
         assert_eq!(durable(MessageType::MsgRequestVoteResponse, false), says(None));
-        // Who asks whether it would be elected is in no such term.
+        // A pre-vote request does not start its term.
         assert_eq!(durable(MessageType::MsgRequestPreVote, false), None);
     }
 }

@@ -1,9 +1,9 @@
-//! Raft's messages as bytes.
+//! The encoding of Raft messages.
 //!
-//! On the wire they are what the raft crate's own protobuf types write. Reading is another matter:
-//! protobuf takes missing bytes for an empty field, keeps what it does not know, and makes a hundred
-//! bytes of memory out of two on the wire. So a frame is read here, field by field, and what is accepted is
-//! what an honest member writes: the same fields, in whatever order, and not a byte more.
+//! Messages are encoded by the raft crate's own protobuf types. Decoding is stricter than protobuf,
+//! which takes missing bytes for an empty field, keeps unknown fields, and can allocate a hundred
+//! bytes of memory for two bytes of input. Therefore this module decodes a frame field by field,
+//! and accepts only what an honest member writes: the same fields in any order, and no other bytes.
 
 use bytes::Bytes;
 use protobuf::{Message as _, ProtobufEnum};
@@ -15,88 +15,89 @@ use thiserror::Error;
 use super::config::ENTRY_BYTES_MAX;
 use super::membership::{self, ChangeError};
 
-/// The largest message that is read, in bytes.
+/// Maximum size of a message in bytes.
 pub(crate) const FRAME_BYTES_MAX: usize = 8 << 20;
 
-/// The most entries in one message.
+/// Maximum number of entries in one message.
 const ENTRIES_MAX: usize = 4096;
 
-/// The longest snapshot of raft's, in bytes: it names a file, and the members.
+/// Maximum size of raft's snapshot in bytes: it contains the id of a file, and the members.
 const SNAPSHOT_BYTES_MAX: usize = 4 << 10;
 
-/// The most bytes of entries that are written into one message, except for a larger entry alone.
+/// Maximum size of the entries that are written into one message, in bytes. A larger entry is sent
+/// alone.
 const APPEND_BYTES_MAX: usize = 1 << 20;
 
-/// Why bytes are not a message.
+/// The reason why bytes are not a message.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum WireError {
-    /// Longer than any message.
-    #[error("{bytes} bytes, at most {FRAME_BYTES_MAX}")]
+    /// The input is longer than any message.
+    #[error("size of {bytes} bytes exceeds the limit of {FRAME_BYTES_MAX}")]
     TooLong {
-        /// How long.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// More entries than any message carries.
+    /// More entries than any message contains.
     #[error("more than {ENTRIES_MAX} entries")]
     TooManyEntries,
-    /// An entry that no member proposes.
+    /// An entry is longer than any that a member proposes.
     #[error("an entry of {bytes} bytes, at most {ENTRY_BYTES_MAX}")]
     EntryTooLong {
-        /// How long.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// An entry that changes the members in no way that a member does.
-    #[error("a change of the members: {0}")]
+    /// An invalid membership change.
+    #[error("invalid membership change: {0}")]
     Change(#[from] ChangeError),
-    /// A snapshot that holds more than a name.
+    /// A snapshot is longer than any that a member sends.
     #[error("a snapshot of {bytes} bytes, at most {SNAPSHOT_BYTES_MAX}")]
     SnapshotTooLong {
-        /// How long.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// The bytes end inside a field.
+    /// The input ends inside a field.
     #[error("ends inside a field")]
     Truncated,
-    /// A field that this version does not know, or knows as something else.
-    #[error("field {field} of wire type {wire_type} in {part}")]
+    /// A field that this version does not know, or that has another type.
+    #[error("unexpected field {field} of wire type {wire_type} in {part}")]
     Field {
-        /// Of what.
+        /// The part that contains the field.
         part: &'static str,
-        /// Its number.
+        /// Number of the field.
         field: u64,
-        /// Its encoding.
+        /// Wire type of the field.
         wire_type: u8,
     },
     /// A number of more than 64 bits.
     #[error("a number of more than 64 bits")]
     Overlong,
     /// A kind of message or entry that this version does not know.
-    #[error("{part} of kind {kind}")]
+    #[error("{part} of unknown kind {kind}")]
     Kind {
-        /// Message or entry.
+        /// The part: a message or an entry.
         part: &'static str,
-        /// The number.
+        /// Number of the kind.
         kind: u64,
     },
-    /// Not as it is written: empty, a second time, or in more bytes than it takes.
-    #[error("field {field} of {part} is empty, comes twice, or is longer than it is written")]
+    /// A field is empty, occurs twice, or is encoded in more bytes than necessary.
+    #[error("field {field} of {part} is empty, repeated or overlong")]
     NotCanonical {
-        /// Of what.
+        /// The part that contains the field.
         part: &'static str,
-        /// Its number, or that of the one before it.
+        /// Number of the field, or of the one before it.
         field: u64,
     },
 }
 
-/// A message as bytes.
+/// Encodes a message.
 pub(super) fn encode(message: &Message) -> Bytes {
     let bytes = message.write_to_bytes().expect("every field of a message is optional");
     assert!(bytes.len() <= FRAME_BYTES_MAX, "a message of {} bytes", bytes.len());
     bytes.into()
 }
 
-/// Bytes as a message. The data of its entries are slices of `bytes`.
+/// Decodes a message. The data of its entries are slices of `bytes`.
 pub(super) fn decode(bytes: &Bytes) -> Result<Message, WireError> {
     if bytes.len() > FRAME_BYTES_MAX {
         return Err(WireError::TooLong { bytes: bytes.len() });
@@ -104,7 +105,7 @@ pub(super) fn decode(bytes: &Bytes) -> Result<Message, WireError> {
     read_message(bytes)
 }
 
-/// Cuts a message with too many entries into several, which say the same one after the other.
+/// Splits a message with too many entries into several with the same meaning.
 pub(super) fn split(mut message: Message, mut each: impl FnMut(Message)) {
     let bytes: usize = message.entries.iter().map(|entry| entry.data.len()).sum();
     let fits = message.entries.len() <= ENTRIES_MAX && bytes <= APPEND_BYTES_MAX;
@@ -164,7 +165,8 @@ fn read_message(bytes: &Bytes) -> Result<Message, WireError> {
     Ok(message)
 }
 
-/// Not its context (6) and the deprecated `sync_log` (5): we do not use them, and the log has no place for them.
+/// Decodes an entry. Rejects its context (6) and the deprecated `sync_log` (5), which are not used
+/// and which the log cannot store.
 fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
     let mut entry = Entry::default();
     let mut fields = Fields::new("an entry", bytes);
@@ -172,14 +174,14 @@ fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
         match (field, value) {
             (1, Value::Number(kind)) => {
                 entry.entry_type = fields.kind(kind)?;
-                // An older way to change the members.
+                // An outdated encoding of membership changes.
                 if entry.entry_type == EntryType::EntryConfChange {
                     return Err(WireError::Kind { part: fields.part, kind });
                 }
             }
             (2, Value::Number(term)) => entry.term = term,
             (3, Value::Number(index)) => entry.index = index,
-            // It must still fit into a message when this member sends it on.
+            // The entry must still fit into a message when this member forwards it.
             (4, Value::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
                 return Err(WireError::EntryTooLong { bytes: data.len() });
             }
@@ -253,14 +255,14 @@ enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of one part, as they come. Each comes once, and none that says nothing: a number that is zero
-/// is not written, and neither is data that is empty.
+/// An iterator over the fields of one part. Each field occurs at most once, and never with its
+/// default value: zero numbers and empty data are not written.
 struct Fields<'a> {
     part: &'static str,
     rest: &'a [u8],
     /// The field that was read last.
     field: u64,
-    /// Those that came, and those that may come again, as bits.
+    /// Bit sets of the fields that were seen, and of those that may be repeated.
     seen: u64,
     lists: u64,
 }
@@ -270,7 +272,7 @@ impl<'a> Fields<'a> {
         Self { part, rest, field: 0, seen: 0, lists: 0 }
     }
 
-    /// `field` may come more than once.
+    /// Allows `field` to occur more than once.
     fn repeated(mut self, field: u64) -> Self {
         self.lists |= 1 << field;
         self
@@ -318,18 +320,18 @@ impl<'a> Fields<'a> {
         Err(WireError::Overlong)
     }
 
-    /// The field's value, of an enumeration.
+    /// Decodes the value of an enumeration field.
     fn kind<T: ProtobufEnum>(&self, kind: u64) -> Result<T, WireError> {
         let known = i32::try_from(kind).ok().and_then(T::from_i32);
         known.ok_or(WireError::Kind { part: self.part, kind })
     }
 
-    /// The field's value, of one that says yes or is not there.
+    /// Decodes the value of a boolean field, which is true or absent.
     fn yes(&self, value: u64) -> Result<bool, WireError> {
         if value == 1 { Ok(true) } else { Err(self.not_canonical()) }
     }
 
-    /// The field's value, a slice of `frame`.
+    /// Returns the value of a data field as a slice of `frame`.
     fn data(&self, frame: &Bytes, value: &[u8]) -> Result<Bytes, WireError> {
         if value.is_empty() { Err(self.not_canonical()) } else { Ok(frame.slice_ref(value)) }
     }
@@ -420,8 +422,8 @@ mod tests {
     fn every_frame_that_is_cut_or_continued_is_refused() {
         let whole = encode(&append(vec![entry(10, b"abc"), entry(11, b"defg")])).to_vec();
         for len in 0..whole.len() {
-            // A cut between two fields leaves a shorter message, which is one: the frame's length
-            // and checksum, one floor below, tell that. Inside a field it is refused.
+            // Input that ends between two fields is a valid shorter message; the length and
+            // checksum of the frame detect that. Input that ends inside a field is rejected.
             if let Ok(message) = decode(&Bytes::copy_from_slice(&whole[..len])) {
                 assert_eq!(encode(&message), whole[..len]);
             }

@@ -1,27 +1,28 @@
-//! The clock: boot-time, monotonic, running through suspend.
+//! The clock trait and its real implementation: boot time, monotonic, counting while the machine is
+//! suspended.
 
 use std::time::Duration;
 
 use crate::model::Moment;
 
-/// Tells the time. Only differences count, and only on one machine.
+/// A clock. Only differences between its moments have a meaning, and only on one machine.
 pub trait Clock: Send + Sync + 'static {
-    /// The present moment. Never before an earlier answer.
+    /// Returns the current moment. It never goes backwards.
     fn now(&self) -> Moment;
 
-    /// Which start of the machine the moments are counted from: equal answers mean that the machine
-    /// has not been started anew in between. `None` if that cannot be known.
+    /// Returns the id of the machine boot that the moments are counted from, or `None` if it cannot
+    /// be determined. Two equal ids mean that the machine has not rebooted in between.
     fn boot(&self) -> Option<BootId> {
         None
     }
 }
 
-/// Names one start of a machine.
+/// An id of one boot of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BootId(pub u128);
 
 impl BootId {
-    /// What the operating system writes: 32 hexadecimal digits, with dashes between them.
+    /// Parses the format of the operating system: 32 hexadecimal digits, with dashes between them.
     fn parse(text: &str) -> Option<Self> {
         let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
         let fits = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -35,8 +36,8 @@ pub struct BootClock;
 
 impl Clock for BootClock {
     fn now(&self) -> Moment {
-        // CLOCK_BOOTTIME counts suspend; where it does not exist (macOS), CLOCK_MONOTONIC is the
-        // clock that does.
+        // CLOCK_BOOTTIME counts time in suspend. macOS does not have it; there, CLOCK_MONOTONIC
+        // counts suspend.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let id = rustix::time::ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -48,7 +49,7 @@ impl Clock for BootClock {
     }
 
     fn boot(&self) -> Option<BootId> {
-        // Linux only; elsewhere there is no such file.
+        // Linux only: other systems have no such file, so the result is `None`.
         BootId::parse(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
     }
 }

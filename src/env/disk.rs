@@ -1,10 +1,13 @@
-//! Files, as far as the log needs them.
+//! The file system operations that the log and the snapshots need.
 //!
-//! Assumptions about the real ones, which the simulated disk breaks in every way that they allow:
-//! a write is durable only after a later `sync_data` on the same file returned; what was written and
-//! not synced may be there after a crash in any part, in sectors of 512 bytes; a file's creation or
-//! renaming is durable only after `sync_dir` on its directory; after a failed sync nothing may be
-//! concluded about what was written before it, and the file must not be used again.
+//! The code assumes the following about real disks, and the simulated disk fails in every way that
+//! these assumptions allow:
+//!
+//! - A write is durable only after a later `sync_data` on the same file has returned.
+//! - After a crash, any part of the unsynced data may be on disk, in sectors of 512 bytes.
+//! - Creating or renaming a file is durable only after `sync_dir` on its directory.
+//! - After a failed sync, the earlier writes may or may not be durable, and the file must not be
+//!   used again.
 
 use std::fs;
 use std::io;
@@ -13,61 +16,63 @@ use std::path::Path;
 
 /// A file system.
 pub trait Disk: Send + Sync + 'static {
-    /// Makes the directory and its parents, durably. Fine if it exists.
+    /// Creates the directory and its parents durably. Succeeds if the directory exists.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// The names of the files in a directory, in byte order.
+    /// Returns the names of the files in a directory, in byte order.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
 
     /// Opens a file.
     ///
     /// # Errors
-    /// `NotFound` or `AlreadyExists`, as the mode says; what the file system says.
+    /// Returns `NotFound` or `AlreadyExists` depending on `mode`, or another error of the file
+    /// system.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>>;
 
-    /// Renames a file, replacing what has the new name. Durable after `sync_dir`.
+    /// Renames a file and replaces a file that already has the new name. Durable after `sync_dir`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file. Durable after `sync_dir`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Removes a directory with everything in it. Fine if it is not there. Durable after `sync_dir` on
-    /// the directory above.
+    /// Removes a directory with all its contents. Succeeds if it does not exist. Durable after
+    /// `sync_dir` on the parent directory.
     ///
     /// # Errors
-    /// What the file system says; then any part of it may be gone.
+    /// Returns the file system's error. Part of the contents may already be removed.
     fn remove_dir(&self, dir: &Path) -> io::Result<()>;
 
     /// Makes creations, renames and removals in this directory durable.
     ///
     /// # Errors
-    /// What the file system says; then none of them may be relied on.
+    /// Returns the file system's error. The caller must then treat none of these changes as
+    /// durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// Takes the file at `path` (made if it is not there) for this process alone, until the lock is
-    /// dropped or the process ends.
+    /// Locks the file at `path` exclusively for this process and creates it if necessary. The lock
+    /// is released when the returned value is dropped or the process ends.
     ///
     /// # Errors
-    /// `WouldBlock` if another has it; what the file system says.
+    /// Returns `WouldBlock` if another process holds the lock, or another error of the file system.
     fn lock(&self, path: &Path) -> io::Result<DiskLock>;
 }
 
-/// Puts a small file at `path`, or in the place of the one that is there: whole, or not at all. Durable when it returns.
+/// Writes a small file at `path` atomically and replaces an existing one. Durable when it returns.
 pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
-    // What a crash has left of one was never read.
+    // A crash may have left a draft behind. Nothing ever reads a draft, so it is safe to remove.
     match disk.remove(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -80,52 +85,53 @@ pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<
     disk.sync_dir(path.parent().expect("it is a file in a directory"))
 }
 
-/// How to open a file.
+/// The mode in which a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
-    /// To read and write; it must not exist yet.
+    /// Read and write; the file must not exist yet.
     CreateNew,
-    /// To read and write; it must exist.
+    /// Read and write; the file must exist.
     Write,
-    /// To read; it must exist.
+    /// Read only; the file must exist.
     Read,
 }
 
 /// An open file.
 #[allow(clippy::len_without_is_empty, reason = "a file is not a collection")]
 pub trait File: Send + Sync {
-    /// Its length in bytes.
+    /// Returns the length of the file in bytes.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     fn len(&self) -> io::Result<u64>;
 
     /// Reads exactly `buffer.len()` bytes at `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file ends before; what the file system says.
+    /// Returns `UnexpectedEof` if the file is too short, or another error of the file system.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`, growing the file where needed.
+    /// Writes all of `bytes` at `offset`, and extends the file if necessary.
     ///
     /// # Errors
-    /// What the file system says; then any part of it may be written.
+    /// Returns the file system's error. Any part of `bytes` may have been written.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Makes everything written before durable, and the file's length.
+    /// Makes all earlier writes and the file's length durable.
     ///
     /// # Errors
-    /// What the file system says; then nothing may be relied on, and a second try proves nothing.
+    /// Returns the file system's error. Earlier writes may then be lost, and a later successful
+    /// call does not prove otherwise.
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// Held as long as a file is taken for this process.
+/// An exclusive lock on a file, released on drop.
 pub struct DiskLock {
     _held: Box<dyn std::any::Any + Send + Sync>,
 }
 
 impl DiskLock {
-    /// A lock that ends when `held` is dropped.
+    /// Creates a lock that is released when `held` is dropped.
     pub fn new(held: impl std::any::Any + Send + Sync) -> Self {
         Self { _held: Box::new(held) }
     }
@@ -150,8 +156,9 @@ impl Disk for RealDisk {
             Some(parent) => parent,
         };
         if dir.is_dir() {
-            // Whoever made it may have been killed before its name was durable. A parent that we may
-            // not read is none that we made a directory in.
+            // The process that created the directory may have been killed before the name was
+            // durable, so sync the parent. If this process may not read the parent, it cannot have
+            // created a directory in it.
             return match self.sync_dir(parent) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
                 result => result,
@@ -168,7 +175,7 @@ impl Disk for RealDisk {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(dir)? {
-            // A name that is not UTF-8 is none of ours.
+            // This crate writes no file with a name that is not UTF-8.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }

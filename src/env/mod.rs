@@ -1,9 +1,10 @@
-//! Everything that is not deterministic, behind traits: the clock, entropy, the disk, the network,
-//! and the named points where a test may kill the process.
+//! Traits for everything that is not deterministic: the clock, entropy, the disk, the network, and
+//! named crash points where a test may kill the process.
 //!
-//! Each trait has a real implementation (here, and in `transport` for the network) and a simulated
+//! Each trait has a real implementation (here, or in `transport` for the network) and a simulated
 //! one (in `sim`). Code outside this folder and the edges never asks the operating system for the
-//! time, for random numbers, for a file or for a socket, so one seed replays a whole cluster.
+//! time, for random numbers, for a file or for a socket. Therefore one seed replays a whole
+//! cluster.
 
 mod clock;
 mod disk;
@@ -21,21 +22,21 @@ pub(crate) use network::accept_ipv4;
 pub use network::{Network, SendOutcome};
 pub use point::{NoPoints, Point, Points};
 
-/// The world that a node lives in, without its network.
+/// The environment of a node, without its network.
 #[derive(Clone)]
 pub struct Env {
-    /// What time it is.
+    /// Source of time.
     pub clock: Arc<dyn Clock>,
-    /// Random numbers.
+    /// Source of random numbers.
     pub entropy: Arc<dyn Entropy>,
-    /// Files.
+    /// File system.
     pub disk: Arc<dyn Disk>,
-    /// Where a test may end the process.
+    /// Crash points, where a test may end the process.
     pub points: Arc<dyn Points>,
 }
 
 impl Env {
-    /// The real world.
+    /// Returns the environment of the real machine.
     pub fn real() -> Self {
         Self {
             clock: Arc::new(BootClock),

@@ -1,4 +1,4 @@
-//! The way out to the other members.
+//! The trait that sends messages to the other members.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,35 +6,38 @@ use std::os::fd::AsFd;
 
 use crate::model::{Lane, NodeId, PeerMessage};
 
-/// Lets a socket of IPv6 that is not bound yet accept connections over IPv4 as well.
+/// Lets an IPv6 socket that is not bound yet accept IPv4 connections as well.
 pub(crate) fn accept_ipv4(socket: &impl AsFd) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_ipv6_v6only(socket, false)?)
 }
 
-/// Sends messages to peers. Never blocks, never fails loudly: a message that cannot go is lost, as
-/// any message may be, and the caller is told so that it can tell the consensus.
+/// Sends messages to peers. A call never blocks. If a message cannot be sent, it is dropped, and
+/// the returned outcome reports this so that the caller can inform the consensus.
 ///
-/// What comes in does not pass through here: whoever listens puts it into the node's inbox.
+/// Incoming messages do not pass through this trait: the listener puts them into the node's inbox.
 ///
-/// It is dropped when the node has stopped, for whatever reason: the node has left its peers then.
+/// The node drops its `Network` when it stops for any reason. Dropping it closes the connections to
+/// the peers.
 pub trait Network: Send + 'static {
-    /// Hands a message over. Messages to one peer on one lane arrive in order or not at all.
+    /// Queues a message. Messages to one peer on one lane arrive in order or not at all.
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome;
 
-    /// How many bytes wait on their way to a peer, on all lanes, behind what its sockets have taken.
+    /// Returns the number of bytes queued for a peer on all lanes, without the bytes that its
+    /// sockets have already accepted.
     fn queued_bytes(&self, _to: NodeId) -> usize {
         0
     }
 
-    /// Says to whom connections are to be kept, and where each is looked for, in turn: `host:port`. To be called again whenever somebody belongs to the cluster or not any more:
-    /// everyone who is connected is judged anew. Who is not named here may still connect by itself.
+    /// Sets the peers to keep connections to, and the addresses (`host:port`) to try for each, in
+    /// order. Must be called whenever the cluster's membership changes: every open connection is
+    /// then checked again. A member that is not listed here may still connect by itself.
     fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>);
 }
 
-/// What became of a message as far as the sender's side can say.
+/// The result of a send, as far as the sending side knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendOutcome {
-    /// On its way; it may still be lost.
+    /// Queued; the message may still be lost.
     Queued,
     /// There is no connection to that peer.
     Unreachable,

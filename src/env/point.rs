@@ -1,46 +1,46 @@
-//! Named points in the code where a crash is interesting.
+//! Named points in the code where tests inject a crash.
 //!
-//! The real world passes them by. A crash test puts an implementation here that kills the process,
-//! the simulated world one that kills the node.
+//! In production they do nothing. A crash test supplies an implementation that kills the process;
+//! the simulated world supplies one that kills the node.
 
-/// A place where a crash must not lose anything.
+/// A point in the code where a crash must not lose anything.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Point {
     /// The log is about to write a group.
     LogBeforeWrite,
-    /// The group is written and not synced.
+    /// The group is written but not synced.
     LogAfterWrite,
-    /// The group is synced and nobody has been told.
+    /// The group is synced, but its completion is not reported yet.
     LogAfterSync,
-    /// A new segment was created and the directory not synced.
+    /// A new segment is created, but the directory is not synced.
     LogSegmentCreated,
-    /// A new segment is in place.
+    /// A new segment is created and the directory is synced.
     LogSegmentSynced,
-    /// The log is about to say that its front is not needed any more.
+    /// The log is about to record a truncation of its oldest entries.
     LogBeforeCut,
-    /// It has said so, durably, and removed nothing.
+    /// The truncation is recorded durably, but no segment is removed yet.
     LogAfterCut,
-    /// A segment was removed and the directory not synced.
+    /// A segment is removed, but the directory is not synced.
     LogSegmentRemoved,
-    /// Segments were removed, durably.
+    /// Segments are removed, and the directory is synced.
     LogRemovalSynced,
     /// The driver is about to hand a group to the log.
     DriverBeforePersist,
-    /// The driver was told that a group is durable and has not sent what waited for it.
+    /// The driver knows that a group is durable but has not sent the messages that waited for it.
     DriverBeforeSend,
-    /// The driver has sent what waited for the group.
+    /// The driver has sent the messages that waited for the group.
     DriverAfterSend,
     /// Committed entries are about to be applied.
     DriverBeforeApply,
-    /// They are applied and nobody was answered.
+    /// Committed entries are applied, but no caller has received a reply.
     DriverBeforeReply,
-    /// The callers were answered.
+    /// All callers have received their replies.
     DriverAfterReply,
 }
 
 impl Point {
-    /// All of them.
+    /// All points.
     pub const ALL: [Point; 15] = [
         Point::LogBeforeWrite,
         Point::LogAfterWrite,
@@ -60,13 +60,13 @@ impl Point {
     ];
 }
 
-/// Is told of every [`Point`] that is reached.
+/// A receiver that is notified of every [`Point`] that the code reaches.
 pub trait Points: Send + Sync + 'static {
-    /// The code has come to `point`. May end the process.
+    /// Reports that the code has reached `point`. May end the process.
     fn reach(&self, point: Point);
 }
 
-/// Passes every point by.
+/// An implementation that ignores every point.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPoints;
 

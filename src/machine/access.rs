@@ -1,9 +1,10 @@
-//! What a command needs its caller to be allowed, judged where it is applied: by the same table, and the same leases, on
-//! every replica.
+//! Authorization of commands, checked when they are applied: by the same table and the same leases
+//! on every replica.
 //!
-//! Both branches of a transaction are judged, whichever will be taken, down to the deepest one: what comes out of the
-//! judgement must not tell what the compares found. A row that is answered with is read; a lease that is attached or
-//! ended lends its end to whoever may do so, so that all keys of it must be theirs to write.
+//! Both branches of a transaction are checked at every depth, whichever will be executed, so that
+//! the decision reveals nothing about the compares. A command that returns a row needs the right to
+//! read it. Attaching a key to a lease, or revoking a lease, affects all keys of the lease, so the
+//! caller must have the right to write all of them.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use crate::model::{
     Right, Txn,
 };
 
-/// Whether the caller may have this executed.
+/// Checks whether the caller may execute a command.
 pub(super) fn judge(
     access: &Access,
     caller: &Caller,
@@ -49,7 +50,7 @@ pub(super) fn judge(
     }
 }
 
-/// The leases by all of whose keys the caller of a command is judged, each once.
+/// Returns the leases whose keys the caller must have rights to, each once.
 pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
     fn attached(txn: &Txn, into: &mut BTreeSet<LeaseId>) {
         for op in txn.success.iter().chain(&txn.failure) {
@@ -71,19 +72,20 @@ pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
     leases
 }
 
-/// How often is not yet often.
+/// Number of checks up to which the rights are not merged.
 const ASKED_FEW: u32 = 4;
 
 struct Judge<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// How often it was asked.
+    /// Number of checks so far.
     asked: Cell<u32>,
-    /// What the caller may read and write, put together when that is asked for often.
+    /// The merged ranges that the caller may read and write, computed after several checks.
     readable: OnceCell<Result<OpenKeys, AuthError>>,
     writable: OnceCell<Result<OpenKeys, AuthError>>,
-    /// Those whose keys are all the caller's to write: each is looked at once, however many puts attach it.
+    /// Leases whose keys the caller may write. Each lease is checked once, however many puts attach
+    /// to it.
     judged: RefCell<BTreeSet<LeaseId>>,
 }
 
@@ -98,7 +100,7 @@ impl Judge<'_> {
 
     fn may(&self, right: Right, keys: &KeyRange) -> Result<(), AuthError> {
         let asked = self.asked.replace(self.asked.get() + 1);
-        // To put everything together is worth it for whoever asks often.
+        // Merging the rights pays off only after several checks.
         if asked < ASKED_FEW {
             return self.access.may(self.caller, right, keys);
         }
@@ -113,7 +115,7 @@ impl Judge<'_> {
         self.may(Right::Write, keys)
     }
 
-    /// Whoever binds a key to a lease, or ends it, decides about all of its keys.
+    /// Checks a lease: attaching a key to it or revoking it affects all of its keys.
     fn lease(&self, lease: LeaseId) -> Result<(), AuthError> {
         let open = self.open(Right::Write)?;
         let is_new = self.judged.borrow_mut().insert(lease);
@@ -141,7 +143,7 @@ impl Judge<'_> {
     }
 
     fn txn(&self, txn: &Txn) -> Result<(), AuthError> {
-        // One without anything to do is still somebody's.
+        // An empty transaction still needs a valid user.
         self.access.is_user(self.caller)?;
         txn.compares.iter().try_for_each(|compare| self.read(&compare.range))?;
         txn.success.iter().chain(&txn.failure).try_for_each(|op| match op {

@@ -1,21 +1,25 @@
-//! The table of answers: what makes a request that arrives twice apply once.
+//! The dedup table, which makes sure that a request that arrives twice is applied once.
 //!
-//! A node numbers its requests and says with each proposal which of them are closed: answered, or
-//! given up and never to be sent again. For those that are not closed the table keeps the answer. A
-//! request that arrives is then one of three:
+//! A node numbers its requests, and reports with each proposal which of them are completed: they
+//! have a reply, or were given up and will never be sent again. The table keeps the replies to
+//! requests that are not completed. An arriving request is one of three:
 //!
 //! | | |
 //! |---|---|
-//! | closed, or of an earlier life of its node | refused, never executed |
-//! | answered and still open | given the same answer again |
-//! | neither | executed, and its answer kept |
+//! | completed, or of an earlier incarnation of its node | rejected, never executed |
+//! | open, with a recorded reply | gets the same reply again |
+//! | neither | executed, and its reply recorded |
 //!
-//! Everything is bounded. A node can have [`WINDOW`] requests between its lowest open one and its
-//! newest: one further up closes those that fall out below. A correct node keeps a smaller window and
-//! never meets this. Rows in answers have a budget: an answer above [`ANSWER_BYTES_MAX`], and the
-//! oldest ones once a node's exceed [`NODE_BYTES_MAX`], keep only that they were applied and at which
-//! revision. A life that begins closes all requests of the lives before it. And where more than
-//! [`NODES_MAX`] nodes ask, the rest is refused.
+//! Everything is bounded:
+//!
+//! - A node can have [`WINDOW`] requests between its lowest open one and its newest. A higher
+//!   number completes those that fall below the window. A correct node keeps a smaller window and
+//!   never reaches this limit.
+//! - The rows in replies have a budget. A reply larger than [`ANSWER_BYTES_MAX`], and the oldest
+//!   replies once a node's total exceeds [`NODE_BYTES_MAX`], are reduced to the fact that they were
+//!   applied and the revision.
+//! - A new incarnation completes all requests of earlier ones.
+//! - If more than [`NODES_MAX`] nodes make requests, those of further nodes are rejected.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,57 +33,57 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// How many requests of one node, from its lowest open one up, are told apart.
+/// Number of requests of one node, from its lowest open one up, that are tracked individually.
 pub(super) const WINDOW: u64 = 1 << 16;
 
-/// The largest answer that is kept whole, in bytes of rows and their surroundings.
+/// Maximum size of a reply that is kept completely: its rows and their overhead in bytes.
 pub(super) const ANSWER_BYTES_MAX: usize = 1 << 10;
 
-/// The most that the rows in the answers to one node may take together, in bytes.
+/// Maximum total size of the rows in the replies to one node, in bytes.
 pub(super) const NODE_BYTES_MAX: usize = 4 << 20;
 
-/// The most nodes that have answers.
+/// Maximum number of nodes in the table.
 const NODES_MAX: usize = 1 << 10;
 
-/// The longest key that a kept refusal shows.
+/// Maximum length of a key in a recorded rejection.
 const REFUSED_KEY_BYTES_MAX: usize = 128;
 
-/// What to do with a request.
+/// The treatment of an arriving request.
 pub(super) enum DedupVerdict {
     Closed,
     Answered(Outcome),
     New,
 }
 
-/// The answers to every node's open requests.
+/// The replies to the open requests of every node.
 #[derive(Default)]
 pub(super) struct DedupTable {
     nodes: BTreeMap<NodeId, IncarnationReplies>,
 }
 
-/// An answer as an image holds it.
+/// A recorded reply as an image holds it.
 pub(super) struct AnswerRow {
     pub(super) id: RequestId,
     pub(super) outcome: Outcome,
-    /// What its rows take.
+    /// Size of its rows in bytes.
     pub(super) bytes: usize,
 }
 
-/// One life of a node.
+/// The requests of one incarnation of a node.
 struct IncarnationReplies {
     incarnation: Incarnation,
     open: OpenSet,
     dedup: BTreeMap<u64, Outcome>,
-    /// The answers with rows in them, and how many bytes of rows each.
+    /// The replies that contain rows, with the size of the rows in bytes.
     heavy: BTreeMap<u64, usize>,
-    /// The sum of `heavy`.
+    /// Sum of `heavy`.
     bytes: usize,
-    /// The sum of the fingerprints of the answers.
+    /// Sum of the fingerprints of the replies.
     sum: u64,
 }
 
 impl DedupTable {
-    /// Takes note of a life of a node, and of what it has closed.
+    /// Records an incarnation of a node and its completed requests.
     pub(super) fn hear(&mut self, node: NodeId, incarnation: Incarnation, window: &AckWindow) {
         if self.nodes.len() >= NODES_MAX && !self.nodes.contains_key(&node) {
             return;
@@ -92,12 +96,12 @@ impl DedupTable {
             *life = IncarnationReplies::new(incarnation);
         }
         life.open.merge(&OpenSet::new(window.frontier, &window.open));
-        // Bounds the spans too: a damaged node could leave holes behind for ever.
+        // This also limits the number of spans: a faulty node could leave holes forever.
         life.open.close_below(life.open.frontier().saturating_sub(WINDOW));
         life.forget_closed();
     }
 
-    /// What to do with a request of a proposal whose window has been heard.
+    /// Decides the treatment of a request in a proposal whose window has been recorded.
     pub(super) fn judge(&mut self, id: RequestId) -> DedupVerdict {
         let Some(life) = self.nodes.get_mut(&id.node) else { return DedupVerdict::Closed };
         if life.incarnation != id.incarnation || life.open.is_closed(id.seq) {
@@ -115,14 +119,14 @@ impl DedupTable {
         DedupVerdict::New
     }
 
-    /// Keeps the answer to a request that was judged to be new.
+    /// Records the reply to a new request.
     pub(super) fn remember(&mut self, id: RequestId, outcome: &Outcome) {
         let life = self.nodes.get_mut(&id.node).expect("judged new");
         assert_eq!(life.incarnation, id.incarnation, "judged new");
         life.remember(id.seq, outcome);
     }
 
-    /// What is known of a request: its answer, that it is closed, or nothing yet.
+    /// Returns what is known of a request: its reply, that it is completed, or nothing.
     pub(super) fn answer(&self, id: RequestId) -> Option<Outcome> {
         let life = self.nodes.get(&id.node)?;
         if life.incarnation < id.incarnation {
@@ -134,17 +138,17 @@ impl DedupTable {
         life.dedup.get(&id.seq).cloned()
     }
 
-    /// The nodes of which something is known.
+    /// Returns the nodes in the table.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.keys().copied()
     }
 
-    /// Forgets a node that will never ask again.
+    /// Removes a node that will make no more requests.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.nodes.remove(&node);
     }
 
-    /// Everything, to be read later.
+    /// Copies the whole table, to be read later.
     pub(super) fn copy(&self) -> (VecDeque<LifeRow>, VecDeque<AnswerRow>) {
         let (mut lives, mut dedup) = (VecDeque::new(), VecDeque::new());
         for (&node, life) in &self.nodes {
@@ -161,7 +165,7 @@ impl DedupTable {
         (lives, dedup)
     }
 
-    /// Takes in what another table knew of a node. False if that cannot be.
+    /// Restores the row of a node from another table. Returns false if the row is invalid.
     pub(super) fn revive(&mut self, life: LifeRow) -> bool {
         let LifeRow { node, incarnation, window } = life;
         let open = OpenSet::new(window.frontier, &window.open);
@@ -169,7 +173,7 @@ impl DedupTable {
         self.nodes.len() < NODES_MAX && self.nodes.insert(node, life).is_none()
     }
 
-    /// Takes in an answer that another table kept. False if that cannot be.
+    /// Restores a reply from another table. Returns false if the reply is invalid.
     pub(super) fn recall(&mut self, id: RequestId, outcome: &Outcome) -> bool {
         let Some(life) = self.nodes.get_mut(&id.node) else { return false };
         let fits = life.incarnation == id.incarnation
@@ -182,7 +186,7 @@ impl DedupTable {
         fits
     }
 
-    /// What the table adds to the digest.
+    /// Returns the contribution of the table to the digest.
     pub(super) fn fingerprint(&self) -> u64 {
         let begin = Fingerprint::default();
         let lives = self.nodes.iter().fold(begin, |print, (&node, life)| {
@@ -197,7 +201,7 @@ impl IncarnationReplies {
     fn new(incarnation: Incarnation) -> Self {
         Self {
             incarnation,
-            // There is no request 0.
+            // There is no request with number 0.
             open: OpenSet::new(1, &[]),
             dedup: BTreeMap::new(),
             heavy: BTreeMap::new(),
@@ -252,18 +256,18 @@ impl IncarnationReplies {
     }
 }
 
-/// What an answer adds to the sum of its life.
+/// Returns the contribution of a reply to the sum of its incarnation.
 pub(super) fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
     Fingerprint::default().number(seq).outcome(outcome).finish()
 }
 
-/// What the parts of an answer count for beside the bytes of keys and values.
+/// Size accounted for each part of a reply, in addition to the bytes of keys and values.
 const PART_BYTES: usize = 96;
 
-/// What an alarm counts for.
+/// Size accounted for an alarm.
 const ALARM_BYTES: usize = 16;
 
-/// How much memory an answer takes beyond a fixed size.
+/// Returns the memory that a reply takes beyond a fixed size.
 fn row_bytes(outcome: &Outcome) -> usize {
     fn rows<'a>(kvs: impl IntoIterator<Item = &'a KeyValue>) -> usize {
         kvs.into_iter().map(|kv| PART_BYTES + kv.key.len() + kv.value.len()).sum()
@@ -289,12 +293,12 @@ fn row_bytes(outcome: &Outcome) -> usize {
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => 0,
-        // One, as a rule.
+        // Usually one alarm.
         Ok(Reply::Alarms { alarms, .. }) => alarms.len() * ALARM_BYTES,
     }
 }
 
-/// What an answer says without its rows: that it was applied, and when.
+/// Returns a reply without its rows: only that it was applied, and the revision.
 pub(super) fn without_rows(outcome: &Outcome) -> Outcome {
     outcome.as_ref().map_err(Rejection::clone).map(|reply| {
         let revision = reply.revision();
@@ -302,7 +306,7 @@ pub(super) fn without_rows(outcome: &Outcome) -> Outcome {
     })
 }
 
-/// The same answer in memory of its own: its rows must not keep larger buffers alive.
+/// Copies a reply into memory of its own, so that its rows do not keep larger buffers alive.
 fn copied(outcome: &Outcome) -> Outcome {
     fn row(kv: &KeyValue) -> KeyValue {
         let key = Bytes::copy_from_slice(&kv.key);
@@ -401,7 +405,7 @@ mod tests {
         assert!(matches!(dedup.judge(id(1, 3)), DedupVerdict::Closed));
         assert!(matches!(dedup.judge(id(1, 4)), DedupVerdict::Answered(_)));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 2);
-        // An older window that comes late opens nothing.
+        // An older window that arrives late reopens nothing.
         hear(&mut dedup, 1, 2, &[1..2]);
         assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));

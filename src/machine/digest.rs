@@ -1,10 +1,10 @@
-//! What replicas compare: one number for everything that was applied.
+//! The digest that replicas compare: one number for everything that was applied.
 //!
-//! Each part of the state keeps a sum of the mixed checksums of its pieces, added when a piece comes
-//! and taken off when it goes, so that a change costs the same however large the state is. Sums do
-//! not depend on any order. The rows are told twice: `live` sums the newest versions, and `past`
-//! chains every change ever applied. `past` is what makes the digest speak of the whole history
-//! without depending on how far a replica has come with forgetting it.
+//! Each part of the state keeps a sum of the mixed checksums of its items, which is updated when an
+//! item is added or removed. Therefore the cost of a change does not depend on the size of the
+//! state, and the sums do not depend on any order. The rows are covered twice: `live` sums the
+//! newest versions, and `past` chains every change ever applied. Through `past`, the digest covers
+//! the whole history, independent of how much of it a replica has already discarded.
 
 use std::ops::Range as Span;
 
@@ -14,14 +14,14 @@ use crate::model::{
     TxnReply, TxnResult,
 };
 
-/// What is compared.
+/// The values that are compared.
 pub(super) struct Parts {
     pub(super) applied: LogIndex,
     /// `live` and `past`.
     pub(super) rows: [u64; 2],
     pub(super) revision: Revision,
     pub(super) compacted: Option<Revision>,
-    /// The sum of the leases and of what is bound to them; and the number of the next one.
+    /// Sum of the leases and their attached keys, and the next lease id.
     pub(super) leases: [u64; 2],
     pub(super) dedup: u64,
     pub(super) configuration: u64,
@@ -38,7 +38,7 @@ impl Parts {
     }
 }
 
-/// What members, users, alarms and version add to the digest.
+/// Returns the contribution of members, users, alarms and version to the digest.
 pub(super) fn configuration(
     members: &Members,
     access: &Access,
@@ -57,7 +57,7 @@ pub(super) const fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Collects the fields of one piece of state into a number. Order matters.
+/// Combines the fields of one item of the state into a number. The order matters.
 #[derive(Default)]
 pub(super) struct Fingerprint(u64);
 
@@ -109,7 +109,7 @@ impl Fingerprint {
         })
     }
 
-    /// Who belongs to the cluster.
+    /// Adds the members of the cluster.
     #[must_use]
     pub(super) fn members(self, members: &Members) -> Self {
         let rows = members.rows();
@@ -140,7 +140,7 @@ impl Fingerprint {
         print.number(members.next())
     }
 
-    /// Who may do what. A table that never had anything in it leaves no trace.
+    /// Adds users and roles. A table that was never used adds nothing.
     #[must_use]
     pub(super) fn access(self, access: &Access) -> Self {
         if *access == Access::default() {
@@ -167,7 +167,7 @@ impl Fingerprint {
         })
     }
 
-    /// Which alarms stand. Where there are none there is no trace.
+    /// Adds the active alarms. If there are none, adds nothing.
     #[must_use]
     pub(super) fn alarms(self, alarms: &Alarms) -> Self {
         if alarms.is_empty() {
@@ -199,7 +199,8 @@ impl Fingerprint {
         }
     }
 
-    /// The requests of a life of a node: the sum of the answers, and which requests may still come, below which number.
+    /// Adds the requests of an incarnation of a node: the sum of the replies, the open requests,
+    /// and the frontier.
     #[must_use]
     pub(super) fn life(
         self,
@@ -212,7 +213,7 @@ impl Fingerprint {
         open.iter().fold(print, |print, span| print.number(span.start).number(span.end))
     }
 
-    /// An answer, as the table of answers keeps it.
+    /// Adds a reply as the dedup table records it.
     #[must_use]
     pub(super) fn outcome(self, outcome: &Outcome) -> Self {
         match outcome {
@@ -234,10 +235,11 @@ impl Fingerprint {
                     }
                 }
             }
-            // Their texts say what an operator is to do, and will be worded anew.
+            // The texts of these rejections contain instructions for the operator and may change,
+            // so their numbers are used instead.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
-            // The text names the kind of refusal and its figures.
+            // The text identifies the kind of rejection and its values.
             Err(refusal) => self.number(8).bytes(refusal.to_string().as_bytes()),
         }
     }
@@ -265,8 +267,9 @@ mod tests {
         assert_eq!(prints.len(), outcomes.len());
     }
 
-    /// Members of two versions compare their digests, and a state is opened by a later one: whoever words one of these
-    /// anew gives it a number first, as alarms have. `None` is what has one.
+    /// Members of two versions compare their digests, and a later version reads the state of an
+    /// earlier one. Therefore a rejection must get a number, as alarms have, before its text is
+    /// changed. Returns `None` for a rejection that has a number.
     fn words(refusal: &Rejection) -> Option<&'static str> {
         Some(match refusal {
             Rejection::EmptyKey => "key is not provided",
@@ -343,7 +346,7 @@ mod tests {
         for refusal in &refusals {
             assert_eq!(Some(&*refusal.to_string()), words(refusal));
         }
-        // Each has its own, and none is left out.
+        // Every rejection has a text of its own, and none is missing.
         let all: std::collections::BTreeSet<_> = refusals.iter().map(words).collect();
         assert_eq!((all.len(), refusals.len()), (31, 31));
     }

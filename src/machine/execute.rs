@@ -1,4 +1,4 @@
-//! What each command does, once it is known to be new.
+//! The execution of commands that are known to be new.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// What every command must satisfy to be executed, whatever limits the members are configured with:
-/// keys are not empty, no key is written twice, and nesting ends before the stack does. The sizes
-/// are beyond what an entry can hold, and small enough to be added up.
+/// The limits that every command must observe, whatever limits the members are configured with:
+/// keys are not empty, no key is written twice, and the nesting depth cannot overflow the stack.
+/// The sizes are larger than any entry, but small enough that sums do not overflow.
 pub(super) const STRUCTURE: Limits = Limits {
     key_bytes_max: usize::MAX / 4,
     value_bytes_max: usize::MAX / 4,
@@ -28,15 +28,15 @@ pub(super) const STRUCTURE: Limits = Limits {
     txn_keys_max: usize::MAX,
 };
 
-/// One entry on its way through the machine.
+/// The application of one entry.
 pub(super) struct Turn<'a> {
     pub(super) hold: Hold<'a>,
     pub(super) done: Applied,
 }
 
-/// Why a command was not executed to its end.
+/// The reason why a command was not executed completely.
 pub(super) enum Stop {
-    /// It had no effect.
+    /// It was rejected and had no effect.
     Refused(Rejection),
     /// The node must stop.
     Fault(Fault),
@@ -70,7 +70,7 @@ impl From<Fault> for Stop {
 }
 
 impl Machine {
-    /// Carries a command out, or refuses it without any effect.
+    /// Executes a command, or rejects it without any effect.
     pub(super) fn execute(
         &mut self,
         by: RequestId,
@@ -159,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// What is said of a member is changed, and nothing of who belongs to the cluster.
+    /// Changes the attributes of a member, but not the membership.
     fn change_members(
         &mut self,
         turn: &mut Turn<'_>,
@@ -174,7 +174,7 @@ impl Machine {
         Ok(Reply::Noted { revision: self.store.revision() })
     }
 
-    /// What all members understand rises to `version`, if it is not there yet.
+    /// Raises the cluster version to `version` if it is lower.
     fn raise(&mut self, version: ClusterVersion) -> Result<Reply, Stop> {
         let known = self.options.known;
         if version > known {
@@ -185,7 +185,8 @@ impl Machine {
         Ok(Reply::Noted { revision: self.store.revision() })
     }
 
-    /// What a read in the log may ask for: published or not makes no difference there.
+    /// Returns the revisions that a read in the log may use. Whether they are published makes no
+    /// difference there.
     pub(super) fn newest(&self) -> Published {
         Published { revision: self.store.revision(), compacted: self.store.compacted() }
     }
@@ -194,7 +195,7 @@ impl Machine {
         turn.done.changes.extend(self.store.commit(&mut turn.hold, mutation));
     }
 
-    /// A put that has been checked.
+    /// Executes a put that was checked.
     fn put(
         &mut self,
         turn: &mut Turn<'_>,
@@ -267,7 +268,7 @@ impl Machine {
         }
     }
 
-    /// A transaction that has been checked along its path.
+    /// Executes a transaction that was checked along its path.
     fn txn(
         &mut self,
         turn: &mut Turn<'_>,
@@ -357,8 +358,8 @@ impl Machine {
         Ok(Reply::Grant(GrantReply { revision: self.store.revision(), id, ttl }))
     }
 
-    /// Ends a lease and deletes its keys, in key order, in one revision. Tells how many keys, or
-    /// that there was no such lease.
+    /// Ends a lease and deletes its keys in key order, in one revision. Returns the number of keys,
+    /// or that there was no such lease.
     pub(super) fn end_lease(
         &mut self,
         id: LeaseId,

@@ -1,11 +1,11 @@
-//! Following the state from outside: what a copy that is written behind needs to read.
+//! Reads for a background copy of the state.
 //!
-//! Nothing is kept from the sweep for whoever follows: it may lag for hours. So what it asks for may
-//! have been forgotten, and it must be able to live with that:
+//! The sweep does not wait for such a copy, which may lag for hours. Therefore the data that it
+//! requests may be gone, and it must handle that:
 //!
-//! - The changes since a revision are there or they are not: then [`Reader::changes`] says so.
+//! - If the changes since a revision are no longer available, [`Reader::changes`] returns `None`.
 //! - The rows live at a compacted revision can be read page by page. A row that was superseded and
-//!   swept in between is missing. Its successor is among the changes since that revision.
+//!   swept in between is missing, but its successor is among the changes since that revision.
 
 use std::ops::Bound;
 
@@ -15,38 +15,38 @@ use super::row::{Row, RowRef};
 use super::store::expect_sound;
 use crate::model::{Fault, KeyValue, Revision, RowChange};
 
-/// How many keys, or changes, are passed in one hold of the lock.
+/// Number of keys or changes that are visited while the lock is held.
 const HOLD_ROWS: usize = 128;
 
-/// What a row or a change counts for beside its bytes.
+/// Size accounted for a row or a change, in addition to its bytes.
 const PART_BYTES: usize = 64;
 
-/// Some rows, in key order.
+/// Some rows in key order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RowsPage {
     /// The rows.
     pub rows: Vec<KeyValue>,
-    /// The key after which the next page begins; `None` after the last page.
+    /// The key after which the next page begins, or `None` after the last page.
     pub after: Option<Box<[u8]>>,
 }
 
 /// Some changes, in the order in which they were made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangesPage {
-    /// The changes; those of one revision stand together.
+    /// The changes. Those of one revision are together.
     pub changes: Vec<RowChange>,
-    /// With which revision the next page begins.
+    /// The first revision of the next page.
     pub next: Revision,
-    /// Whether that one was published already.
+    /// Whether that revision is already published.
     pub more: bool,
 }
 
 impl Reader {
-    /// The rows live at `at`, as far as they are still kept, behind the key `after`: a page of about
-    /// `bytes_max`, but at least one key.
+    /// Returns the rows live at `at` that still exist, after the key `after`: a page of about
+    /// `bytes_max` bytes, but at least one key.
     ///
     /// # Errors
-    /// A row has changed in memory.
+    /// Fails if a row has changed in memory.
     pub fn rows_behind(
         &self,
         after: Option<&[u8]>,
@@ -85,13 +85,14 @@ impl Reader {
         Ok(page)
     }
 
-    /// What the published revisions from `from` on have changed, whole revisions, a page of about
-    /// `bytes_max`, but at least one revision. `None` if `from` is forgotten.
+    /// Returns the changes of the published revisions from `from` on: complete revisions, a page of
+    /// about `bytes_max` bytes, but at least one revision. Returns `None` if `from` is no longer
+    /// available.
     ///
     /// # Errors
-    /// A row has changed in memory.
+    /// Fails if a row has changed in memory.
     pub fn changes(&self, from: Revision, bytes_max: usize) -> Result<Option<ChangesPage>, Fault> {
-        // Nothing happened at revision 1.
+        // Revision 1 has no changes.
         let next = from.max(Revision::FIRST.next());
         let mut page = ChangesPage { changes: Vec::new(), next, more: true };
         let mut bytes = 0;
@@ -209,7 +210,7 @@ mod tests {
             assert_eq!(rows.keys().cloned().collect::<Vec<_>>(), keys);
             assert_eq!(all(bytes_max).len(), 400);
         }
-        // Superseded, but kept; then swept.
+        // Superseded but still stored, then swept.
         put(&mut machine, 7);
         assert_eq!(all(1000).len(), 400);
         let newest = machine.revision();

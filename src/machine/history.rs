@@ -1,34 +1,34 @@
-//! What each revision changed, oldest first: for watches that catch up, and for the sweep that
-//! forgets.
+//! The changes of each revision, oldest first, for watches that catch up and for the sweep.
 //!
-//! Revisions are dense, so the revision is the place in the list. The list is cut into chunks, so
-//! that growing it never copies it. A front that is forgotten gives its memory back.
+//! Revisions are consecutive, so a revision determines its position in the list. The list consists
+//! of chunks, so growing it never copies it. Discarding the oldest revisions releases their memory.
 
 use std::collections::VecDeque;
 
 use super::row::Rows;
 use crate::model::Revision;
 
-/// How many revisions a chunk holds.
+/// Number of revisions in a chunk.
 const CHUNK_REVISIONS: usize = 512;
 
 /// The changes of the revisions from `first` to the newest.
 #[derive(Debug)]
 pub(super) struct History {
     first: Revision,
-    /// All but the front one had [`CHUNK_REVISIONS`] when the next was begun; the front one has lost
-    /// those that are forgotten.
+    /// All chunks except the first had [`CHUNK_REVISIONS`] revisions when the next one was begun.
+    /// The first one lacks the discarded revisions.
     chunks: VecDeque<VecDeque<Rows>>,
     len: usize,
 }
 
 impl History {
-    /// Of a store in which nothing has happened.
+    /// Creates the history of an empty store.
     pub(super) fn new() -> Self {
         Self::from(Revision::FIRST.next())
     }
 
-    /// Of a store whose first known revision is `first`, once it has been pushed.
+    /// Creates the history of a store whose first known revision is `first`, which must be pushed
+    /// next.
     pub(super) fn from(first: Revision) -> Self {
         assert!(first > Revision::FIRST, "nothing happens at revision 1");
         let mut history = Self { first, chunks: VecDeque::new(), len: 0 };
@@ -38,12 +38,12 @@ impl History {
         history
     }
 
-    /// The oldest revision that is still known; the one after the newest, if none is.
+    /// Returns the oldest known revision, or the one after the newest if none is known.
     pub(super) fn first(&self) -> Revision {
         self.first
     }
 
-    /// The revision that comes next.
+    /// Returns the next revision.
     pub(super) fn next(&self) -> Revision {
         Revision(self.first.get() + self.len as u64)
     }
@@ -68,8 +68,8 @@ impl History {
         self.chunks.get(chunk)?.get(at % CHUNK_REVISIONS - gone)
     }
 
-    /// Forgets the oldest revision and hands out its rows, for the caller to drop where it hurts
-    /// nobody.
+    /// Discards the oldest revision and returns its rows, so that the caller can drop them outside
+    /// the lock.
     pub(super) fn pop_front(&mut self) -> Option<Rows> {
         let last_of_chunk = self.forgotten() + 1 == CHUNK_REVISIONS;
         let rows = self.chunks.front_mut()?.pop_front()?;
@@ -81,7 +81,8 @@ impl History {
         Some(rows)
     }
 
-    /// How many revisions of the front chunk are gone. Chunks begin at revisions 2, 514, 1026, ...
+    /// Returns the number of discarded revisions of the first chunk. Chunks begin at revisions 2,
+    /// 514, 1026, ...
     fn forgotten(&self) -> usize {
         ((self.first.get() - 2) % CHUNK_REVISIONS as u64) as usize
     }

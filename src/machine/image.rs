@@ -1,13 +1,14 @@
 //! An image: the whole state as of one log entry, taken at once and read later.
 //!
-//! Versions of rows do not change once they are written. So an image copies only what does change
-//! (leases, answers, members, a few numbers), and keeps the sweep from what it has not read yet: the
-//! rows live at the compacted revision, and the history from it on. They are read page by page, from
-//! any thread, each page in a hold of its own, while entries are applied and compactions go on.
+//! Versions of rows are immutable. Therefore an image copies only the mutable parts (leases, the
+//! dedup table, members, a few numbers). It holds back the sweep of what it has not read yet: the
+//! rows live at the compacted revision, and the history from there on. These are read page by page
+//! on any thread, with the lock held for one page at a time, while entries are applied and
+//! compactions continue.
 //!
-//! What it costs the writer is the copy, and memory: while an image lives, what is compacted after it
-//! was taken is not given back. A worker reads it to its end or drops it; of one whose reader hangs
-//! somebody else lets go ([`ImageRelease`]).
+//! The cost for the writer is the copy and memory: while an image exists, nothing compacted after
+//! it was taken is freed. A worker reads an image to its end or drops it. If its reader hangs,
+//! another thread can release it ([`ImageRelease`]).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -25,14 +26,14 @@ use crate::model::{
     EventKind, Fault, KeyValue, LifeRow, Revision, RowChange, SnapshotRecord, StateHead,
 };
 
-/// How many rows are passed in one hold of the lock: fewer than a reader passes, as an image is in no
-/// hurry and reads everything.
+/// Number of rows visited while the lock is held. It is lower than for other readers, because an
+/// image is not urgent and reads everything.
 const HOLD_ROWS: usize = 128;
 
-/// What a lease or an answer without rows counts for in a piece, in bytes.
+/// Size accounted for a lease or a reply without rows in a piece, in bytes.
 const PART_BYTES: usize = 64;
 
-/// See the module.
+/// The image. See the module page.
 pub struct Image {
     head: StateHead,
     shared: Arc<Shared>,
@@ -42,18 +43,18 @@ pub struct Image {
     leases: VecDeque<Held>,
     lives: VecDeque<LifeRow>,
     dedup: VecDeque<AnswerRow>,
-    /// `None` where not all of it is read.
+    /// `None` if only a part of the state is read.
     recount: Option<Recount>,
 }
 
-/// What an image keeps from the sweep, until it is dropped or somebody lets go of it.
+/// The registration that holds back the sweep until the image is dropped or released.
 type Kept = Arc<Mutex<Option<Registration>>>;
 
-/// Lets go of what an image keeps, from another thread than the one that reads it.
+/// A handle that releases an image from another thread than the one that reads it.
 pub struct ImageRelease(Weak<Mutex<Option<Registration>>>);
 
 impl ImageRelease {
-    /// The image cannot be read on, and keeps nothing from the sweep any more.
+    /// Releases the image: it holds back the sweep no longer, and cannot be read further.
     pub fn let_go(&self) {
         if let Some(kept) = self.0.upgrade() {
             kept.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -61,26 +62,26 @@ impl ImageRelease {
     }
 }
 
-/// What the next piece begins with.
+/// The start of the next piece.
 enum Next {
     /// The first key after this one.
     Row { after: Option<Box<[u8]>>, at: Revision },
     /// This change of this revision.
     Change { revision: Revision, number: usize },
-    /// What was copied.
+    /// The copied parts.
     Rest,
 }
 
-/// Why an image cannot be read to its end.
+/// The reason why an image cannot be read to its end.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ImageError {
-    /// The state was replaced by a later one: take another image.
+    /// The state was replaced by a later one. Take a new image.
     #[error("the state was replaced by an installed snapshot while it was being copied")]
     Replaced,
-    /// It took too long, and nothing is kept for it any more: take another image.
-    #[error("the copy of the state took too long, and is not kept any more")]
+    /// Reading took too long, and the image was released. Take a new image.
+    #[error("the copy of the state took too long and was released")]
     LetGo,
-    /// The state is damaged, and would be damaged where it goes.
+    /// The state is damaged, so a copy would be too.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -102,7 +103,8 @@ impl Image {
         let kept = shared.register(&state, head.compacted.unwrap_or(Revision::FIRST));
         let generation = state.generation();
         drop(state);
-        // Where nothing was compacted nothing is handed out of the rows; they are counted all the same.
+        // Without a compaction the pieces contain no rows, but the rows are still counted for the
+        // digest.
         let next = Next::Row { after: None, at: head.compacted.unwrap_or_default() };
         let shared = Arc::clone(shared);
         let kept = Some(Arc::new(Mutex::new(Some(kept))));
@@ -110,17 +112,17 @@ impl Image {
         Self { head, shared, generation, kept, next, leases, lives, dedup, recount }
     }
 
-    /// For who must be able to let go of it while another thread hangs.
+    /// Returns a handle that can release the image while another thread hangs.
     pub fn release(&self) -> ImageRelease {
         ImageRelease(self.kept.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// What is known beforehand.
+    /// Returns the values that are known in advance.
     pub fn head(&self) -> &StateHead {
         &self.head
     }
 
-    /// The same without rows and changes: it keeps nothing from the sweep.
+    /// Returns the image without rows and changes, which does not hold back the sweep.
     #[must_use]
     pub fn without_rows(mut self) -> Self {
         self.next = Next::Rest;
@@ -128,11 +130,11 @@ impl Image {
         self
     }
 
-    /// The next piece, of about `bytes_max` but at least one row; `None` after the last, if all of them together are
-    /// what the digest says.
+    /// Returns the next piece, of about `bytes_max` bytes but at least one row. Returns `None`
+    /// after the last piece, once the digest of all pieces was verified.
     ///
     /// # Errors
-    /// The state is not there any more, or has changed in memory.
+    /// Fails if the state no longer exists, or has changed in memory.
     pub fn next(&mut self, bytes_max: usize) -> Result<Option<SnapshotRecord>, ImageError> {
         if let Next::Row { .. } = self.next {
             let rows = self.rows(bytes_max)?;
@@ -173,7 +175,7 @@ impl Image {
         Ok(Some(SnapshotRecord::DedupTable(some)))
     }
 
-    /// Sees to it that all that was handed out is what the digest says.
+    /// Checks that the returned pieces have the digest of the state.
     fn expect_sound(&self) -> Result<(), Fault> {
         let expected = self.head.digest;
         match self.recount.as_ref().map(|recount| recount.digest(&self.head)) {
@@ -254,7 +256,8 @@ impl Image {
     }
 }
 
-/// The state of an image, if it is still there. While it is held nothing is swept.
+/// Returns the state of an image, if it still exists. While the returned guard is held, nothing is
+/// swept.
 fn image_state<'a>(
     shared: &'a Shared,
     generation: u64,
@@ -266,7 +269,7 @@ fn image_state<'a>(
     kept.is_some_and(is_kept).then_some(state).ok_or(ImageError::LetGo)
 }
 
-/// Nothing happened at revision 1.
+/// Revision 1 has no changes.
 fn first_change(compacted: Revision) -> Next {
     let revision = compacted.max(Revision::FIRST.next());
     Next::Change { revision, number: 0 }

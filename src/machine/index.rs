@@ -1,9 +1,9 @@
-//! The ordered index: from each key to its versions.
+//! The ordered index from keys to their versions.
 //!
-//! A tree of three levels, all of them pages: leaves of up to [`PAGE_KEYS`] neighbours, branches of up to as
-//! many leaves, and one root. A leaf has a fence, a key below which nothing of it lies. A key is not stored
-//! beside its versions: each of them carries it. So a key costs the sixteen bytes of its [`Rows`], the eight
-//! of its hint, and its share of a leaf.
+//! It is a tree of three levels of pages: leaves of up to [`PAGE_KEYS`] neighbouring keys, branches
+//! of up to as many leaves, and one root. A leaf has a fence, a lower bound of its keys. A key is
+//! not stored next to its versions, because each version contains it. Therefore a key costs the
+//! sixteen bytes of its [`Rows`], the eight of its hint, and its share of a leaf.
 //!
 //! ```text
 //!   root     [ branch                                     branch ... ]
@@ -13,7 +13,7 @@
 //!   leaves   [k0001 ...]    [k0128 ...]     [k0256 ...]                  each sorted, none empty
 //! ```
 //!
-//! Knows nothing of locks, revisions that may be read, or compaction's order.
+//! The index knows nothing about locks, readable revisions, or the order of compaction.
 
 use std::ops::Bound;
 
@@ -21,17 +21,18 @@ use super::page::{Keyed, Page};
 use super::row::{Row, RowRef, Rows};
 use crate::model::Revision;
 
-/// The most keys of a leaf, and the most leaves of a branch. Inserting moves half of a page at worst.
+/// Maximum number of keys of a leaf, and of leaves of a branch. An insertion moves at most half a
+/// page.
 const PAGE_KEYS: usize = 128;
 
-/// A page with fewer looks for a neighbour to join.
+/// A page with fewer items is merged with a neighbour if possible.
 const PAGE_KEYS_FEW: usize = PAGE_KEYS / 8;
 
-/// From key to versions, in key order.
+/// The versions of each key, in key order.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     root: Page<Branch>,
-    /// How many keys there are.
+    /// Number of keys.
     len: usize,
 }
 
@@ -46,7 +47,7 @@ struct Leaf {
     rows: Page<Rows>,
 }
 
-/// A leaf's place in the tree.
+/// The position of a leaf in the tree.
 #[derive(Clone, Copy, Default)]
 struct Place {
     branch: usize,
@@ -106,7 +107,7 @@ impl Index {
         self.len += 1;
         let leaves = &mut self.root.item(branch).leaves;
         if row.view().key() < leaves.items()[leaf].key() {
-            // The first leaf of all: any other has the keys from its fence on.
+            // This is the first leaf: every other leaf contains only keys from its fence on.
             leaves.item(leaf).fence = row.view().key().into();
             leaves.keys_have_changed();
             self.root.keys_have_changed();
@@ -137,8 +138,8 @@ impl Index {
         }
     }
 
-    /// A leaf has become small: joins it with its upper neighbour, if both fit in half a page, or takes
-    /// it out, if it is empty; and its branch likewise.
+    /// Handles a leaf that has become small: merges it with its upper neighbour if both fit into
+    /// half a page, or removes it if it is empty. Does the same for its branch.
     fn join(&mut self, Place { branch, leaf }: Place) {
         let leaves = &mut self.root.item(branch).leaves;
         match fate(leaves.items(), leaf, |leaf| leaf.rows.len()) {
@@ -163,27 +164,27 @@ impl Index {
             _ => {}
         }
         if leaf == 0 {
-            // A branch has the fence of its first leaf.
+            // The fence of a branch is that of its first leaf.
             self.root.keys_have_changed();
         }
     }
 
-    /// How many keys there are, those without a live version too.
+    /// Returns the number of keys, including those without a live version.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The last key, with its versions.
+    /// Returns the versions of the last key.
     pub(super) fn last(&self) -> Option<&Rows> {
         self.root.items().last()?.leaves.items().last()?.rows.items().last()
     }
 
-    /// All keys in order, with their versions.
+    /// Returns the versions of all keys, in key order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Rows> {
         self.iter_from(Bound::Unbounded)
     }
 
-    /// The keys from `from` on, with their versions.
+    /// Returns the versions of the keys from `from` on.
     pub(super) fn iter_from<'a>(&'a self, from: Bound<&'a [u8]>) -> impl Iterator<Item = &'a Rows> {
         let (Place { branch, leaf }, skip) = self.start(from).unwrap_or_default();
         let branches = self.root.items()[branch..].iter();
@@ -196,7 +197,8 @@ impl Index {
         })
     }
 
-    /// Where the keys from `from` on begin: in which leaf, and how many of its keys are before them.
+    /// Returns the position of the first key from `from` on: its leaf, and the number of earlier
+    /// keys in that leaf.
     fn start(&self, from: Bound<&[u8]>) -> Option<(Place, usize)> {
         let (Bound::Included(key) | Bound::Excluded(key)) = from else { return None };
         let place = self.place(key)?;
@@ -207,7 +209,7 @@ impl Index {
         Some((place, skip))
     }
 
-    /// The first row at or after a place, in key order and then by revision.
+    /// Returns the rows from a position on, ordered by key and then by revision.
     pub(super) fn rows_from<'a>(
         &'a self,
         key: &'a [u8],
@@ -222,7 +224,7 @@ impl Index {
         })
     }
 
-    /// Where `key` is, if it is there. `None` if nothing is.
+    /// Returns the leaf that contains `key` if it exists. Returns `None` if the index is empty.
     fn place(&self, key: &[u8]) -> Option<Place> {
         if self.root.is_empty() {
             return None;
@@ -241,13 +243,13 @@ impl Index {
 }
 
 impl Leaf {
-    /// The first of these is its fence.
+    /// Creates a leaf whose fence is its first key.
     fn of(rows: Page<Rows>) -> Self {
         Self { fence: rows.items()[0].key().into(), rows }
     }
 }
 
-/// What becomes of a page that is small.
+/// The treatment of a small page.
 enum Fate {
     Stays,
     Joins,
@@ -297,14 +299,14 @@ mod tests {
         }
     }
 
-    /// A cheap permutation of 0..count.
+    /// Returns a simple permutation of 0..count.
     fn shuffled(count: u64, step: u64) -> impl Iterator<Item = u64> {
         (0..count).map(move |i| i * step % count)
     }
 
     #[test]
     fn keys_stay_in_order_whatever_order_they_come_and_go_in() {
-        const KEYS: u64 = 5003; // A prime, so that every step below permutes.
+        const KEYS: u64 = 5003; // A prime, so that every step below yields a permutation.
         for step in [1, KEYS - 1, 1999] {
             let mut index = Index::default();
             let mut want = BTreeSet::new();

@@ -1,10 +1,11 @@
-//! The leases: which exist, how long each lives without renewal, and which keys it holds.
+//! The lease table: the existing leases with their TTLs and attached keys.
 //!
-//! A lease ends only by a command or an expiry in the log. This table knows no deadlines, no clock
-//! and no store: `Machine` deletes the keys of an ended lease, the leader's driver counts the time.
+//! A lease ends only by a command or an expiry in the log. This table has no deadlines, no clock
+//! and no store: `Machine` deletes the keys of an ended lease, and the leader's driver measures the
+//! time.
 //!
-//! Ids that the table mints are small numbers counted upwards. An id that a client chose, in reach
-//! of the counter, pushes the counter beyond it, so that a minted id was never used before.
+//! The ids that the table assigns are small ascending numbers. If a client chooses an id close to
+//! the counter, the counter is moved past it, so that an assigned id was never used before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,43 +19,45 @@ use super::digest::Fingerprint;
 use crate::model::{Incarnation, LeaseId, LeaseRow, NodeId, SessionInfo};
 use crate::mutant::{self, Mutant};
 
-/// How far above the counter an id chosen by a client pushes it. Further up lies what the counter
-/// will not reach: so many grants are never made.
+/// Maximum distance above the counter at which an id chosen by a client moves the counter. The
+/// counter never reaches higher ids, because that would take too many grants.
 const MINT_REACH: u64 = 1 << 32;
 
-/// The greatest id that is minted: etcd's clients read ids as signed numbers.
+/// The highest id that is assigned, because etcd's clients treat ids as signed numbers.
 const MINT_MAX: u64 = i64::MAX as u64;
 
-/// What a lease counts for beside its label, in bytes; a bound on what it takes, here and where its time is counted.
+/// Size accounted for a lease in addition to its label, in bytes. It is an upper bound of the
+/// memory here and in the timer of the leader.
 pub const LEASE_BYTES: u64 = 256;
 
-/// What a key that is bound to a lease counts for beside its bytes, which the table has once more.
+/// Size accounted for an attached key in addition to its bytes, of which the table keeps another
+/// copy.
 pub const BOUND_KEY_BYTES: u64 = 64;
 
-/// What can be known of a lease.
+/// The information about a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseInfo {
-    /// How long it lives without renewal.
+    /// TTL of the lease.
     pub ttl: Duration,
-    /// Its keys, in order.
+    /// Its keys in order.
     pub keys: Vec<Bytes>,
-    /// Whose session it is, if it is one.
+    /// The session that the lease belongs to, if any.
     pub session: Option<(NodeId, Incarnation, SessionInfo)>,
 }
 
-/// What can be known of a lease without its keys, of which there may be many.
+/// The information about a lease without its keys, of which there may be many.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseHead {
-    /// How long it lives without renewal.
+    /// TTL of the lease.
     pub ttl: Duration,
-    /// Whose session it is, if it is one.
+    /// The session that the lease belongs to, if any.
     pub session: Option<SessionOf>,
 }
 
-/// The keys of a lease that ended, in order.
+/// The keys of an ended lease, in order.
 pub(super) type Ended = BTreeSet<Box<[u8]>>;
 
-/// Whose session a lease is.
+/// The session that a lease belongs to.
 pub type SessionOf = (NodeId, Incarnation, SessionInfo);
 
 #[derive(Debug)]
@@ -66,7 +69,7 @@ struct Lease {
 }
 
 impl Lease {
-    /// What it counts for without its keys.
+    /// Returns the size accounted for the lease without its keys.
     fn bytes(&self) -> u64 {
         let label = self.session.as_deref().map_or(0, |(_, _, info)| info.label.len());
         LEASE_BYTES + label as u64
@@ -77,12 +80,12 @@ impl Lease {
     }
 }
 
-/// What a key counts for that is bound to a lease.
+/// Returns the size accounted for an attached key.
 fn bound(key: &[u8]) -> u64 {
     BOUND_KEY_BYTES + key.len() as u64
 }
 
-/// A lease as an image holds it, without its keys.
+/// A lease without its keys, as an image holds it.
 pub(super) struct Held {
     id: LeaseId,
     ttl: Duration,
@@ -90,7 +93,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// What it adds to the digest, without its keys.
+    /// Returns its contribution to the digest, without its keys.
     pub(super) fn fingerprint(&self) -> u64 {
         fingerprint(self.id, self.ttl, self.session.as_deref())
     }
@@ -101,19 +104,19 @@ impl Held {
     }
 }
 
-/// Every lease that has not ended.
+/// All active leases.
 #[derive(Debug)]
 pub(super) struct LeaseTable {
     leases: BTreeMap<LeaseId, Lease>,
     /// The nodes' own sessions.
     own: BTreeSet<(NodeId, Incarnation, LeaseId)>,
-    /// The next number to try for a minted id.
+    /// The next number to try as an id.
     next: u64,
-    /// The sum of the fingerprints of all leases and attachments.
+    /// Sum of the fingerprints of all leases and attachments.
     sum: u64,
-    /// What all of it counts for.
+    /// Total accounted size.
     bytes: u64,
-    /// How many keys were copied for readers.
+    /// Number of keys copied for readers.
     #[cfg(test)]
     copied: AtomicUsize,
 }
@@ -133,17 +136,18 @@ impl Default for LeaseTable {
 }
 
 impl LeaseTable {
-    /// An empty table whose next minted id is at least `next`, if there can be such a one.
+    /// Creates an empty table whose next id is at least `next`. Returns `None` if `next` is out of
+    /// range.
     pub(super) fn counting_from(next: u64) -> Option<Self> {
         (1..=MINT_MAX).contains(&next).then(|| Self { next, ..Self::default() })
     }
 
-    /// The next number to try for a minted id.
+    /// Returns the next number to try as an id.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// All leases, by id, to be read later.
+    /// Copies all leases in the order of their ids, to be read later.
     pub(super) fn copy(&self) -> VecDeque<Held> {
         let held = |(&id, lease): (&LeaseId, &Lease)| {
             let session = lease.session.as_ref().map(Arc::clone);
@@ -152,12 +156,12 @@ impl LeaseTable {
         self.leases.iter().map(held).collect()
     }
 
-    /// How many there are.
+    /// Returns the number of leases.
     pub(super) fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// What all of them count for, in bytes.
+    /// Returns the total accounted size in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -166,19 +170,19 @@ impl LeaseTable {
         self.leases.contains_key(&id)
     }
 
-    /// An id that no lease has or had.
+    /// Returns an id that no lease has or had.
     pub(super) fn mint(&mut self) -> LeaseId {
         loop {
             let id = LeaseId::new(self.next).expect("the counter starts at 1");
             self.next = if self.next >= MINT_MAX { 1 } else { self.next + 1 };
-            // Taken only by an id that was chosen when it was out of reach.
+            // Only an id that was chosen far above the counter can be taken.
             if !self.contains(id) {
                 return id;
             }
         }
     }
 
-    /// Takes note that a client chose this id.
+    /// Records that a client chose this id.
     pub(super) fn choose(&mut self, id: LeaseId) {
         let id = id.get();
         if id >= self.next && id - self.next < MINT_REACH && id < MINT_MAX {
@@ -202,14 +206,14 @@ impl LeaseTable {
         assert!(before.is_none(), "lease {id} granted twice");
     }
 
-    /// The own sessions that lives of `node` before `incarnation` have left behind.
+    /// Returns the own sessions that incarnations of `node` before `incarnation` have left behind.
     pub(super) fn left_behind(&self, node: NodeId, incarnation: Incarnation) -> Vec<LeaseId> {
         let first = LeaseId::new(1).expect("not 0");
         let lives = (node, Incarnation(0), first)..(node, incarnation, first);
         self.own.range(lives).map(|&(_, _, id)| id).collect()
     }
 
-    /// Ends a lease, if it exists.
+    /// Ends a lease if it exists.
     pub(super) fn end(&mut self, id: LeaseId) -> Option<Ended> {
         let lease = self.leases.remove(&id)?;
         if let Some((node, incarnation, SessionInfo { own: true, .. })) = lease.session.as_deref() {
@@ -224,7 +228,7 @@ impl LeaseTable {
         Some(lease.keys)
     }
 
-    /// Binds a key that was bound to `before` to `now` instead.
+    /// Detaches a key from `before` and attaches it to `now`.
     pub(super) fn attach(&mut self, key: &[u8], before: Option<LeaseId>, now: Option<LeaseId>) {
         if before == now {
             return;
@@ -245,12 +249,12 @@ impl LeaseTable {
         }
     }
 
-    /// The keys of a lease, in order; none if there is no such lease.
+    /// Returns the keys of a lease in order, or none if there is no such lease.
     pub(super) fn keys(&self, id: LeaseId) -> impl Iterator<Item = &[u8]> {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys).map(|key| &key[..])
     }
 
-    /// How many those are.
+    /// Returns the number of keys of a lease.
     pub(super) fn keys_of(&self, id: LeaseId) -> usize {
         self.leases.get(&id).map_or(0, |lease| lease.keys.len())
     }
@@ -260,7 +264,7 @@ impl LeaseTable {
         Some(LeaseHead { ttl: lease.ttl, session: lease.session.as_deref().cloned() })
     }
 
-    /// How many keys were copied for readers.
+    /// Returns the number of keys copied for readers.
     #[cfg(test)]
     pub(super) fn copied(&self) -> usize {
         self.copied.load(Ordering::Relaxed)
@@ -290,12 +294,12 @@ impl LeaseTable {
         all.map(move |(&id, lease)| (id, if forgotten(lease) { Duration::ZERO } else { lease.ttl }))
     }
 
-    /// What the table adds to the digest.
+    /// Returns the contribution of the table to the digest.
     pub(super) fn fingerprint(&self) -> [u64; 2] {
         [self.sum, self.next]
     }
 
-    /// Flips a bit of a lease. True if there is one.
+    /// Corrupts a lease. Returns true if there is one.
     #[cfg(test)]
     pub(super) fn rot(&mut self) -> bool {
         let lease = self.leases.values_mut().next();
@@ -319,7 +323,7 @@ fn fingerprint(id: LeaseId, ttl: Duration, session: Option<&SessionOf>) -> u64 {
     .finish()
 }
 
-/// What a key that is bound to a lease adds to the digest.
+/// Returns the contribution of an attached key to the digest.
 pub(super) fn attachment(id: LeaseId, key: &[u8]) -> u64 {
     Fingerprint::default().number(id.get()).bytes(key).finish()
 }
@@ -345,13 +349,13 @@ mod tests {
         table.choose(id(2));
         table.choose(id(7));
         table.choose(id(3));
-        // Chosen, granted and ended long ago: still not minted.
+        // An id that was chosen, granted and ended long ago is still not assigned.
         assert_eq!(table.mint(), id(8));
-        // Out of reach: the counter stays where it is.
+        // Too far away: the counter does not change.
         table.choose(id(u64::MAX));
         table.choose(id(MINT_MAX));
         assert_eq!(table.mint(), id(9));
-        // A neighbour that lives is passed over.
+        // The id of an active lease is skipped.
         table.grant(id(10), TTL, None);
         assert_eq!(table.mint(), id(11));
     }

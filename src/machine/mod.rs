@@ -1,46 +1,47 @@
-//! The state machine: what the log means.
+//! The state machine, which interprets the log.
 //!
-//! Log entries go in, in order; what comes out is the answer to each request in them, what changed,
-//! and a state that readers in other threads see. It is the same on every replica, to the bit: apply
-//! knows no clock, no entropy, no node of its own and no map whose order is left to chance. A
-//! [digest](Machine::digest) of everything says so in one number.
+//! It takes log entries in order. Its results are the reply to each request in them, the changes,
+//! and a state that readers on other threads see. The result is identical on every replica:
+//! applying an entry uses no clock, no randomness, no node-specific data, and no map with a random
+//! order. A [digest](Machine::digest) of the whole state verifies this with one number.
 //!
 //! ```text
 //!    entry = items
 //!      |
 //!      v
-//!   [apply] --- [answers]   was this request applied before?        exactly once
+//!   [apply] --- [answers]   was this request applied before?         exactly once
 //!      |
-//!      +------- [access]    may whoever asks do this?              by the users and roles of the state
+//!      +------- [access]    may the caller do this?                  by the users and roles of the state
 //!      |
-//!      +------- [alarms]    does an alarm stand that forbids it?    (a table of the model)
+//!      +------- [alarms]    does an active alarm forbid it?          (a table of the model)
 //!      |
-//!      +------- [txn]       which branch, and may it?               decided before the first write
+//!      +------- [txn]       which branch, and is it valid?           decided before the first write
 //!      |
-//!      +------- [store]     key -> versions, revision -> changes    index, history, sweep
+//!      +------- [store]     key -> versions, revision -> changes     index, history, sweep
 //!      |
-//!      +------- [lease]     which exist, which keys they hold       no deadlines here
+//!      +------- [lease]     existing leases and their keys           no deadlines here
 //!      |
 //!      v
 //!   Applied: outcomes, changes, leases          publish -> [reader]
 //! ```
 //!
-//! `store` and `lease` do not know each other: a put that binds a key, and an end of a lease that
-//! deletes keys, are made here.
+//! `store` and `lease` do not depend on each other. This module connects them: a put that attaches
+//! a key, and an ended lease whose keys are deleted.
 //!
 //! # Revisions
-//! The store begins at revision 1 with nothing in it. A request that changes at least one key takes
-//! exactly one revision, however many keys it changes; a request that changes none takes none. A
-//! refusal has no effect at all.
+//! The store begins empty at revision 1. A request that changes at least one key increases the
+//! revision by exactly one, however many keys it changes. A request that changes no key does not
+//! increase it. A rejected request has no effect at all.
 //!
 //! # Time
-//! There is none. A lease ends because the log says so: an expiry is an item like any other, and void
-//! if the leader that counted is not the one whose entry it stands in.
+//! The machine has no notion of time. A lease ends because the log contains its expiry, an item
+//! like any other. The item is ignored if its term differs from that of its entry, that is, if the
+//! leader that measured the time is not the leader that appended the entry.
 //!
-//! # What is forgotten
-//! Compaction at R makes reads before R refusals. What a read at R sees stays, and so do the changes
-//! made at R itself, deletions too. The answer and the digest know only the number R; memory is given
-//! back piece by piece behind it (see `store`).
+//! # Compaction
+//! After a compaction at R, reads before R are rejected. Everything that a read at R sees is kept,
+//! and so are the changes made at R itself, including deletions. Replies and the digest depend only
+//! on the number R. The memory is freed gradually afterwards (see `store`).
 
 mod access;
 mod dedup_table;
@@ -87,15 +88,15 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// How the machine treats its own memory. Nothing here changes what anybody can observe, so members
-/// may differ.
+/// Options for the memory management of the machine. They have no observable effect, so members may
+/// differ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MachineOptions {
-    /// After each entry, memory of about so many compacted versions is given back, and of two for
-    /// each version that the entry wrote, so that the sweep cannot fall behind. Default 64.
+    /// Number of compacted versions that are freed after each entry. Two more are freed for each
+    /// version that the entry wrote, so that the sweep cannot fall behind. Default: 64.
     pub sweep_rows: usize,
-    /// The newest cluster version that this machine understands: a later one is a fault. Default
-    /// [`ClusterVersion::NEWEST`]; less, for tests of upgrades.
+    /// The newest cluster version that this machine supports. A later version is a fault. Default:
+    /// [`ClusterVersion::NEWEST`]. Tests of upgrades use a lower one.
     pub known: ClusterVersion,
 }
 
@@ -105,11 +106,11 @@ impl Default for MachineOptions {
     }
 }
 
-/// The replicated state and its one writer.
+/// The replicated state and its single writer.
 pub struct Machine {
     options: MachineOptions,
     applied: LogIndex,
-    /// The term of the last entry applied.
+    /// Term of the last applied entry.
     term: Term,
     store: Store,
     dedup: DedupTable,
@@ -117,40 +118,40 @@ pub struct Machine {
     access: Arc<Access>,
     alarms: Arc<Alarms>,
     version: ClusterVersion,
-    /// What members, users, alarms and version add to the digest.
+    /// Contribution of members, users, alarms and version to the digest.
     configuration: u64,
-    /// Whose answers are wanted whole; everybody's if nobody was named. No part of the state.
+    /// The node whose requests get complete replies; all nodes if `None`. Not part of the state.
     asker: Option<(NodeId, Incarnation)>,
 }
 
-/// What came of one log entry.
+/// The result of one log entry.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
-    /// What became of each request in it, in order; of those that [others](Machine::answer_only) have made without
-    /// rows.
+    /// The outcome of each request in order. Outcomes for [other nodes](Machine::answer_only) have
+    /// no rows.
     pub outcomes: Vec<(RequestId, Outcome)>,
-    /// What changed, by revision.
+    /// The changes, by revision.
     pub changes: Vec<Change>,
-    /// Which leases came and went, in order.
+    /// The leases that were granted or ended, in order.
     pub leases: Vec<LeaseChange>,
-    /// The last revision that was compacted at, if one was.
+    /// The last compacted revision, if there was a compaction.
     pub compacted: Option<Revision>,
-    /// The members after it, if it changed anything about them.
+    /// The members after the entry, if it changed the members or their attributes.
     pub members: Option<Arc<Members>>,
-    /// How much was done for it.
+    /// Counts of the work done.
     pub tally: Tally,
 }
 
-/// How many operations were carried out, in and outside of transactions. Of no consequence for the state.
+/// Number of executed operations, inside and outside of transactions. Not part of the state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Ranges in the log: in transactions that write.
+    /// Ranges in the log, that is, in transactions that write.
     pub ranges: u64,
     /// Puts.
     pub puts: u64,
-    /// The bytes of their keys and values.
+    /// Bytes of their keys and values.
     pub put_bytes: u64,
-    /// Deletes, however many keys each has deleted; also of the keys of leases that have ended.
+    /// Deletes, however many keys each has deleted, and deletions of the keys of ended leases.
     pub deletes: u64,
     /// Transactions with more than one operation.
     pub txns: u64,
@@ -162,37 +163,37 @@ impl Tally {
     }
 }
 
-/// What one revision changed.
+/// The changes of one revision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// Which revision.
+    /// The revision.
     pub revision: Revision,
-    /// Its changes in the order in which the request made them, with the rows before them.
+    /// Its changes in the order in which the request made them, with the previous rows.
     pub events: Arc<[Event]>,
 }
 
-/// A lease that came or went.
+/// A lease that was granted or ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseChange {
-    /// It exists from now on.
+    /// The lease was granted.
     Granted {
-        /// Which.
+        /// Id of the lease.
         id: LeaseId,
-        /// How long it lives without renewal.
+        /// TTL of the lease.
         ttl: Duration,
-        /// Whose session it is, if it is one.
+        /// The session that the lease belongs to, if any.
         session: Option<(NodeId, Incarnation, SessionInfo)>,
     },
-    /// It was revoked or has expired; its keys are gone.
+    /// The lease was revoked or has expired. Its keys are deleted.
     Ended {
-        /// Which.
+        /// Id of the lease.
         id: LeaseId,
     },
 }
 
 impl Machine {
-    /// A state in which nothing has happened, with the synthetic first log entry applied. It has no
-    /// members until they are [found](Machine::found).
+    /// Creates an empty state with the synthetic first log entry applied. It has no members until
+    /// [`found`](Machine::found) is called.
     pub fn new(options: MachineOptions) -> Self {
         let (store, dedup) = (Store::new(), DedupTable::default());
         let mut machine = Self {
@@ -212,29 +213,29 @@ impl Machine {
         machine
     }
 
-    /// Says who founds the cluster.
+    /// Sets the founders of the cluster.
     ///
     /// # Panics
-    /// If an entry has been applied or members are known: the founders are the same on all members,
-    /// before anything is.
+    /// Panics if an entry has been applied or members are set already: all members must have the
+    /// same founders before the first entry.
     pub fn found(&mut self, members: Members) {
         assert!(self.applied <= RESEEDED_AT.0, "members are found before the first entry");
         assert!(*self.members == Members::default(), "members are found once");
         self.set_members(members);
     }
 
-    /// From now on only the requests of this life of a node are answered whole. Of what became of others' nobody here
-    /// is told more than that they were applied, and at which revision, so that the rows of many are not in memory at
-    /// once. What is applied and what is remembered is the same.
+    /// Restricts complete replies to the requests of this incarnation of a node. For other nodes,
+    /// `apply` returns only that a request was applied, and the revision, so that the rows of many
+    /// replies are not in memory at once. The state and the dedup table are not affected.
     pub fn answer_only(&mut self, node: NodeId, incarnation: Incarnation) {
         self.asker = Some((node, incarnation));
     }
 
-    /// Applies the next log entry. An entry without items only counts as applied. Readers see
-    /// nothing of it before [`Machine::publish`].
+    /// Applies the next log entry. An entry without items only advances the applied index. Readers
+    /// see nothing of it before [`Machine::publish`].
     ///
     /// # Errors
-    /// A [`Fault`]: the state can no longer be trusted and must not be published.
+    /// Returns a [`Fault`]. The state can no longer be trusted and must not be published.
     pub fn apply(
         &mut self,
         index: LogIndex,
@@ -272,12 +273,12 @@ impl Machine {
         Err(Fault::OutOfOrder { found: index, applied })
     }
 
-    /// Applies the next log entry, which is one step of the membership. One that the members are not
-    /// in a position to take is void, and `None` stands for one that the consensus has made void: it
-    /// only counts as applied.
+    /// Applies the next log entry, which is a membership change. An invalid change has no effect.
+    /// `None` stands for a change that the consensus has discarded. In both cases only the applied
+    /// index advances.
     ///
     /// # Errors
-    /// A [`Fault`]: the state can no longer be trusted and must not be published.
+    /// Returns a [`Fault`]. The state can no longer be trusted and must not be published.
     pub fn apply_member(
         &mut self,
         index: LogIndex,
@@ -291,7 +292,8 @@ impl Machine {
         {
             let mut members = Members::clone(&self.members);
             members.apply(index, change);
-            // Their requests would find no answers any more: they are closed from now on.
+            // From now on all requests of removed members count as completed, because their replies
+            // are removed.
             for node in self.dedup.nodes().filter(|id| members.is_removed(*id)).collect::<Vec<_>>()
             {
                 self.dedup.forget(node);
@@ -329,8 +331,8 @@ impl Machine {
     fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
         let is_asked_here = self.asker.is_none_or(|asker| asker == (node, incarnation));
-        // Of a removed member no answers are kept, so that none of its requests may be executed: it
-        // could have been before.
+        // The replies for a removed member are gone. None of its requests may be executed, because
+        // it may have been executed before.
         if !self.members.is_removed(node) {
             self.dedup.hear(node, incarnation, &window);
         }
@@ -355,13 +357,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets readers see everything applied so far.
+    /// Makes everything applied so far visible to readers.
     pub fn publish(&mut self) {
         self.store.publish();
     }
 
-    /// One number for everything applied: equal on all replicas that have applied the same entries,
-    /// whatever each has swept. Costs the same however large the state is.
+    /// Returns the digest of everything applied. It is equal on all replicas that have applied the
+    /// same entries, regardless of what each has swept. The cost does not depend on the size of the
+    /// state.
     pub fn digest(&self) -> u64 {
         let parts = Parts {
             applied: self.applied,
@@ -375,14 +378,14 @@ impl Machine {
         parts.digest()
     }
 
-    /// Changes a lease in memory, and nothing that would tell.
+    /// Corrupts a lease in memory without updating the sums.
     #[cfg(test)]
     pub(crate) fn rot_lease(&mut self) {
         assert!(self.store.shared().leases_mut().rot(), "there is a lease");
     }
 
-    /// The whole state as of the last entry applied, to be read later, from any thread. What has
-    /// been applied and not published belongs to it.
+    /// Takes an image of the whole state as of the last applied entry, to be read later on any
+    /// thread. It includes changes that are applied but not published.
     pub fn image(&self) -> Image {
         let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
@@ -406,10 +409,10 @@ impl Machine {
         Image::new(head, shared, copy, dedup)
     }
 
-    /// A machine made of the parts of another one, with everything published.
+    /// Rebuilds a machine from the pieces of another one, with everything published.
     ///
     /// # Errors
-    /// They are not the parts of a state, or not of the one that `head` tells of.
+    /// Fails if the pieces are invalid, or do not belong to the state that `head` describes.
     pub fn restore(
         options: MachineOptions,
         head: StateHead,
@@ -420,12 +423,13 @@ impl Machine {
         restore.finish()
     }
 
-    /// Takes over the state of `later`, a machine that has applied more of the same log, and
-    /// publishes it. Readers go on, and see it at once. Gives back the old state, to be dropped
-    /// where nobody waits for it. Images of it cannot be read on.
+    /// Installs the state of `later`, a machine that has applied more of the same log, and
+    /// publishes it. Existing readers see it at once. Returns the old state, so that the caller can
+    /// drop it where it delays no other work. Images of the old state cannot be read further.
     ///
     /// # Errors
-    /// A [`Fault`]: the other one is not later, or was not fed the same log. Nothing has changed.
+    /// Returns a [`Fault`] if the other machine is not later, or does not stem from the same log.
+    /// Nothing has changed in that case.
     pub fn install(&mut self, mut later: Machine) -> Result<Machine, Fault> {
         let (applied, found) = (self.applied, later.applied);
         if found < applied {
@@ -449,33 +453,34 @@ impl Machine {
         Ok(later)
     }
 
-    /// Who belongs to the cluster, as of the last entry applied.
+    /// Returns the members as of the last applied entry.
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// What all members understand, as of the last entry applied.
+    /// Returns the cluster version as of the last applied entry.
     pub fn version(&self) -> ClusterVersion {
         self.version
     }
 
-    /// The term of the last entry applied.
+    /// Returns the term of the last applied entry.
     pub fn term(&self) -> Term {
         self.term
     }
 
-    /// The last entry applied.
+    /// Returns the index of the last applied entry.
     pub fn applied(&self) -> LogIndex {
         self.applied
     }
 
-    /// The newest revision, published or not.
+    /// Returns the newest revision, published or not.
     pub fn revision(&self) -> Revision {
         self.store.revision()
     }
 
-    /// What the table of answers knows of a request: what became of it; [`Rejection::Closed`], if it
-    /// is too late to say and it will not be applied any more; or nothing.
+    /// Returns what the dedup table knows of a request: its outcome, or [`Rejection::Closed`] if the
+    /// outcome is no longer known and the request will not be applied any more. Returns `None` if
+    /// the request is unknown.
     pub fn answer(&self, id: RequestId) -> Option<Outcome> {
         if self.members.is_removed(id.node) {
             return Some(Err(Rejection::Closed));
@@ -483,42 +488,43 @@ impl Machine {
         self.dedup.answer(id)
     }
 
-    /// Checks the next `rows` versions in memory against their checksums, round and round.
+    /// Verifies the checksums of the next `rows` versions in memory, cyclically.
     ///
     /// # Errors
-    /// [`Fault::Rotten`], for one that has changed.
+    /// Returns [`Fault::Rotten`] for a version that has changed.
     pub fn scrub(&mut self, rows: usize) -> Result<(), Fault> {
         self.store.scrub(rows)
     }
 
-    /// Gives back the memory of about `rows` compacted versions, beside what every
-    /// [`Machine::apply`] does. True if there is more to do.
+    /// Frees the memory of about `rows` compacted versions, in addition to what each
+    /// [`Machine::apply`] frees. Returns true if there is more to free.
     pub fn sweep(&mut self, rows: usize) -> bool {
         self.store.sweep(rows)
     }
 
-    /// Whether nothing that is compacted takes memory any more.
+    /// Returns whether all memory of compacted versions is freed.
     pub fn is_swept(&self) -> bool {
         self.store.is_swept()
     }
 
-    /// Every lease with its time to live, by id.
+    /// Returns every lease with its TTL, in the order of their ids.
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.store.shared().leases().ids().collect()
     }
 
-    /// The leases of the own sessions that lives of `node` before `incarnation` have left behind.
+    /// Returns the leases of the own sessions that incarnations of `node` before `incarnation` have
+    /// left behind.
     pub fn left_behind(&self, node: NodeId, incarnation: Incarnation) -> Vec<LeaseId> {
         self.store.shared().leases().left_behind(node, incarnation)
     }
 
-    /// A reader of what is published.
+    /// Returns a reader of the published state.
     pub fn reader(&self) -> Reader {
         Reader::new(Arc::clone(self.store.shared()))
     }
 
-    /// Flips one bit of the newest version of `key` in memory, as a failing memory would. True if
-    /// there is such a key.
+    /// Flips one bit of the newest version of `key` in memory, as failing memory would. Returns
+    /// true if the key exists.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn rot(&mut self, key: &[u8]) -> bool {
         self.store.rot(key)

@@ -1,9 +1,9 @@
-//! A sorted run of neighbours, searched by a few bytes of each.
+//! A sorted page of neighbouring items that is searched by a few bytes of each key.
 //!
-//! What is sorted lies elsewhere in memory, each behind a pointer or two, so a search that compares whole
-//! keys reads a cache line for every step. Neighbours begin alike; so a page knows how many bytes all of its
-//! keys have in common, and keeps the eight that follow, of each, side by side: its hints. A search goes by
-//! the hints, and looks at the keys of those alone that it cannot tell apart.
+//! The keys are elsewhere in memory, behind one or two pointers, so a search that compares whole
+//! keys would read a cache line for every step. Neighbouring keys have a common prefix. Therefore a
+//! page stores the length of this prefix, and the next eight bytes of each key in one array: its
+//! hints. A search uses the hints, and reads only the keys that the hints cannot distinguish.
 //!
 //! ```text
 //!   keys     jobs/item/0000417   jobs/item/0000418   jobs/item/00005
@@ -13,20 +13,21 @@
 
 use std::ops::Range;
 
-/// By how many items a page grows: there are many, so doubling each would cost.
+/// Number of items by which a page grows. There are many pages, so doubling each would waste
+/// memory.
 const STEP: usize = 16;
 
-/// What has a key.
+/// An item with a key.
 pub(super) trait Keyed {
     fn key(&self) -> &[u8];
 }
 
-/// Items in the order of their keys, no two of which are alike.
+/// Items in the order of their keys, without duplicates.
 #[derive(Debug)]
 pub(super) struct Page<T> {
-    /// So many bytes at the beginning all keys have in common, at least.
+    /// A length that all keys have in common as a prefix. The actual common prefix may be longer.
     common: usize,
-    /// Of each item the eight bytes of its key that follow, zeros behind its end; the first is the highest.
+    /// The eight bytes of each key after the common prefix, zero-padded, as a big-endian number.
     hints: Vec<u64>,
     items: Vec<T>,
 }
@@ -48,7 +49,8 @@ impl<T: Keyed> Page<T> {
         &self.items
     }
 
-    /// The item there. If its key changes, [`Page::keys_have_changed`] is to follow.
+    /// Returns the item at a position. If its key is changed, the caller must call
+    /// [`Page::keys_have_changed`].
     pub(super) fn item(&mut self, at: usize) -> &mut T {
         &mut self.items[at]
     }
@@ -61,7 +63,7 @@ impl<T: Keyed> Page<T> {
         self.items.is_empty()
     }
 
-    /// Where `key` is, or else where it would be.
+    /// Returns the position of `key`, or the position where it would be inserted.
     pub(super) fn find(&self, key: &[u8]) -> Result<usize, usize> {
         if let Some(rest) = key.get(self.common..) {
             let hint = hint(rest);
@@ -74,25 +76,26 @@ impl<T: Keyed> Page<T> {
                 Err(_) => {}
             }
         }
-        // It does not begin as all of them do: it is before them, or behind.
+        // It does not have the common prefix, so it is before or after all keys.
         match self.items.first() {
             Some(first) if first.key() < key => Err(self.len()),
             Some(_) | None => Err(0),
         }
     }
 
-    /// The last item whose key is not above `key`; the first, if there is none.
+    /// Returns the last item whose key is not greater than `key`, or the first item if there is
+    /// none.
     pub(super) fn below(&self, key: &[u8]) -> usize {
         self.find(key).unwrap_or_else(|at| at.saturating_sub(1))
     }
 
-    /// Whether a key that is long enough begins with what all have in common.
+    /// Returns whether a sufficiently long key has the common prefix.
     fn begins(&self, key: &[u8]) -> bool {
         let first = self.items.first();
         first.is_none_or(|first| first.key()[..self.common] == key[..self.common])
     }
 
-    /// Adds an item at its place.
+    /// Inserts an item at its position.
     pub(super) fn insert(&mut self, at: usize, item: T) {
         let common = match self.items.first() {
             Some(first) => common(first.key(), item.key()).min(self.common),
@@ -109,13 +112,14 @@ impl<T: Keyed> Page<T> {
         self.hint(only);
     }
 
-    /// Adds an item at its place, and splits the page if it has `max` already: what is behind is returned.
+    /// Inserts an item at its position. If the page has `max` items already, splits it and returns
+    /// the upper part.
     pub(super) fn insert_within(&mut self, max: usize, at: usize, item: T) -> Option<Self> {
         if self.len() < max {
             self.insert(at, item);
             return None;
         }
-        // Keys often come in ascending order: then the full page stays full.
+        // Keys often arrive in ascending order. In that case the full page stays full.
         if at == self.len() {
             return Some(Self::one(item));
         }
@@ -128,13 +132,13 @@ impl<T: Keyed> Page<T> {
         Some(upper)
     }
 
-    /// Takes an item out.
+    /// Removes an item.
     pub(super) fn remove(&mut self, at: usize) -> T {
         self.hints.remove(at);
         self.items.remove(at)
     }
 
-    /// Takes out what is at `at` and behind.
+    /// Removes and returns the items from `at` on.
     fn split_off(&mut self, at: usize) -> Self {
         let (hints, items) = (self.hints.split_off(at), self.items.split_off(at));
         let mut upper = Self { common: self.common, hints, items };
@@ -146,14 +150,14 @@ impl<T: Keyed> Page<T> {
         upper
     }
 
-    /// Adds what is all behind what is here.
+    /// Appends a page whose keys are all greater.
     pub(super) fn append(&mut self, mut upper: Self) {
         self.hints.append(&mut upper.hints);
         self.items.append(&mut upper.items);
         self.keys_have_changed();
     }
 
-    /// Looks at all keys anew. Their order must be what it was.
+    /// Recomputes prefix and hints. The order of the keys must not have changed.
     pub(super) fn keys_have_changed(&mut self) {
         self.common = match (self.items.first(), self.items.last()) {
             (Some(first), Some(last)) => common(first.key(), last.key()),
@@ -169,13 +173,14 @@ impl<T: Keyed> Page<T> {
     }
 }
 
-/// How many bytes at their beginning two keys have in common.
+/// Returns the length of the common prefix of two keys.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// The first eight bytes, as a number that sorts as they do. Keys that differ in it differ in that order; of those
-/// that do not, one may have zeros where the other has ended.
+/// Returns the first eight bytes as a number with the same order. Keys with different numbers are
+/// in the order of the numbers. Keys with equal numbers may still differ, because a zero byte
+/// equals the padding.
 fn hint(rest: &[u8]) -> u64 {
     if let Some(eight) = rest.first_chunk() {
         return u64::from_be_bytes(*eight);
@@ -197,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Keys that are each other's beginnings, have zeros, share much or nothing.
+    /// Returns keys that are prefixes of each other, contain zeros, or share much or nothing.
     fn key() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![Just(0), Just(1), Just(b'a'), Just(0xff)];
         (0..3usize, vec(byte, 0..14)).prop_map(|(begins, rest)| {
@@ -237,7 +242,7 @@ mod tests {
             if want.is_empty() {
                 return Ok(());
             }
-            // A lower first key, as an index gives it to the first of its pages.
+            // A lower first key, as an index gives it to its first page.
             let short = want[0].len() / 2;
             want[0].truncate(short);
             page.item(0).truncate(short);

@@ -1,12 +1,12 @@
-//! Which numbers of a growing sequence are still open.
+//! The open numbers of a growing sequence.
 //!
-//! Every number below the frontier has been judged: closed, unless it stands in one of the open
-//! spans. Numbers at and above the frontier have not been judged. Closing is for ever: two sets are
-//! merged by closing what either has closed, so an old one that arrives late opens nothing again.
+//! Every number below the frontier is closed, unless it is in one of the open spans. Numbers at and
+//! above the frontier are undecided. Closing is permanent: merging two sets closes what either has
+//! closed, so an old set that arrives late reopens nothing.
 
 use std::ops::Range as Span;
 
-/// See the module.
+/// A set of open numbers. See the module page.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct OpenSet {
     frontier: u64,
@@ -15,7 +15,7 @@ pub(super) struct OpenSet {
 }
 
 impl OpenSet {
-    /// From parts that somebody else has written: whatever order or overlap they have.
+    /// Creates a set from untrusted parts, whatever their order or overlap.
     pub(super) fn new(frontier: u64, open: &[Span<u64>]) -> Self {
         let mut spans: Vec<Span<u64>> = open
             .iter()
@@ -28,7 +28,7 @@ impl OpenSet {
         set
     }
 
-    /// Adds a span behind the others, or to the last of them.
+    /// Appends a span, or merges it into the last one.
     fn push(&mut self, span: Span<u64>) {
         match self.open.last_mut() {
             Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
@@ -36,7 +36,7 @@ impl OpenSet {
         }
     }
 
-    /// What is not closed below `frontier`: not judged is as good as open.
+    /// Returns the spans below `frontier` that are not closed. Undecided numbers count as open.
     fn not_closed(&self, frontier: u64) -> impl Iterator<Item = Span<u64>> {
         let rest = Some(self.frontier..frontier).filter(|rest| rest.start < rest.end);
         self.open.iter().cloned().chain(rest)
@@ -81,7 +81,7 @@ impl OpenSet {
         }
     }
 
-    /// The lowest number that is not closed.
+    /// Returns the lowest number that is not closed.
     pub(super) fn lowest_open(&self) -> u64 {
         self.open.first().map_or(self.frontier, |span| span.start)
     }
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn closed_in_either_is_closed_and_nothing_else() {
-        // Every pair of sets over six numbers.
+        // Checks every pair of sets over six numbers.
         for (a_frontier, b_frontier) in (0..=6).flat_map(|a| (0..=6).map(move |b| (a, b))) {
             for a_bits in 0..1 << a_frontier {
                 for b_bits in 0..1 << b_frontier {

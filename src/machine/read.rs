@@ -1,5 +1,5 @@
-//! What a range and a compare find in a snapshot. The same for the reader, for a transaction in the
-//! middle of its writes, and for etcd.
+//! The evaluation of ranges and compares on a snapshot. Shared by the reader and by transactions in
+//! the middle of their writes.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// The revision that a range reads at, if it may. As in etcd, 0 asks for the newest.
+/// Returns the revision that a range reads at, if it is allowed. As in etcd, 0 means the newest.
 pub(super) fn resolve(
     asked: Option<Revision>,
     Published { revision: newest, compacted }: Published,
@@ -29,8 +29,8 @@ pub(super) fn resolve(
 }
 
 impl Snapshot<'_> {
-    /// Answers a range whose revision has been resolved to this snapshot. `newest` is what the
-    /// answer says the store's revision is.
+    /// Evaluates a range whose revision is that of this snapshot. `newest` is the store's revision
+    /// for the reply.
     pub(super) fn range(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
         let mut collector = Collector::new(range);
         self.scan(&range.range, |row| {
@@ -40,7 +40,7 @@ impl Snapshot<'_> {
         Ok(collector.finish(newest))
     }
 
-    /// The same, up to the row behind the limit: the answer counts the rows that were looked at.
+    /// Does the same, but stops one row after the limit. The count covers only the visited rows.
     pub(super) fn page(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
         let mut collector = Collector::new(range);
         self.scan(&range.range, |row| {
@@ -50,8 +50,8 @@ impl Snapshot<'_> {
         Ok(collector.finish(newest))
     }
 
-    /// Whether every key of the compare's range satisfies it; a range without keys is judged once,
-    /// as a missing key.
+    /// Returns whether every key of the compare's range satisfies it. A range without keys is
+    /// evaluated once, as a missing key.
     pub(super) fn holds(&self, compare: &Compare) -> Result<bool, Replaced> {
         let mut empty = true;
         let mut holds = true;
@@ -80,7 +80,7 @@ fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
         }
         CompareTarget::Value(given) => match row {
             Some(row) => row.value().cmp(given),
-            // Whatever the operator: a missing key has no value to differ from.
+            // A missing key has no value, so the compare fails whatever the operator.
             None => return false,
         },
     };
@@ -92,12 +92,12 @@ fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
     }
 }
 
-/// Gathers the rows of one range. Rows that the limit will cut off are counted and not kept,
-/// wherever that can be known beforehand.
+/// Collects the rows of one range. Rows that the limit will cut off are counted but not stored, if
+/// that is known in advance.
 pub(super) struct Collector<'a> {
     range: &'a Range,
     limit: usize,
-    /// Rows come in the order of the answer, and all that come belong to it.
+    /// Rows arrive in the order of the reply, and all of them belong to it.
     direct: bool,
     rows: Vec<Row>,
     more: bool,
@@ -153,7 +153,8 @@ fn within(bounds: &RevisionBounds, row: RowRef<'_>) -> bool {
         && bounds.create_max.is_none_or(|max| meta.create <= max)
 }
 
-/// Rows come by key, and the sort is stable in both directions: equal ones stay by key.
+/// Rows arrive in key order, and the sort is stable in both directions, so equal rows stay in key
+/// order.
 fn sort(rows: &mut [Row], sort: Sort) {
     let compare = |a: &Row, b: &Row| {
         let (a, b) = (a.view(), b.view());

@@ -1,9 +1,10 @@
-//! The readers' side of the machine: any number of them, in any thread, beside the one writer.
+//! The readers' side of the machine: any number of readers on any thread, concurrent with the
+//! single writer.
 //!
-//! Each read happens at one revision, at most the published one, and is never torn. The lock is held
-//! for a few hundred keys at most, then let go, so that neither side waits long for the other. A read
-//! that finds the whole content replaced in between begins anew, and is then refused if what it asks
-//! for has gone.
+//! Each read happens at one revision, at most the published one, and sees a consistent state. The
+//! lock is held for at most a few hundred keys at a time, so that neither side waits long for the
+//! other. If the whole state is replaced during a read, the read starts again, and is rejected if
+//! the requested revision is gone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,29 +21,30 @@ use crate::model::{
     RangeReply, Rejection, Revision, Txn, TxnReply, TxnResult,
 };
 
-/// The most changes of rows that one page of history looks at, unless one revision has more.
+/// Maximum number of row changes that one page of history visits. A single revision may have more.
 const PAGE_ROWS: usize = 1024;
 
 #[cfg(test)]
 thread_local! {
-    /// The most rows of history that this thread has passed in one hold.
+    /// The highest number of rows of history that this thread has visited while it held the lock
+    /// once.
     pub(super) static MOST_HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Reads the state that the machine has published. Cheap to clone.
+/// A reader of the published state. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
     shared: Arc<Shared>,
 }
 
-/// A piece of history. See [`Reader::events`].
+/// A page of history. See [`Reader::events`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HistoryPage {
-    /// The revisions that changed keys of the range, oldest first, each whole as far as the range
-    /// goes.
+    /// The revisions that changed keys of the range, oldest first. Each contains all its changes in
+    /// the range.
     pub changes: Vec<Change>,
-    /// Everything before this revision has been looked at: where the next page starts. Above the
-    /// published revision if there was nothing left.
+    /// Start of the next page: all earlier revisions have been visited. Greater than the published
+    /// revision if there was nothing left.
     pub next: Revision,
 }
 
@@ -55,17 +57,17 @@ impl Reader {
         &self.shared
     }
 
-    /// The newest revision that can be read.
+    /// Returns the newest revision that can be read.
     pub fn revision(&self) -> Revision {
         self.shared.revision()
     }
 
-    /// The oldest revision that can be read; 0 if nothing was compacted yet.
+    /// Returns the oldest revision that can be read, or 0 if nothing was compacted yet.
     pub fn compacted(&self) -> Revision {
         self.shared.state().published.compacted.unwrap_or_default()
     }
 
-    /// The newest row of a key, and the revision at which it was looked up.
+    /// Returns the newest row of a key, and the revision at which it was read.
     pub fn get(&self, key: &[u8]) -> (Option<KeyValue>, Revision) {
         let state = self.shared.state();
         let at = state.published.revision;
@@ -74,26 +76,27 @@ impl Reader {
         (row.map(|row| row.view().key_value()), at)
     }
 
-    /// How long the newest value of a key is, in bytes; 0 if there is no such key.
+    /// Returns the length of the newest value of a key in bytes, or 0 if the key does not exist.
     pub fn value_len(&self, key: &[u8]) -> u64 {
         let state = self.shared.state();
         let row = state.index.get(key).and_then(|rows| rows.live(state.published.revision));
         row.map_or(0, |row| row.value().len() as u64)
     }
 
-    /// Answers a range.
+    /// Reads a range.
     ///
     /// # Errors
-    /// [`Rejection::Future`] or [`Rejection::Compacted`], if it asks for such a revision.
+    /// Returns [`Rejection::Future`] or [`Rejection::Compacted`] if the requested revision cannot be
+    /// read.
     pub fn range(&self, range: &Range) -> Result<RangeReply, Rejection> {
         self.answer(range, |snapshot, range, newest| snapshot.range(range, newest))
     }
 
-    /// The same, without looking at what lies behind the limit, if rows come in the order of their keys and are not
-    /// chosen by their revisions: the count is that of the rows that were looked at.
+    /// Reads a range without visiting the keys after the limit, if the rows are in key order and
+    /// not filtered by revision. The count then covers only the visited rows.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Reader::range`].
     pub fn page(&self, range: &Range) -> Result<RangeReply, Rejection> {
         self.answer(range, |snapshot, range, newest| snapshot.page(range, newest))
     }
@@ -125,13 +128,14 @@ impl Reader {
         }
     }
 
-    /// Answers a transaction that [only reads](only_reads), at one revision.
+    /// Executes a transaction that [only reads](only_reads), at one revision.
     ///
     /// # Errors
-    /// [`Rejection::Future`] or [`Rejection::Compacted`], if a range of it asks for such a revision.
+    /// Returns [`Rejection::Future`] or [`Rejection::Compacted`] if the requested revision of a range
+    /// cannot be read.
     ///
     /// # Panics
-    /// If the transaction writes: that is for the log to do.
+    /// Panics if the transaction writes: it must go through the log.
     pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         assert!(only_reads(txn), "a transaction that writes goes through the log");
         loop {
@@ -146,7 +150,7 @@ impl Reader {
     fn try_txn(&self, txn: &Txn) -> Result<TxnReply, Unfit> {
         let state = self.shared.state();
         let (published, generation) = (state.published, state.generation());
-        // Ranges may look back as far as the compacted revision.
+        // Its ranges may read revisions as old as the compacted one.
         let oldest = published.compacted.unwrap_or(Revision::FIRST);
         let _kept = self.shared.register(&state, oldest);
         drop(state);
@@ -156,8 +160,9 @@ impl Reader {
         read_path(txn, &path, now, published)
     }
 
-    /// Over how many keys the ranges of a transaction pass, whichever branches it takes, counted up to `max`: what
-    /// it costs to carry it out. Keys that are dead and not swept count.
+    /// Returns the number of keys that the ranges of a transaction visit in all its branches,
+    /// counted up to `max`. This is the cost of executing it. Deleted keys that are not swept count
+    /// too.
     pub fn passed_over(&self, txn: &Txn, max: usize) -> usize {
         let mut passed = 0;
         for range in ranges(txn) {
@@ -169,17 +174,17 @@ impl Reader {
         passed
     }
 
-    /// The same for one range; none, if that is a single key.
+    /// Returns the number of keys that one range visits, or 0 for a single key.
     pub fn passed_over_by(&self, range: &KeyRange, max: usize) -> usize {
         if range.as_single().is_some() { 0 } else { self.shared.width(range, max) }
     }
 
-    /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about
-    /// `bytes_max` of rows, but at least one revision, and revisions always whole. The rows before
-    /// the changes come along and count, except at the compacted revision itself, where they are gone.
+    /// Returns the changes of keys in `range` from revision `from` on: a page of about `bytes_max`
+    /// bytes of rows, but at least one revision, and always complete revisions. The previous rows
+    /// are included and count, except at the compacted revision itself, where they are gone.
     ///
     /// # Errors
-    /// [`Rejection::Compacted`], if `from` lies before the compacted revision.
+    /// Returns [`Rejection::Compacted`] if `from` is before the compacted revision.
     pub fn events(
         &self,
         range: &KeyRange,
@@ -208,16 +213,17 @@ impl Reader {
         {
             return Err(Rejection::Compacted { asked: from, compacted }.into());
         }
-        // From here on nothing that is not compacted now is swept, whatever is compacted meanwhile.
+        // From here on nothing that is not compacted now is swept, even if it is compacted
+        // meanwhile.
         let oldest = compacted.unwrap_or(Revision::FIRST);
         let generation = state.generation();
         let _kept = self.shared.register(&state, oldest);
-        // Nothing happened at revision 1.
+        // Revision 1 has no changes.
         let mut next = from.max(Revision::FIRST.next());
         let mut found: Vec<(Revision, Vec<Row>)> = Vec::new();
         let (mut looked, mut bytes, mut held) = (0, 0, 0);
         while next <= newest && looked < PAGE_ROWS && bytes < bytes_max.max(1) {
-            // A revision may have more rows than are passed in one hold.
+            // A revision may have more rows than are visited in one hold of the lock.
             let (mut rows, mut at): (Vec<Row>, _) = (Vec::new(), 0);
             loop {
                 if held == HOLD_KEYS {
@@ -248,7 +254,7 @@ impl Reader {
         drop(state);
         let mut changes = Vec::with_capacity(found.len());
         for (revision, rows) in found {
-            // What a page of deletions deleted may be much more than they are themselves.
+            // The rows that a page of deletions has deleted may be much larger than the deletions.
             if bytes >= bytes_max && !changes.is_empty() {
                 return Ok(HistoryPage { changes, next: revision });
             }
@@ -287,88 +293,93 @@ impl Reader {
         Ok(rows.iter().map(before).collect())
     }
 
-    /// What is known of a lease, as of the last entry applied, without its keys: costs the same however many it has.
+    /// Returns the information about a lease as of the last applied entry, without its keys. The
+    /// cost does not depend on the number of keys.
     pub fn lease_head(&self, id: LeaseId) -> Option<LeaseHead> {
         self.shared.leases().head(id)
     }
 
-    /// Whether all keys of a lease are such ones; `None` if there is no such lease.
+    /// Returns whether `is` holds for all keys of a lease, or `None` if there is no such lease.
     pub fn are_lease_keys(&self, id: LeaseId, is: impl Fn(&[u8]) -> bool) -> Option<bool> {
         let leases = self.shared.leases();
         leases.contains(id).then(|| leases.keys(id).all(is))
     }
 
-    /// How many keys of leases were copied for readers.
+    /// Returns the number of lease keys copied for readers.
     #[cfg(test)]
     pub(crate) fn lease_keys_copied(&self) -> usize {
         self.shared.leases().copied()
     }
 
-    /// What is known of a lease, as of the last entry applied. Copies its keys, while what is applied has to wait.
+    /// Returns the information about a lease as of the last applied entry. Copies its keys while
+    /// the writer waits.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseInfo> {
         self.shared.leases().info(id)
     }
 
-    /// Whether there is such a lease, as of the last entry applied.
+    /// Returns whether the lease exists as of the last applied entry.
     pub fn has_lease(&self, id: LeaseId) -> bool {
         self.shared.leases().contains(id)
     }
 
-    /// Every lease with its time to live, by id, as of the last entry applied.
+    /// Returns every lease with its TTL as of the last applied entry, in the order of their ids.
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.shared.leases().ids().collect()
     }
 
-    /// What says, nearly always, whether the leases and what is bound to them are others than before.
+    /// Returns a fingerprint of the leases and their attached keys, which almost always changes
+    /// when they do.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
         self.shared.leases().fingerprint()
     }
 
-    /// What the kept versions of all keys, and the leases, take in memory, in bytes. On disk they take about
-    /// as much. What is compacted counts until it is swept.
+    /// Returns the memory of the stored versions of all keys and of the leases, in bytes. They take
+    /// about as much on disk. Compacted versions count until they are swept.
     pub fn bytes(&self) -> u64 {
         let rows = self.shared.state().bytes;
         rows + self.shared.leases().bytes()
     }
 
-    /// As [`Reader::bytes`], for those versions that only history needs.
+    /// Returns the part of [`Reader::bytes`] that belongs to versions that only the history needs.
     pub fn history_bytes(&self) -> u64 {
         let state = self.shared.state();
         state.bytes - state.live.bytes
     }
 
-    /// Every lease that is a session's, with its time to live and whose it is, by id, as of the last
-    /// entry applied.
+    /// Returns every lease of a session as of the last applied entry, with its TTL and session, in
+    /// the order of their ids.
     pub fn sessions(&self) -> Vec<(LeaseId, Duration, SessionOf)> {
         self.shared.leases().sessions().collect()
     }
 
-    /// How many keys exist, as of the last entry applied.
+    /// Returns the number of keys as of the last applied entry.
     pub fn keys(&self) -> u64 {
         self.shared.state().live.keys
     }
 
-    /// How many keys there are or were, and are not swept yet.
+    /// Returns the number of existing keys and of deleted keys that are not swept yet.
     pub fn kept_keys(&self) -> usize {
         self.shared.state().index.len()
     }
 
-    /// How many leases there are, as of the last entry applied.
+    /// Returns the number of leases as of the last applied entry.
     pub fn lease_count(&self) -> usize {
         self.shared.leases().len()
     }
 
-    /// Whether a caller may have a command executed, by users, roles and leases as of the last entry applied.
+    /// Checks whether a caller may execute a command, by users, roles and leases as of the last
+    /// applied entry.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] if the caller may not.
     pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AuthError> {
         access::judge(&self.access(), caller, command, &self.shared.leases())
     }
 
-    /// How many keys the caller of a command is judged by before it is carried out, for the leases that it attaches or
-    /// ends; none, of who may do everything.
+    /// Returns the number of lease keys that must be checked before a command of this caller is
+    /// executed, for the leases that it attaches or revokes. Returns 0 for a caller with all
+    /// rights.
     pub fn judged_by(&self, caller: &Caller, command: &Command) -> usize {
         let attached = access::leases_of(command);
         if attached.is_empty() || self.access().is_root(caller).is_ok() {
@@ -378,17 +389,17 @@ impl Reader {
         attached.into_iter().map(|lease| leases.keys_of(lease)).sum()
     }
 
-    /// Who may do what, as of the last entry applied.
+    /// Returns users and roles as of the last applied entry.
     pub fn access(&self) -> Arc<Access> {
         self.shared.access()
     }
 
-    /// Which alarms stand, as of the last entry applied.
+    /// Returns the active alarms as of the last applied entry.
     pub fn alarms(&self) -> Arc<Alarms> {
         self.shared.alarms()
     }
 
-    /// The members, as of the last entry applied.
+    /// Returns the members as of the last applied entry.
     pub fn members(&self) -> Arc<Members> {
         self.shared.members()
     }

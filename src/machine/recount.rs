@@ -1,9 +1,10 @@
-//! The digest, counted anew from what an image hands out.
+//! Recomputes the digest from the contents of an image.
 //!
-//! What the [digest](super::digest) is made of is kept as the state changes. A bit that flips in memory, of a lease, an
-//! answer or a member, leaves it as it was: copies of such a state say that they are something that they are not, and
-//! no machine can be made of them. Rows have checksums of their own; for the rest it is counted here, on the way into
-//! the copy, before anybody lets go of a log because of it.
+//! The sums of the [digest](super::digest) are updated as the state changes. If a bit of a lease, a
+//! reply or a member flips in memory, the sums stay the same. A copy of such a state would have a
+//! digest that does not match its contents, so no machine could be built from it. Rows have
+//! checksums of their own. Everything else is recounted here while it is copied, before the log is
+//! truncated because of the copy.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::lease::{Held, attachment};
 use super::row::RowRef;
 use crate::model::{LifeRow, NodeId, StateHead};
 
-/// What was counted so far.
+/// The sums so far.
 #[derive(Default)]
 pub(super) struct Recount {
     live: u64,
@@ -23,7 +24,7 @@ pub(super) struct Recount {
 }
 
 impl Recount {
-    /// A row that is live at the revision of the image.
+    /// Adds a row that is live at the revision of the image.
     pub(super) fn row(&mut self, row: RowRef<'_>) {
         self.live = self.live.wrapping_add(row.fingerprint());
         if let Some(lease) = row.meta().lease {
@@ -44,7 +45,7 @@ impl Recount {
         *sum = sum.wrapping_add(dedup_table::fingerprint(id.seq, outcome));
     }
 
-    /// What all of it amounts to.
+    /// Returns the digest of everything counted.
     pub(super) fn digest(&self, head: &StateHead) -> u64 {
         let lives = self.lives.iter().fold(Fingerprint::default(), |print, life| {
             let LifeRow { node, incarnation, window } = life;

@@ -1,20 +1,21 @@
-//! A state taken out of its cluster, to begin a new one with.
+//! Prepares the state of a backup as the start of a new cluster.
 //!
-//! What was in the old cluster after the backup is lost, but its clients may still be about: they
-//! remember revisions, and hand them to other systems as fencing tokens. So the revisions of the new
-//! cluster begin far above (as etcd restores with `--bump-revision` and `--mark-compacted`), and
-//! everything before is compacted: a watch that goes on from an old revision is told so, and nobody
-//! takes the new past for the old one.
+//! Everything that the old cluster wrote after the backup is lost, but its clients may still exist.
+//! They remember revisions, and pass them to other systems as fencing tokens. Therefore the
+//! revisions of the new cluster begin far higher (like etcd's restore with `--bump-revision` and
+//! `--mark-compacted`), and everything before is compacted. A watch that continues from an old
+//! revision gets an error, and the new history cannot be mistaken for the old one.
 //!
-//! Its log begins one entry later than that of other clusters, so that a member whose log is empty is
-//! never taken for one that has this state.
+//! The log of the new cluster begins one entry later than that of other clusters. Therefore a
+//! member with an empty log is never mistaken for one with this state.
 //!
-//! Rows keep the revisions at which they were created and modified, and their versions. All leases
-//! end, since their holders counted on another leader, and their keys are deleted, at the first
-//! revision of the new cluster; their ids are not minted again. Users and roles stay, and what
-//! was handed out to users is void: it may be of a time after the backup. Alarms end: they
-//! are about the members and the disks of the old cluster. The answers are dropped: whoever waits for one waits at a member
-//! of the old cluster.
+//! - Rows keep their versions and the revisions at which they were created and modified.
+//! - All leases end at the first revision of the new cluster, because their holders relied on
+//!   another leader. Their keys are deleted, and their ids are not assigned again.
+//! - Users and roles are kept. Tokens issued to users become invalid, because they may be newer
+//!   than the backup.
+//! - Alarms are cleared, because they concern the members and disks of the old cluster.
+//! - The dedup table is dropped, because its clients wait at members of the old cluster.
 
 use std::sync::Arc;
 
@@ -29,35 +30,36 @@ use super::store::{Store, expect_sound};
 use super::{Machine, RestoreError};
 use crate::model::{Fault, LogIndex, Members, Revision, Term};
 
-/// By how much revisions rise when a backup begins a new cluster, unless somebody says otherwise:
-/// more than any cluster writes between a backup and its loss.
+/// Default number that is added to the revision when a backup starts a new cluster: more than any
+/// cluster writes between a backup and its loss.
 pub const REVISION_JUMP: u64 = 1_000_000_000;
 
-/// The greatest revision: etcd's clients read revisions as signed numbers.
+/// The highest revision, because etcd's clients treat revisions as signed numbers.
 const REVISION_MAX: u64 = i64::MAX as u64;
 
-/// The greatest revision that a new cluster may begin with: it is left at least as many to write at.
+/// The highest first revision of a new cluster. At least as many revisions are left to write at.
 pub const RESEEDED_REVISION_MAX: u64 = REVISION_MAX / 2;
 
-/// How a state begins a new cluster.
+/// The options for starting a new cluster from a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reseed {
-    /// Who founds it; nobody, if they will say so when they have met ([`Machine::found`]).
+    /// The founders. Empty if they will be set later ([`Machine::found`]).
     pub members: Members,
-    /// By how much the revision rises, at least 1. More than the old cluster wrote after the backup
-    /// was taken, or tokens repeat. See [`REVISION_JUMP`].
+    /// Number that is added to the revision, at least 1. It must be more than the old cluster wrote
+    /// after the backup was taken; otherwise fencing tokens repeat. See [`REVISION_JUMP`].
     pub revision_jump: u64,
 }
 
-/// The log entry that a state stands for which begins a new cluster, and its term. See the module.
+/// Index and term of the log entry that the state of a new cluster counts as. See the module page.
 pub const RESEEDED_AT: (LogIndex, Term) = (LogIndex(2), Term(1));
 
 impl Machine {
-    /// The state with which a new cluster begins, at [`RESEEDED_AT`]: the same keys, but for those
-    /// of leases. See the module.
+    /// Returns the state with which a new cluster begins, at [`RESEEDED_AT`]: the same keys, except
+    /// for those of leases. See the module page.
     ///
     /// # Errors
-    /// The jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or a row has changed in memory.
+    /// Fails if the jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or if a row has changed in
+    /// memory.
     pub fn reseed(self, how: Reseed) -> Result<Machine, RestoreError> {
         let before = self.store.revision();
         let Some(revision) = before
@@ -67,7 +69,9 @@ impl Machine {
             .map(Revision)
         else {
             let jump = how.revision_jump;
-            return Err(RestoreError::Malformed(format!("a jump of {jump} from {before}")));
+            return Err(RestoreError::Malformed(format!(
+                "invalid revision jump of {jump} from {before}"
+            )));
         };
         let (mut index, mut deleted) = (Index::default(), Vec::new());
         let (mut live, mut past, mut bytes) = (0u64, mix(self.store.past() ^ revision.get()), 0);

@@ -1,8 +1,7 @@
-//! A machine made of the parts of another one.
+//! Rebuilds a machine from the pieces of another one.
 //!
-//! What comes in was written by a disk or a peer: nothing in it is taken for granted that a later
-//! step would rely on, and in the end the digest of what was made is compared with the one that the
-//! parts came with.
+//! The pieces come from a disk or a peer and are not trusted: everything that later steps rely on
+//! is checked. At the end the digest of the result is compared with the one in the head.
 
 use std::sync::Arc;
 
@@ -18,14 +17,14 @@ use super::store::Store;
 use super::{Machine, MachineOptions};
 use crate::model::{Fault, KeyValue, LeaseRow, Revision, RowChange, SnapshotRecord, StateHead};
 
-/// A machine in the making. Pieces go in, in the order in which an image hands them out.
+/// A machine that is being rebuilt. Pieces are added in the order in which an image returns them.
 pub struct Restore {
     options: MachineOptions,
     head: StateHead,
     stage: Stage,
     index: Index,
     history: History,
-    /// The changes of the revision at hand, which may go on in the next piece.
+    /// The changes of the current revision, which may continue in the next piece.
     open: Option<(Revision, Vec<Row>)>,
     leases: LeaseTable,
     dedup: DedupTable,
@@ -33,7 +32,7 @@ pub struct Restore {
     scratch: Vec<u8>,
 }
 
-/// The kinds of pieces, in their order.
+/// The kinds of pieces in their order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Stage {
     Rows,
@@ -43,21 +42,21 @@ enum Stage {
     DedupTable,
 }
 
-/// Why no machine can be made of these parts.
+/// The reason why no machine can be built from these pieces.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum RestoreError {
-    /// They are not the parts of any state.
-    #[error("not the state of a store: {0}")]
+    /// They are not the pieces of any state.
+    #[error("invalid state: {0}")]
     Malformed(String),
-    /// They are of a cluster that uses what only a newer build understands.
+    /// They belong to a cluster that uses features of a newer release.
     #[error(transparent)]
     Outgrown(Fault),
-    /// They are not the parts of the state that they claim to be.
-    #[error("the state has digest {found:016x}, {expected:016x} was written with it")]
+    /// They do not have the digest in the head.
+    #[error("the digest of the state is {found:016x}, expected {expected:016x}")]
     Digest {
-        /// What came with the parts.
+        /// The digest in the head.
         expected: u64,
-        /// What the parts amount to.
+        /// The digest of the pieces.
         found: u64,
     },
 }
@@ -67,10 +66,10 @@ fn malformed(why: impl Into<String>) -> RestoreError {
 }
 
 impl Restore {
-    /// Begins with what is known beforehand.
+    /// Begins with the values that are known in advance.
     ///
     /// # Errors
-    /// The head contradicts itself.
+    /// Fails if the head contradicts itself.
     pub fn new(options: MachineOptions, head: StateHead) -> Result<Self, RestoreError> {
         let (version, known) = (head.version, options.known);
         if version > known {
@@ -81,7 +80,7 @@ impl Restore {
             return Err(malformed(format!("revision {}, compacted at {compacted}", head.revision)));
         }
         let leases = LeaseTable::counting_from(head.next_lease)
-            .ok_or_else(|| malformed("no lease can have the next number"))?;
+            .ok_or_else(|| malformed("the next lease id is out of range"))?;
         Ok(Self {
             options,
             history: History::from(compacted.max(Revision::FIRST.next())),
@@ -99,7 +98,7 @@ impl Restore {
     /// Adds the next piece.
     ///
     /// # Errors
-    /// It cannot be one of this state, here.
+    /// Fails if the piece cannot be the next one of this state.
     pub fn add(&mut self, record: SnapshotRecord) -> Result<(), RestoreError> {
         let stage = match &record {
             SnapshotRecord::Rows(_) => Stage::Rows,
@@ -123,27 +122,27 @@ impl Restore {
             SnapshotRecord::Lives(lives) => lives.into_iter().try_for_each(|life| {
                 let node = life.node;
                 let new = self.dedup.revive(life);
-                new.then_some(()).ok_or_else(|| malformed(format!("node {node} asks twice")))
+                new.then_some(()).ok_or_else(|| malformed(format!("node {node} occurs twice")))
             }),
             SnapshotRecord::DedupTable(dedup) => dedup.into_iter().try_for_each(|(id, outcome)| {
                 let known = self.dedup.recall(id, &outcome);
-                known.then_some(()).ok_or_else(|| malformed(format!("an answer to {id:?}")))
+                known.then_some(()).ok_or_else(|| malformed(format!("unexpected reply to {id:?}")))
             }),
         }
     }
 
-    /// A row live at the compacted revision.
+    /// Adds a row that is live at the compacted revision.
     fn row(&mut self, kv: &KeyValue) -> Result<(), RestoreError> {
         let compacted = self.head.compacted.unwrap_or_default();
         if kv.mod_revision > compacted {
             return Err(malformed(format!(
-                "a row of revision {}, live at {compacted}",
+                "a row of revision {} cannot be live at revision {compacted}",
                 kv.mod_revision
             )));
         }
         let last = self.index.last();
         if last.is_some_and(|last| last.newest().key() >= &kv.key[..]) {
-            return Err(malformed("rows out of order"));
+            return Err(malformed("rows are out of order"));
         }
         let row = self.make(kv)?;
         self.push(row);
@@ -153,25 +152,28 @@ impl Restore {
     fn change(&mut self, change: &RowChange) -> Result<(), RestoreError> {
         let revision = change.revision();
         let due = self.open.as_ref().map_or(self.history.next(), |(open, _)| *open);
-        // Only the first revision of a store made from a backup may have changed nothing.
+        // Only the first revision of a store restored from a backup may have no changes.
         let first = self.history.next() == self.history.first();
         let skips = first && self.open.is_none() && Some(due) == self.head.compacted;
         if revision != due {
             let follows = revision == due.next() && (self.open.is_some() || skips);
             if !follows || revision > self.head.revision {
-                return Err(malformed(format!("revision {revision} where {due} is due")));
+                return Err(malformed(format!("revision {revision} instead of {due}")));
             }
             self.close();
         }
         if revision > self.head.revision {
-            return Err(malformed(format!("revision {revision} of {}", self.head.revision)));
+            return Err(malformed(format!(
+                "revision {revision} is greater than that of the state, {}",
+                self.head.revision
+            )));
         }
         let row = self.changed(change, revision)?;
         self.open.get_or_insert((revision, Vec::new())).1.push(row);
         Ok(())
     }
 
-    /// Makes the changes at hand, if there are any, those of their revision.
+    /// Completes the current revision, if there is one.
     fn close(&mut self) {
         let next = self.history.next();
         let (revision, rows) = self.open.take().unwrap_or((next, Vec::new()));
@@ -186,7 +188,7 @@ impl Restore {
         let before = self.index.get(key).and_then(|rows| rows.live(revision));
         let compacted = self.head.compacted == Some(revision);
         match (change, before) {
-            // A row that is live at the compacted revision has come already.
+            // A row that is live at the compacted revision was added already.
             (RowChange::Put(kv), Some(row)) if compacted && row.key_value() == *kv => {
                 Ok(row.to_row())
             }
@@ -205,7 +207,7 @@ impl Restore {
             }
             _ => {
                 let key = key.escape_ascii();
-                Err(malformed(format!("a change of key {key} at {revision} that cannot have been")))
+                Err(malformed(format!("invalid change of key {key} at revision {revision}")))
             }
         }
     }
@@ -218,7 +220,7 @@ impl Restore {
             && *version > 0;
         if !sound {
             let key = key.escape_ascii();
-            return Err(malformed(format!("a row of key {key} that cannot have been")));
+            return Err(malformed(format!("invalid row of key {key}")));
         }
         let (create, modified) = (*create_revision, *mod_revision);
         let meta = Meta { create, modified, version: *version, lease: *lease };
@@ -232,16 +234,16 @@ impl Restore {
 
     fn lease(&mut self, LeaseRow { id, ttl, session }: LeaseRow) -> Result<(), RestoreError> {
         if self.leases.contains(id) {
-            return Err(malformed(format!("lease {id} twice")));
+            return Err(malformed(format!("lease {id} occurs twice")));
         }
         self.leases.grant(id, ttl, session);
         Ok(())
     }
 
-    /// Makes the machine, with everything published.
+    /// Builds the machine with everything published.
     ///
     /// # Errors
-    /// The parts are not all, or not those that were written.
+    /// Fails if pieces are missing or differ from what was written.
     pub fn finish(mut self) -> Result<Machine, RestoreError> {
         let due = self.history.next();
         if self.open.is_some() || (due <= self.head.revision && self.head.compacted == Some(due)) {
@@ -249,7 +251,7 @@ impl Restore {
         }
         let next = self.history.next();
         if next <= self.head.revision {
-            return Err(malformed(format!("nothing since revision {next}")));
+            return Err(malformed(format!("missing changes from revision {next} on")));
         }
         let StateHead {
             version,
@@ -270,7 +272,9 @@ impl Restore {
             live = live.wrapping_add(row.fingerprint());
             if let Some(lease) = row.meta().lease {
                 if !leases.contains(lease) {
-                    return Err(malformed(format!("a row of lease {lease}, which is not there")));
+                    return Err(malformed(format!(
+                        "a row is attached to lease {lease}, which does not exist"
+                    )));
                 }
                 leases.attach(row.key(), None, Some(lease));
             }

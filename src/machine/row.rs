@@ -1,8 +1,8 @@
-//! One version of one key, as it lies in memory.
+//! One version of one key in memory.
 //!
-//! A million small rows must not cost much more than their bytes, so a row is one allocation that
-//! holds everything, shared by counting: by the index (as a version of its key), by the history (as
-//! a change of its revision) and by whoever has read it.
+//! A million small rows must not cost much more than their bytes. Therefore a row is one
+//! reference-counted allocation that contains everything. It is shared by the index (as a version
+//! of its key), by the history (as a change of its revision), and by readers.
 //!
 //! ```text
 //!   0       4          12         16         17
@@ -15,10 +15,11 @@
 //! ```
 //!
 //! Numbers are little-endian. A deletion is a row too, a tombstone: version 0, no lease, no value.
-//! A value of [`SHARED_VALUE_BYTES`] or more lies beside the rest, and whoever reads it shares it. All are
-//! copied from where they came, so that a row never keeps a whole log entry, or a message with several, in memory.
+//! A value of [`SHARED_VALUE_BYTES`] or more is a separate allocation, which readers share. Key and
+//! value are copied from the input, so that a row never keeps a whole log entry or message in
+//! memory.
 //!
-//! This layout is private to a running process: no disk and no wire ever sees it.
+//! This layout is internal to a running process and never written to a disk or the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -28,11 +29,11 @@ use bytes::Bytes;
 use super::digest::mix;
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
 
-/// From this length on a value is not copied for whoever reads it.
+/// Values of at least this length are not copied for readers.
 pub(super) const SHARED_VALUE_BYTES: usize = 1 << 10;
 
-/// What a version takes beside its bytes: the counts of its allocation, its place in the index, and
-/// its place in the history.
+/// Memory of a version in addition to its bytes: the counts of its allocation, its place in the
+/// index, and its place in the history.
 pub(super) const ROW_BYTES: u64 = 48;
 
 const REVISION_AT: usize = 4;
@@ -40,7 +41,7 @@ const KEY_BYTES_AT: usize = 12;
 const HEAD_BYTES_AT: usize = 16;
 const NUMBERS_AT: usize = 17;
 
-/// What a row says about itself, beside key and value.
+/// The metadata of a row: everything except key and value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Meta {
     pub(super) create: Revision,
@@ -53,9 +54,9 @@ pub(super) struct Meta {
 /// One version of one key.
 #[derive(Clone, Debug)]
 pub(super) enum Row {
-    /// Key and value together.
+    /// Key and value in one allocation.
     Packed(Arc<[u8]>),
-    /// A large value by itself.
+    /// A large value in a separate allocation.
     Split(Arc<Split>),
 }
 
@@ -67,7 +68,7 @@ pub(super) struct Split {
 }
 
 impl Row {
-    /// Builds a row. `scratch` saves an allocation for each.
+    /// Builds a row. `scratch` is a reusable buffer.
     pub(super) fn new(scratch: &mut Vec<u8>, key: &[u8], value: &[u8], meta: Meta) -> Self {
         assert!(meta.create <= meta.modified, "created after it was modified: {meta:?}");
         scratch.clear();
@@ -95,7 +96,7 @@ impl Row {
         }
     }
 
-    /// The row that says that `key` was deleted.
+    /// Builds the tombstone that records the deletion of `key`.
     pub(super) fn tombstone(scratch: &mut Vec<u8>, key: &[u8], modified: Revision) -> Self {
         let meta = Meta { create: modified, modified, version: 0, lease: None };
         Self::new(scratch, key, &Bytes::new(), meta)
@@ -108,8 +109,8 @@ impl Row {
         }
     }
 
-    /// The same row with one bit of its value (of its key, if the value is empty) turned over, and
-    /// the checksum left as it was.
+    /// Returns the row with one bit of its value flipped (of its key, if the value is empty), and
+    /// an unchanged checksum.
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn rotten(&self) -> Self {
         let flip = |bytes: &[u8]| {
@@ -127,7 +128,7 @@ impl Row {
     }
 }
 
-/// A row that somebody else holds.
+/// A borrowed row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RowRef<'a> {
     Packed(&'a Arc<[u8]>),
@@ -184,11 +185,11 @@ impl<'a> RowRef<'a> {
     }
 
     pub(super) fn is_tombstone(self) -> bool {
-        // Only a tombstone has version 0, and the numbers of one are all 0.
+        // Only a tombstone has version 0, and all its numbers are 0.
         self.head()[NUMBERS_AT..][..3] == [0; 3]
     }
 
-    /// What the version takes in memory.
+    /// Returns the memory that the version takes.
     pub(super) fn bytes(self) -> u64 {
         let value = match self {
             RowRef::Packed(_) => 0,
@@ -197,7 +198,7 @@ impl<'a> RowRef<'a> {
         (self.head().len() + value) as u64 + ROW_BYTES
     }
 
-    /// The value as the rows of an answer carry it.
+    /// Returns the value in the form that the rows of a reply contain.
     pub(super) fn shared_value(self) -> Bytes {
         match self {
             RowRef::Packed(row) => {
@@ -220,7 +221,7 @@ impl<'a> RowRef<'a> {
         KeyValue { key, value, create_revision: create, mod_revision: modified, version, lease }
     }
 
-    /// The change that brought this row, after `prev`.
+    /// Returns the change that created this row, after `prev`.
     pub(super) fn event(self, prev: Option<KeyValue>) -> Event {
         let mut kv = self.key_value();
         let kind = if self.is_tombstone() {
@@ -237,7 +238,7 @@ impl<'a> RowRef<'a> {
         u32::from_le_bytes(bytes)
     }
 
-    /// Whether the row is what was written.
+    /// Returns whether the checksum matches.
     pub(super) fn is_sound(self) -> bool {
         let beside = match self {
             RowRef::Packed(_) => &[][..],
@@ -246,15 +247,16 @@ impl<'a> RowRef<'a> {
         checksum(self.head(), beside) == self.stored_checksum()
     }
 
-    /// What the row adds to the digest.
+    /// Returns the contribution of the row to the digest.
     pub(super) fn fingerprint(self) -> u64 {
         mix(u64::from(self.stored_checksum()) << 32 ^ self.modified().get())
     }
 }
 
-/// Of a row that is `head`, and `value` beside it.
+/// Returns the checksum of a row with this head and a separate `value`.
 fn checksum(head: &[u8], value: &[u8]) -> u32 {
-    // Most rows are shorter than it takes to ask what the processor can do.
+    // For most rows, which are short, detecting the processor's features would take longer than the
+    // checksum.
     static EMPTY: LazyLock<crc32fast::Hasher> = LazyLock::new(crc32fast::Hasher::new);
     let mut hasher = EMPTY.clone();
     hasher.update(&head[REVISION_AT..]);
@@ -285,15 +287,14 @@ fn take_number(from: &mut &[u8]) -> u64 {
     number
 }
 
-/// Rows in the order in which they were written: the versions of one key, or the changes of one
-/// revision. A single small one, which is what most keys and most revisions have, costs these
-/// sixteen bytes and nothing more.
+/// Rows in the order of writing: the versions of one key, or the changes of one revision. A single
+/// small row, which most keys and most revisions have, takes only these sixteen bytes.
 #[derive(Debug)]
 #[allow(clippy::box_collection, reason = "a deque in place would make every list 40 bytes")]
 pub(super) enum Rows {
     /// One packed row.
     One(Arc<[u8]>),
-    /// Any number of rows of any kind. None only in the history of a store that was made from a
+    /// Any number of rows of any kind. It is empty only in the history of a store restored from a
     /// backup, at its first revision.
     Many(Box<VecDeque<Row>>),
 }
@@ -344,7 +345,7 @@ impl Rows {
         self.get(self.len() - 1)
     }
 
-    /// How many rows are not newer than `revision`.
+    /// Returns the number of rows that are not newer than `revision`.
     pub(super) fn until(&self, revision: Revision) -> usize {
         match self {
             Rows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
@@ -354,13 +355,14 @@ impl Rows {
         }
     }
 
-    /// The version that a read at `revision` sees, unless it is a tombstone.
+    /// Returns the version that a read at `revision` sees, unless it is a tombstone.
     pub(super) fn live(&self, revision: Revision) -> Option<RowRef<'_>> {
         let row = self.get(self.until(revision).checked_sub(1)?);
         (!row.is_tombstone()).then_some(row)
     }
 
-    /// Moves what no read at or after `revision` can see to `forgotten`. True if nothing is left.
+    /// Moves the rows that no read at or after `revision` can see to `forgotten`. Returns true if
+    /// no rows are left.
     pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<Row>) -> bool {
         let seen = self.until(revision);
         match self {
@@ -470,8 +472,8 @@ mod tests {
         for at in 0..sound.len() {
             let mut bytes = sound.to_vec();
             bytes[at] ^= 0x10;
-            // A head length that points elsewhere would make the row unreadable, not unsound: only
-            // what the checksum itself says is asked here.
+            // A damaged head length would make the row unreadable. Only the checksum itself is
+            // tested here.
             let stored = u32::from_le_bytes(bytes[..REVISION_AT].try_into().unwrap());
             assert_ne!(checksum(&bytes, &[]), stored, "byte {at}");
         }

@@ -1,16 +1,16 @@
-//! What the one writer and the readers hold together, and the ways to hold it.
+//! The state that the single writer and the readers share, and its locks.
 //!
-//! Every read is a read at one revision, and versions do not change once they are written. So the
-//! lock may be let go between any two keys: what a reader must not see yet has a higher revision
-//! than the one it reads at, and `published` rises only when a whole batch of entries is in. What a
-//! reader still needs is kept: it registers its revision while it reads on over several holds, and
-//! the sweep stays behind the oldest one registered.
+//! Every read happens at one revision, and versions are immutable. Therefore the lock may be
+//! released between any two keys: everything that a reader must not see yet has a higher revision
+//! than its own, and `published` is raised only after a whole batch of entries is applied. A reader
+//! that needs several holds of the lock registers its revision, and the sweep stays behind the
+//! oldest registered revision.
 //!
 //! # Installs
-//! A replica that was left behind gets the state of a later index all at once, in place of what it
-//! had. Both are states of one history, but the new one may have forgotten what a reader was in the
-//! middle of. So whoever reads over several holds compares, in each, which content it reads
-//! ([`State::generation`]), and begins anew if that is another one: [`Replaced`].
+//! A replica that fell behind receives the complete state of a later index, which replaces its own.
+//! Both belong to the same history, but the new one may lack revisions that a reader is using.
+//! Therefore a reader that needs several holds compares, in each, the generation of the state
+//! ([`State::generation`]), and starts again if it has changed: [`Replaced`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -25,17 +25,17 @@ use super::lease::LeaseTable;
 use super::row::{Row, RowRef, Rows};
 use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
-/// How many keys a reader, or the sweep, passes in one hold of the lock.
+/// Number of keys that a reader, or the sweep, visits in one hold of the lock.
 pub(super) const HOLD_KEYS: usize = 512;
 
-/// How many rows the writer writes in one hold of the lock.
+/// Number of rows that the writer writes in one hold of the lock.
 const HOLD_ROWS: usize = 32;
 
-/// How long the writer gives way to readers between two holds, at most, in looks at whether they
-/// are in: some ten microseconds, the time that a sleeping reader needs to wake up.
+/// Maximum number of checks with which the writer waits for readers between two holds. They take
+/// about ten microseconds, the time that a sleeping reader needs to wake up.
 const GIVE_WAY_LOOKS: usize = 1000;
 
-/// What readers may know of.
+/// The revisions that readers may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Published {
     pub(super) revision: Revision,
@@ -47,19 +47,19 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) history: History,
     pub(super) published: Published,
-    /// What the versions in the index take, in bytes.
+    /// Memory of the versions in the index, in bytes.
     pub(super) bytes: u64,
-    /// What the newest versions take, of keys that exist.
+    /// The newest versions of the existing keys.
     pub(super) live: Live,
-    /// Counts the installs.
+    /// Number of installs.
     generation: u64,
 }
 
-/// The keys that exist.
+/// The existing keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Live {
     pub(super) keys: u64,
-    /// What their newest versions take.
+    /// Memory of their newest versions.
     pub(super) bytes: u64,
 }
 
@@ -72,39 +72,39 @@ impl Live {
         })
     }
 
-    /// A version takes another's place; either may be none.
+    /// Replaces a version by another one. Either may be absent.
     pub(super) fn replace(&mut self, before: Option<u64>, now: Option<u64>) {
         self.keys = self.keys + u64::from(now.is_some()) - u64::from(before.is_some());
         self.bytes = self.bytes + now.unwrap_or(0) - before.unwrap_or(0);
     }
 }
 
-/// The content was replaced by an install while it was being read: what was read so far, and what
-/// would be read next, do not belong together.
+/// The state was replaced by an install during a read: the rows read before and after do not belong
+/// together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Replaced;
 
-/// What the writer and all readers hold together.
+/// The state that the writer and all readers share.
 pub(super) struct Shared {
     state: RwLock<State>,
     leases: RwLock<LeaseTable>,
-    /// As of the last entry applied.
+    /// As of the last applied entry.
     members: RwLock<Arc<Members>>,
-    /// As of the last entry applied: never older than what is published.
+    /// As of the last applied entry, so never older than the published state.
     access: RwLock<Arc<Access>>,
-    /// The same.
+    /// As of the last applied entry.
     alarms: RwLock<Arc<Alarms>>,
-    /// The revision in `published`, to be had without the lock.
+    /// The revision in `published`, readable without the lock.
     revision: AtomicU64,
-    /// At which revisions readers are reading over several holds, and how many each.
+    /// The revisions at which readers need several holds, with the number of readers for each.
     reading: Mutex<BTreeMap<Revision, usize>>,
-    /// How many readers stand before the lock: the writer, who comes back to it again and again,
-    /// would leave them standing.
+    /// Number of readers that wait for the lock. Without this count, the writer, which takes the
+    /// lock again and again, would starve them.
     waiting: AtomicUsize,
 }
 
-// A lock is poisoned when the thread that held it panicked. If that was the writer, its node stops;
-// what was published before is whole and stays readable.
+// A lock is poisoned when a thread panics while it holds the lock. If that was the writer, its node
+// stops. The state published before is intact and stays readable.
 impl Shared {
     pub(super) fn new(index: Index, history: History, published: Published, bytes: u64) -> Self {
         Self {
@@ -143,7 +143,7 @@ impl Shared {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Between two holds of the writer: lets in whoever waits.
+    /// Lets waiting readers in, between two holds of the writer.
     pub(super) fn give_way(&self) {
         for _ in 0..GIVE_WAY_LOOKS {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -185,7 +185,8 @@ impl Shared {
         *self.alarms.write().unwrap_or_else(PoisonError::into_inner) = alarms;
     }
 
-    /// How many keys a look at all of `range` passes over, also dead ones that are not swept yet, counted up to `max`.
+    /// Returns the number of keys that a scan of `range` visits, counted up to `max`. Deleted keys
+    /// that are not swept yet count too.
     pub(super) fn width(&self, range: &KeyRange, max: usize) -> usize {
         let (mut passed, mut last) = (0, None::<Vec<u8>>);
         loop {
@@ -203,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Changes content with `other`, of which there are no readers. What is swapped in is published.
+    /// Swaps the contents with `other`, which has no readers. The new contents are published.
     pub(super) fn swap(&self, other: &Shared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
         let members = self.members();
@@ -215,7 +216,8 @@ impl Shared {
         let alarms = self.alarms();
         self.set_alarms(other.alarms());
         other.set_alarms(alarms);
-        // Behind the users: whoever asks for a lease's keys is judged by what is of the same time, or later.
+        // After users and roles: a caller that reads a lease's keys is then checked by a table of
+        // the same time or later.
         std::mem::swap(&mut *self.leases_mut(), &mut *other.leases_mut());
         std::mem::swap(&mut *ours, &mut *theirs);
         ours.generation = theirs.generation + 1;
@@ -229,7 +231,7 @@ impl Shared {
     pub(super) fn publish(&self, published: Published) {
         let mut state = self.state_mut();
         state.published = published;
-        // Under the lock, so that the two never run apart.
+        // Set under the lock, so that the two never differ.
         self.revision.store(published.revision.get(), Ordering::Release);
     }
 
@@ -237,8 +239,9 @@ impl Shared {
         Revision(self.revision.load(Ordering::Acquire))
     }
 
-    /// Keeps what a read at `revision` sees, and the history from it on, until the registration is
-    /// dropped. The caller holds the state and has seen that `revision` is not compacted.
+    /// Keeps everything that a read at `revision` sees, and the history from it on, until the
+    /// registration is dropped. The caller must hold the state, and must have checked that
+    /// `revision` is not compacted.
     pub(super) fn register(self: &Arc<Self>, _state: &State, revision: Revision) -> Registration {
         *self.reading().entry(revision).or_insert(0) += 1;
         Registration { shared: Arc::clone(self), revision }
@@ -246,12 +249,12 @@ impl Shared {
 }
 
 impl State {
-    /// Which content this is: rises with each install.
+    /// Returns the generation of the state, which increases with each install.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// All keys of `range` behind `last` that are there or were, in order.
+    /// Returns all existing and deleted keys of `range` after `last`, in order.
     fn keys<'s>(
         &'s self,
         range: &'s KeyRange,
@@ -265,13 +268,13 @@ impl State {
         self.index.iter_from(from).take_while(is_in)
     }
 
-    /// Sees to it that this is still the content that the caller began to read.
+    /// Checks that the state is still the one that the caller began to read.
     pub(super) fn expect(&self, generation: u64) -> Result<(), Replaced> {
         if self.generation == generation { Ok(()) } else { Err(Replaced) }
     }
 }
 
-/// See [`Shared::register`].
+/// A registered revision. See [`Shared::register`].
 pub(super) struct Registration {
     shared: Arc<Shared>,
     revision: Revision,
@@ -289,7 +292,7 @@ impl Drop for Registration {
     }
 }
 
-/// Whether a scan goes on.
+/// Whether a scan continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Scan {
     On,
@@ -298,25 +301,26 @@ pub(super) enum Scan {
 
 /// The keys as of one revision.
 ///
-/// Whoever makes one sees to it that the revision is not swept away: the writer does the sweeping,
-/// and readers register, or stay within one hold.
+/// The creator must make sure that the revision is not swept: the writer does the sweeping itself,
+/// and readers register the revision or stay within one hold of the lock.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot<'a> {
     shared: &'a Shared,
-    /// The state, if its maker holds the lock.
+    /// The state, if the creator holds the lock.
     held: Option<&'a State>,
-    /// Which content it is of. `None` if its maker is the writer, who alone could replace it.
+    /// The generation of the state. `None` if the creator is the writer, because only the writer
+    /// could replace the state.
     generation: Option<u64>,
     at: Revision,
 }
 
 impl<'a> Snapshot<'a> {
-    /// Of a reader that does not hold the lock any more, and has registered when it did.
+    /// Creates the snapshot of a reader that has registered and released the lock.
     pub(super) fn new(shared: &'a Shared, generation: u64, at: Revision) -> Self {
         Self { shared, held: None, generation: Some(generation), at }
     }
 
-    /// The same at another revision.
+    /// Returns the snapshot at another revision.
     pub(super) fn at(self, at: Revision) -> Self {
         Self { at, ..self }
     }
@@ -341,7 +345,8 @@ impl<'a> Snapshot<'a> {
         Ok(state)
     }
 
-    /// Shows every row of `range` in key order. `visit` runs under the lock and must be short.
+    /// Passes every row of `range` to `visit` in key order. `visit` runs under the lock and must be
+    /// short.
     pub(super) fn scan(
         &self,
         range: &KeyRange,
@@ -361,7 +366,8 @@ impl<'a> Snapshot<'a> {
         }
     }
 
-    /// Shows at most `keys` keys after `last`. Tells the last one, if there may be more.
+    /// Passes at most `keys` keys after `last` to the visitor. Returns the last one if there may be
+    /// more.
     fn scan_some(
         &self,
         state: &State,
@@ -390,15 +396,15 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The writer's hold of the lock. Taking it costs as much as writing a row, and much more when
-/// readers are about; keeping it makes them wait. So it is kept over some rows, of one request or of
-/// several, and let go while a request looks at many keys.
+/// The writer's hold of the lock. Taking the lock costs as much as writing a row, and much more
+/// with concurrent readers; holding it makes readers wait. Therefore the lock is held over some
+/// rows, of one request or several, and released while a request scans many keys.
 pub(super) struct Hold<'a> {
     shared: &'a Shared,
     state: Option<RwLockWriteGuard<'a, State>>,
-    /// How many rows have been written in it.
+    /// Number of rows written in the current hold.
     rows: usize,
-    /// Whether the request at hand looks at ranges of keys.
+    /// Whether the current request scans ranges of keys.
     wide: bool,
 }
 
@@ -407,7 +413,7 @@ impl<'a> Hold<'a> {
         Self { shared, state: None, rows: 0, wide: false }
     }
 
-    /// Begins a request. A wide one looks at ranges of keys.
+    /// Begins a request. A wide request scans ranges of keys.
     pub(super) fn begin(&mut self, wide: bool) {
         self.wide = wide;
         if wide {
@@ -415,11 +421,11 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// The keys as of `at`, published or not.
+    /// Returns the keys as of `at`, published or not.
     pub(super) fn snapshot(&mut self, at: Revision) -> Snapshot<'_> {
         let shared = self.shared;
         if self.wide {
-            // It takes the lock by itself.
+            // The snapshot takes the lock by itself.
             self.let_go();
             return Snapshot { shared, held: None, generation: None, at };
         }
@@ -430,7 +436,7 @@ impl<'a> Hold<'a> {
         self.state.get_or_insert_with(|| self.shared.state_mut())
     }
 
-    /// Tells that a row was written: after some, readers get their turn.
+    /// Records that a row was written. After some rows, readers are let in.
     pub(super) fn wrote(&mut self) {
         self.rows += 1;
         if self.wide || self.rows >= HOLD_ROWS {

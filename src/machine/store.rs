@@ -1,4 +1,4 @@
-//! The versioned keys: the one writer's side of them.
+//! The versioned keys, from the side of the single writer.
 //!
 //! ```text
 //!     writer                      shared, under one lock held for moments        readers
@@ -6,11 +6,11 @@
 //!   put, delete  ------------>   index    key -> its versions         <-------   get, range
 //!   commit       ------------>   history  revision -> its changes     <-------   events
 //!   publish      ------------>   published  (revision, compacted)     <-------   every one, first
-//!   sweep        ------------>   forgets what `published.compacted` allows
+//!   sweep        ------------>   frees what `published.compacted` allows
 //! ```
 //!
-//! Compaction is one number that is part of the replicated state; the sweep that gives memory back
-//! follows it at a pace that nobody can observe, and is no part of it.
+//! A compaction sets one number of the replicated state. The sweep then frees the memory gradually.
+//! It has no observable effect and is not part of the replicated state.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::row::{Meta, Row, RowRef, Rows};
 use super::shared::{HOLD_KEYS, Hold, Published, Shared, State};
 use crate::model::{Event, Fault, LeaseId, Revision};
 
-/// The changes of one request, on their way to become one revision.
+/// The changes of one request, which will become one revision.
 pub(super) struct Mutation {
     revision: Revision,
     rows: Vec<Row>,
@@ -32,7 +32,7 @@ pub(super) struct Mutation {
 }
 
 impl Mutation {
-    /// The revision that its changes take, and at which its request sees them.
+    /// Returns the revision of its changes, at which its request sees them.
     pub(super) fn revision(&self) -> Revision {
         self.revision
     }
@@ -42,23 +42,23 @@ impl Mutation {
     }
 }
 
-/// The writer's side.
+/// The writer's side of the store.
 pub(super) struct Store {
     shared: Arc<Shared>,
     revision: Revision,
     compacted: Option<Revision>,
-    /// Every revision up to this one has been swept, as far as it may be.
+    /// Every revision up to this one has been swept as far as possible.
     swept: Revision,
-    /// How many rows of the revision after `swept` have been swept.
+    /// Number of rows of the revision after `swept` that have been swept.
     swept_rows: usize,
-    /// The published compaction, once nothing is left to sweep for it.
+    /// The published compaction, once it is completely swept.
     swept_for: Option<Revision>,
     published: Published,
-    /// The sum of the fingerprints of the newest version of each key.
+    /// Sum of the fingerprints of the newest version of each key.
     live: u64,
-    /// A chain of the fingerprints of every version ever written.
+    /// Chain of the fingerprints of every version ever written.
     past: u64,
-    /// Where the scrub goes on.
+    /// The position at which the scrub continues.
     scrub_at: (Vec<u8>, Revision),
     scratch: Vec<u8>,
 }
@@ -85,7 +85,7 @@ impl Store {
         }
     }
 
-    /// A store that has come to where `published` says, and has swept everything that it may.
+    /// Creates a store at the revisions in `published` with everything swept.
     pub(super) fn restored(
         index: Index,
         history: History,
@@ -110,14 +110,14 @@ impl Store {
         }
     }
 
-    /// Changes everything but the readers with `other`.
+    /// Swaps everything except the readers with `other`.
     pub(super) fn swap(&mut self, other: &mut Self) {
         self.shared.swap(&other.shared);
         std::mem::swap(self, other);
         std::mem::swap(&mut self.shared, &mut other.shared);
     }
 
-    /// The chain of everything ever written.
+    /// Returns the chain of everything ever written.
     pub(super) fn past(&self) -> u64 {
         self.past
     }
@@ -134,7 +134,7 @@ impl Store {
         self.compacted
     }
 
-    /// The store's revision as a request in the middle of `mutation` tells it.
+    /// Returns the store's revision as seen by a request in the middle of `mutation`.
     pub(super) fn revision_in(&self, mutation: &Mutation) -> Revision {
         if mutation.is_empty() { self.revision } else { mutation.revision }
     }
@@ -143,7 +143,7 @@ impl Store {
         Mutation { revision: self.revision.next(), rows: Vec::new(), events: Vec::new() }
     }
 
-    /// Writes a key and tells the change.
+    /// Writes a key and returns the change.
     pub(super) fn put<'m>(
         &mut self,
         hold: &mut Hold<'_>,
@@ -163,7 +163,7 @@ impl Store {
         Ok(mutation.events.last().expect("a put is a change"))
     }
 
-    /// Deletes a key and tells the change, if the key was there.
+    /// Deletes a key and returns the change, if the key existed.
     pub(super) fn delete<'m>(
         &mut self,
         hold: &mut Hold<'_>,
@@ -226,21 +226,21 @@ impl Store {
         Some(Change { revision, events: mutation.events.into() })
     }
 
-    /// The caller has judged `revision`.
+    /// Compacts at `revision`, which the caller has checked.
     pub(super) fn compact(&mut self, revision: Revision) {
         assert!(revision <= self.revision, "a future revision");
         assert!(self.compacted.is_none_or(|before| before < revision), "compaction goes forward");
         self.compacted = Some(revision);
     }
 
-    /// Shows readers everything up to here.
+    /// Makes everything up to now visible to readers.
     pub(super) fn publish(&mut self) {
         self.published = Published { revision: self.revision, compacted: self.compacted };
         self.shared.publish(self.published);
     }
 
-    /// Gives back the memory of about `rows` versions that nobody can read any more. True if more
-    /// could be done at once.
+    /// Frees the memory of about `rows` versions that no read can see any more. Returns true if
+    /// more could be freed at once.
     pub(super) fn sweep(&mut self, mut rows: usize) -> bool {
         while rows > 0 && self.swept_for != self.published.compacted {
             let hold = rows.min(HOLD_KEYS);
@@ -253,9 +253,10 @@ impl Store {
         self.swept_for != self.published.compacted
     }
 
-    /// False if nothing more can be done for now.
+    /// Sweeps within one hold of the lock. Returns false if nothing more can be done for now.
     fn sweep_hold(&mut self, hold: usize) -> bool {
-        // Large values take their time to go: these outlive the lock, which is taken after them.
+        // Freeing large values takes time. They are declared before the lock, so they are dropped
+        // after it is released.
         let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
         let mut state = self.shared.state_mut();
         let State { index, history, bytes, .. } = &mut *state;
@@ -263,7 +264,7 @@ impl Store {
         let oldest_read = self.shared.reading().keys().next().copied();
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
         for _ in 0..hold {
-            // What was changed at the target itself stays, as after a compaction at it.
+            // The changes of the target revision itself are kept, as after a compaction at it.
             if history.first() <= self.swept && history.first() < target {
                 changes_forgotten.extend(history.pop_front());
                 continue;
@@ -288,12 +289,12 @@ impl Store {
         true
     }
 
-    /// Whether all memory of compacted versions has been given back.
+    /// Returns whether all memory of compacted versions is freed.
     pub(super) fn is_swept(&self) -> bool {
         self.swept_for == self.published.compacted
     }
 
-    /// Checks the next `rows` versions, round and round.
+    /// Verifies the next `rows` versions, cyclically.
     pub(super) fn scrub(&mut self, mut rows: usize) -> Result<(), Fault> {
         while rows > 0 {
             let hold = rows.min(HOLD_KEYS);
@@ -311,18 +312,18 @@ impl Store {
             }
             self.scrub_at = next;
             if looked < hold {
-                return Ok(()); // Once around.
+                return Ok(()); // One full cycle.
             }
         }
         Ok(())
     }
 
-    /// What the rows add to the digest.
+    /// Returns the contribution of the rows to the digest.
     pub(super) fn fingerprint(&self) -> [u64; 2] {
         [self.live, self.past]
     }
 
-    /// Flips a bit of the newest version of `key`. True if there is one.
+    /// Flips a bit of the newest version of `key`. Returns true if there is one.
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn rot(&mut self, key: &[u8]) -> bool {
         let mut state = self.shared.state_mut();
@@ -331,7 +332,7 @@ impl Store {
     }
 }
 
-/// Sees to it that a row is what was written.
+/// Checks that a row has not changed.
 pub(super) fn expect_sound(row: RowRef<'_>) -> Result<(), Fault> {
     if row.is_sound() {
         return Ok(());

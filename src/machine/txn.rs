@@ -1,25 +1,26 @@
-//! What a transaction will do, decided before it does anything.
+//! The plan of a transaction, made before it changes anything.
 //!
-//! All compares, those of nested transactions too, are judged on the state before the first write;
-//! what follows is a path through the branches. Along the path everything that could be refused is
-//! looked for: once the first write is made, nothing can fail.
+//! All compares, including those of nested transactions, are evaluated on the state before the
+//! first write. The result is a path through the branches. Everything on the path that could be
+//! rejected is checked first: after the first write, nothing can fail.
 
 use super::read::resolve;
 use super::shared::{Published, Replaced, Snapshot};
 use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Rejection, Txn};
 
-/// Which branch a transaction takes, and which ones those nested in that branch take, in order.
+/// The branch that a transaction takes, and those that the nested transactions in it take, in
+/// order.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Path {
     pub(super) succeeded: bool,
     pub(super) nested: Vec<Path>,
 }
 
-/// Why a transaction cannot be executed on the state at hand.
+/// The reason why a transaction cannot be executed on the current state.
 pub(super) enum Unfit {
-    /// It is refused.
+    /// It is rejected.
     Refused(Rejection),
-    /// The state is another one by now.
+    /// The state has been replaced meanwhile.
     Replaced,
 }
 
@@ -51,12 +52,13 @@ impl Path {
         Ok(Self { succeeded, nested: nested.collect::<Result<_, _>>()? })
     }
 
-    /// The operations that will be executed, those of nested transactions in their place.
+    /// Returns the operations that will be executed, with nested transactions in their places.
     pub(super) fn branch<'t>(&self, txn: &'t Txn) -> &'t [Op] {
         branch(txn, self.succeeded)
     }
 
-    /// Refuses what cannot be executed. Of several reasons that of the first operation is said, as in etcd 3.6.
+    /// Rejects a transaction that cannot be executed. If there are several reasons, returns that of
+    /// the first operation, as etcd 3.6 does.
     pub(super) fn check(
         &self,
         txn: &Txn,
@@ -83,13 +85,14 @@ fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
     if succeeded { &txn.success } else { &txn.failure }
 }
 
-/// Whether a put can be executed: its lease exists, and so does what it wants to keep.
+/// Checks that a put can be executed: its lease exists, and so do the value and the lease that it
+/// keeps.
 pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     check_lease(put, before)?;
     check_kept(put, before)
 }
 
-/// The same in a transaction, where etcd looks the other way round.
+/// Does the same inside a transaction, where etcd checks in the opposite order.
 fn check_inner_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     check_kept(put, before)?;
     check_lease(put, before)
@@ -112,7 +115,7 @@ fn check_kept(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     }
 }
 
-/// All ranges that a transaction may look at, whichever branches it takes; of a put, none.
+/// Returns all ranges that a transaction may visit, in all its branches. Puts have none.
 pub(super) fn ranges(txn: &Txn) -> impl Iterator<Item = &KeyRange> {
     let compared = txn.compares.iter().map(|compare| &compare.range);
     let ops = txn.success.iter().chain(&txn.failure).flat_map(|op| {
@@ -128,7 +131,7 @@ pub(super) fn ranges(txn: &Txn) -> impl Iterator<Item = &KeyRange> {
     compared.chain(ops)
 }
 
-/// Whether a command looks at ranges of keys, not only at single ones.
+/// Returns whether a command visits ranges of keys, and not only single keys.
 pub fn is_wide(command: &Command) -> bool {
     match command.deed() {
         Command::Delete(delete) => delete.range.as_single().is_none(),
@@ -146,7 +149,8 @@ pub fn is_wide(command: &Command) -> bool {
     }
 }
 
-/// Whether a transaction only reads, whichever branches it takes: then no log entry is needed.
+/// Returns whether a transaction only reads, in all its branches. Such a transaction needs no log
+/// entry.
 pub fn only_reads(txn: &Txn) -> bool {
     txn.success.iter().chain(&txn.failure).all(|op| match op {
         Op::Range(_) => true,

@@ -1,12 +1,13 @@
-//! What a measurement is written to: numbers that any thread may add to, without a lock.
+//! Lock-free cells for measurements: counters, gauges and histogram buckets.
 //!
-//! A histogram has two buckets for each doubling, at fixed bounds, so that adding is one shift and one
-//! addition, histograms of several nodes can be summed, and a quantile is right within a half.
+//! A histogram has two buckets for each power of two, at fixed bounds. Therefore adding a value
+//! takes one shift and one addition, histograms of several nodes can be summed, and the relative
+//! error of a quantile is at most 50 %.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How many buckets a histogram has, the last one without a bound.
+/// Number of buckets of a histogram. The last one has no upper bound.
 pub(super) const BUCKETS: usize = 46;
 
 /// A number that only grows.
@@ -14,17 +15,17 @@ pub(super) const BUCKETS: usize = 46;
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
+    /// Adds 1.
     pub(crate) fn one(&self) {
         self.add(1);
     }
 
-    /// So many more.
+    /// Adds `more`.
     pub(crate) fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// It has come to this, counted elsewhere.
+    /// Raises the counter to `now`, a value counted elsewhere.
     pub(crate) fn reach(&self, now: u64) {
         self.0.fetch_max(now, Ordering::Relaxed);
     }
@@ -39,28 +40,26 @@ impl Counter {
 pub(crate) struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// It is now this.
     pub(crate) fn set(&self, now: u64) {
         self.0.store(now, Ordering::Relaxed);
     }
 
-    /// As [`Gauge::set`], for what is counted in memory.
+    /// Sets the gauge to a length or another in-memory count.
     pub(crate) fn count(&self, now: usize) {
         self.set(now as u64);
     }
 
-    /// It was at least this.
+    /// Raises the gauge to `seen` if it is lower.
     pub(crate) fn at_least(&self, seen: usize) {
         self.0.fetch_max(seen as u64, Ordering::Relaxed);
     }
 
-    /// What it is.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How often numbers fell between which bounds.
+/// Histogram buckets with the sum of all values.
 pub(super) struct Buckets {
     counts: [AtomicU64; BUCKETS],
     sum: AtomicU64,
@@ -84,10 +83,11 @@ impl Buckets {
     }
 }
 
-/// The first bucket whose bound is not below `number`.
+/// Returns the first bucket whose bound is at least `number`.
 fn place(number: u64, first: u32) -> usize {
-    // Bounds are 1 and 1.5 times the powers of two: of what lies above a power, its next bit says
-    // which half, and whatever else is set lies above that bound.
+    // Bounds are 1 and 1.5 times the powers of two. The bit after the leading one selects the half;
+    // any lower bit puts the number above that bound. Subtracting 1 first makes a bound belong to
+    // its own bucket.
     let above = number.saturating_sub(1) >> (first - 1);
     if above < 2 {
         return 0;
@@ -97,7 +97,7 @@ fn place(number: u64, first: u32) -> usize {
     ((power as usize - 1) * 2 + upper_half as usize + 1).min(BUCKETS - 1)
 }
 
-/// The bound of a bucket, which belongs to it; `None` for the last.
+/// Returns the inclusive upper bound of a bucket, or `None` for the last bucket.
 pub(super) fn bound(at: usize, first: u32) -> Option<u64> {
     if at + 1 == BUCKETS {
         return None;
@@ -106,10 +106,10 @@ pub(super) fn bound(at: usize, first: u32) -> Option<u64> {
     Some(if at.is_multiple_of(2) { power } else { power / 2 * 3 })
 }
 
-/// How long things took.
+/// A histogram of durations.
 pub(crate) struct Seconds(pub(super) Buckets);
 
-/// Times are counted in microseconds; the first bound is 16 of them.
+/// Durations are counted in microseconds; the first bound is 16 µs.
 pub(super) const SECONDS_FIRST: u32 = 4;
 
 impl Default for Seconds {
@@ -119,13 +119,13 @@ impl Default for Seconds {
 }
 
 impl Seconds {
-    /// One took so long.
+    /// Adds one duration.
     pub(crate) fn add(&self, took: Duration) {
         self.0.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
     }
 }
 
-/// How many, or how large, things were.
+/// A histogram of counts or sizes.
 pub(crate) struct Sizes(pub(super) Buckets);
 
 /// The first bound is 2.
@@ -138,7 +138,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// One was so large.
+    /// Adds one size.
     pub(crate) fn add(&self, size: usize) {
         self.0.add(size as u64);
     }

@@ -1,15 +1,16 @@
-//! What a node measures of itself: counters, gauges and histograms of its own, without globals.
+//! The measurements of a node: its own counters, gauges and histograms, without globals.
 //!
 //! ```text
 //!   driver, log, callers ──add──▶ Meters (atomics) ──read──▶ MetricsSnapshot ──▶ text for Prometheus
 //! ```
 //!
-//! [`Meters`] is shared by all parts of a node and written without locks; only what is told once a tick
-//! by the driver alone (the other members) stands behind one. [`Metrics`] is what a program holds. One
-//! list names every measurement once, with its words: the fields, the snapshot and the text come out
-//! of it, and a test compares it with `docs/operating/metrics.md`.
+//! [`Meters`] is shared by all parts of a node and written without locks. The exceptions are the
+//! values per peer, which the driver replaces once a tick behind a mutex. [`Metrics`] is the handle
+//! for programs. One table lists every measurement with its help text: the fields, the snapshot and
+//! the Prometheus text are generated from it, and a test compares it with
+//! `docs/operating/metrics.md`.
 //!
-//! Invariant: knows nothing about clocks and threads. Durations come from who measures.
+//! Invariant: this module uses no clock and no threads. Callers measure durations and pass them in.
 
 mod cell;
 mod snapshot;
@@ -26,9 +27,9 @@ pub use words::{Ending, Refused, RequestKind, Stage};
 use cell::{SECONDS_FIRST, SIZES_FIRST};
 use text::{Labels, Show, Text};
 
-/// Something that can be read off.
+/// A measurement that can be read.
 trait Read {
-    /// What it reads as.
+    /// Type of the value read.
     type Value;
 
     fn read(&self) -> Self::Value;
@@ -59,7 +60,7 @@ impl Read for Seconds {
 }
 
 impl Seconds {
-    /// What it reads as.
+    /// Returns the current histogram.
     pub(crate) fn histogram(&self) -> Histogram {
         const MICROSECONDS_A_SECOND: f64 = 1e6;
         Histogram::read(&self.0, SECONDS_FIRST, MICROSECONDS_A_SECOND)
@@ -74,21 +75,21 @@ impl Read for Sizes {
     }
 }
 
-/// One measurement for each word of a label.
+/// One measurement for each value of a label.
 pub(crate) struct By<L, M> {
     each: Vec<(L, M)>,
 }
 
-/// What a counter by label reads as: each label with its value.
+/// The values of a measurement with a label: each label value with its number.
 pub type ByLabel<L, V> = Vec<(L, V)>;
 
-/// A label: a short list of words.
+/// A label with a fixed set of values.
 pub(crate) trait Label: Copy + Eq + 'static {
-    /// What the label is called.
+    /// Name of the label.
     const NAME: &'static str;
-    /// Every word.
+    /// Returns all values.
     fn all() -> &'static [Self];
-    /// This one's.
+    /// Returns the text of this value.
     fn text(self) -> &'static str;
 }
 
@@ -115,9 +116,9 @@ impl<L: Label, M: Default> Default for By<L, M> {
 }
 
 impl<L: Label, M> By<L, M> {
-    /// The one of this word.
+    /// Returns the measurement of one label value.
     pub(crate) fn at(&self, label: L) -> &M {
-        // Labels are in the order of their declaration, a handful.
+        // A label has only a few values, so a linear search is fast enough.
         let found = self.each.iter().find(|(each, _)| *each == label);
         &found.expect("every word has one").1
     }
@@ -131,7 +132,7 @@ impl<L: Label, M: Read> Read for By<L, M> {
     }
 }
 
-/// Something about each other member, told as a whole, once a tick.
+/// Values per peer, replaced as a whole once a tick.
 pub(crate) struct Told<T>(Mutex<Vec<T>>);
 
 type Peers = Told<PeerLag>;
@@ -145,7 +146,6 @@ impl<T> Default for Told<T> {
 }
 
 impl<T> Told<T> {
-    /// They stand so now.
     pub(crate) fn set(&self, peers: Vec<T>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
@@ -159,17 +159,17 @@ impl<T: Clone> Read for Told<T> {
     }
 }
 
-/// Makes the fields, the snapshot and the text out of one list.
+/// Generates the fields, the snapshot and the text from one table.
 macro_rules! catalogue {
     ($($(#[doc = $help:literal])+ $name:ident: $meter:ty => $value:ty, $kind:literal;)*) => {
-        /// Everything that a node measures. See the module.
+        /// All measurements of a node. See the module page.
         #[derive(Default)]
         pub(crate) struct Meters {
             $($(#[doc = $help])+ pub(crate) $name: $meter,)*
         }
 
-        /// What the measurements of a node were at one moment. Everything that counts has counted
-        /// since the node started; gauges are as of the driver's last tick.
+        /// The values of all measurements of a node at one moment. Counters and histograms count
+        /// from the start of the node. Gauges are as of the driver's last tick.
         #[derive(Clone, PartialEq, Debug)]
         #[non_exhaustive]
         pub struct MetricsSnapshot {
@@ -185,7 +185,8 @@ macro_rules! catalogue {
         }
 
         impl MetricsSnapshot {
-            /// In the text format of Prometheus, version 0.0.4. Every sample has the label `node`.
+            /// Returns the Prometheus text format, version 0.0.4. Every sample has the label
+            /// `node`.
             pub fn to_prometheus(&self) -> String {
                 let mut text = Text::default();
                 let labels = Labels::new("node", &self.node);
@@ -203,47 +204,47 @@ macro_rules! catalogue {
 }
 
 catalogue! {
-    /// Requests made on this node that have ended, by kind and by how they ended.
+    /// Completed requests made on this node, by kind and outcome.
     requests_total: By<RequestKind, By<Ending, Counter>> => ByLabel<RequestKind, ByLabel<Ending, u64>>, "counter";
-    /// Time from a request's call to its end, by kind.
+    /// Time from a request's call to its completion, by kind.
     request_seconds: By<RequestKind, Seconds> => ByLabel<RequestKind, Histogram>, "histogram";
-    /// Time of the writes that were done, by where it went.
+    /// Time that successful writes spent in each stage.
     write_stage_seconds: By<Stage, Seconds> => ByLabel<Stage, Histogram>, "histogram";
-    /// Requests that took longer than the threshold for the log of slow ones.
+    /// Requests that took longer than the slow-request threshold.
     slow_requests_total: Counter => u64, "counter";
-    /// Batches of entries that took longer to apply than the threshold for the log of slow ones.
+    /// Batches of entries that took longer to apply than the slow-apply threshold.
     slow_applies_total: Counter => u64, "counter";
-    /// Requests made on this node that have no answer yet.
+    /// Requests made on this node that have no reply yet.
     open_requests: Gauge => u64, "gauge";
-    /// Of these, those that are to be handed to a leader, again or for the first time.
+    /// Open requests that wait to be sent to a leader, for the first time or again.
     unsent_requests: Gauge => u64, "gauge";
-    /// What admission counts for the writes that it has let in and that have no answer yet.
+    /// Bytes that admission control accounts to open writes.
     open_bytes: Gauge => u64, "gauge";
-    /// Linearizable reads and waits that have no answer yet.
+    /// Linearizable reads and waits that have no reply yet.
     open_reads: Gauge => u64, "gauge";
-    /// Linearizable reads whose time was up before a leader had confirmed how far they must see.
+    /// Linearizable reads whose deadline passed before a leader confirmed their read index.
     reads_unconfirmed_total: Counter => u64, "counter";
-    /// Requests that this node, as the leader or taken for it, did not propose, by why.
+    /// Requests that this node did not propose as the leader, or as the supposed leader, by reason.
     proposals_refused_total: By<Refused, Counter> => ByLabel<Refused, u64>, "counter";
-    /// Things that the driver found at the start of a turn.
+    /// Inputs that the driver found at the start of an iteration.
     inbox_inputs: Sizes => Histogram, "histogram";
-    /// The most bytes of peers' messages that waited for the driver at once.
+    /// Highest number of bytes of peers' messages that waited for the driver at once.
     inbox_bytes_peak: Gauge => u64, "gauge";
     /// Messages of peers that were dropped because too many bytes waited.
     inbox_dropped_total: Counter => u64, "counter";
-    /// Time of a turn of the driver.
+    /// Time of one iteration of the driver.
     turn_seconds: Seconds => Histogram, "histogram";
-    /// Messages to peers that were dropped because the queue to them was full.
+    /// Messages to peers that were dropped because the queue to the peer was full.
     messages_dropped_total: Counter => u64, "counter";
     /// Messages to peers that could not be sent because there was no connection.
     messages_unreachable_total: Counter => u64, "counter";
-    /// Bytes that wait on their way to each other member, behind what the sockets have taken.
+    /// Bytes queued for each other member, without the bytes that its sockets have accepted.
     peer_queue_bytes: PeerBytes => Vec<PeerQueue>, "gauge";
-    /// 1 for each other member with which there is a connection, whoever has dialed; 0 for the others.
+    /// 1 for each other member with an open connection in either direction; 0 otherwise.
     peer_connected: PeerLinks => Vec<PeerLink>, "gauge";
     /// Groups that wait for the log's thread.
     log_queue_groups: Gauge => u64, "gauge";
-    /// Time to write and sync what was queued for the log.
+    /// Time to write and sync the groups queued for the log.
     log_sync_seconds: Seconds => Histogram, "histogram";
     /// Bytes of entries written to the log.
     log_bytes_total: Counter => u64, "counter";
@@ -253,11 +254,11 @@ catalogue! {
     log_sync_groups: Sizes => Histogram, "histogram";
     /// As the leader: time from an entry's proposal until a quorum has it.
     entry_commit_seconds: Seconds => Histogram, "histogram";
-    /// Entries applied in one go.
+    /// Entries applied in one batch.
     apply_entries: Sizes => Histogram, "histogram";
-    /// Time to apply one batch of entries and to tell everybody.
+    /// Time to apply one batch of entries and to send the replies and notifications.
     apply_seconds: Seconds => Histogram, "histogram";
-    /// Entries that this node knows to be committed, from its leader too, and has not applied.
+    /// Entries that are known to be committed, also from the leader, but are not applied yet.
     apply_lag_entries: Gauge => u64, "gauge";
     /// Ranges read from this replica, also by transactions.
     ranges_total: Counter => u64, "counter";
@@ -265,57 +266,60 @@ catalogue! {
     puts_total: Counter => u64, "counter";
     /// Bytes of the keys and values of these puts.
     put_bytes_total: Counter => u64, "counter";
-    /// Deletes applied to this replica, also by transactions; and keys that went with their leases.
+    /// Deletes applied to this replica, also by transactions, and keys deleted with their leases.
     deletes_total: Counter => u64, "counter";
     /// Transactions of more than one operation, applied to this replica or read from it.
     txns_total: Counter => u64, "counter";
     /// Open watchers.
     watchers: Gauge => u64, "gauge";
-    /// Open watchers that read changes from the history, because they started in the past or their inbox was full.
+    /// Open watchers that read changes from the history, because they started in the past or their
+    /// inbox was full.
     watchers_behind: Gauge => u64, "gauge";
-    /// Changes handed to the watchers' hub.
+    /// Changes handed to the watch hub.
     watch_changes_total: Counter => u64, "counter";
-    /// Times that a watcher's inbox was full, so that it went on from the history.
+    /// Times that a watcher's inbox was full, so that the watcher fell back to the history.
     watch_overflows_total: Counter => u64, "counter";
     /// Leases that exist.
     leases: Gauge => u64, "gauge";
     /// Leases granted on this replica.
     lease_grants_total: Counter => u64, "counter";
-    /// Leases that have ended on this replica: revoked or run out.
+    /// Leases that ended on this replica, revoked or expired.
     lease_ends_total: Counter => u64, "counter";
-    /// As the leader: leases that have run out, whose end was proposed.
+    /// As the leader: expired leases whose revocation was proposed.
     lease_expiries_total: Counter => u64, "counter";
-    /// As the leader: how much of a lease's life was left when it was renewed.
+    /// As the leader: remaining time of a lease when it was renewed.
     lease_margin_seconds: Seconds => Histogram, "histogram";
     /// Sessions that this node keeps alive.
     sessions: Gauge => u64, "gauge";
-    /// How much longer this node would have believed in a session of its own when a renewal was confirmed.
+    /// Remaining time in which this node still considered one of its sessions alive when a renewal
+    /// was confirmed.
     session_margin_seconds: Seconds => Histogram, "histogram";
-    /// Holds that tasks of this node have, of locks and elections of all kinds.
+    /// Locks and leaderships of all kinds that tasks of this node hold.
     locks_held: Gauge => u64, "gauge";
-    /// Tasks of this node that wait in the line of a lock or an election.
+    /// Tasks of this node that wait in the queue of a lock or an election.
     lock_waiters: Gauge => u64, "gauge";
-    /// Time from when this node knew that a lock was a waiting task's until that task had its guard.
+    /// Time from when this node learned that a waiting task owns a lock until the task received its
+    /// guard.
     lock_handoff_seconds: Seconds => Histogram, "histogram";
-    /// 1 while this node leads.
+    /// 1 while this node is the leader.
     is_leader: Gauge => u64, "gauge";
-    /// 1 while this node knows of a leader.
+    /// 1 while this node knows a leader.
     has_leader: Gauge => u64, "gauge";
-    /// The term of the consensus.
+    /// The Raft term.
     term: Gauge => u64, "gauge";
-    /// Times that this node stood for election.
+    /// Elections in which this node was a candidate.
     elections_total: Counter => u64, "counter";
-    /// Times that this node learnt of a leader: of another one, or of the same after it had known of none.
+    /// Times that this node learned of a new leader, or of the same leader after it had known none.
     leader_changes_total: Counter => u64, "counter";
-    /// As the leader: rounds begun to prove that it leads, for reads and renewals.
+    /// As the leader: rounds started to confirm leadership, for reads and renewals.
     read_rounds_total: Counter => u64, "counter";
-    /// As the leader: time of such a round.
+    /// As the leader: time of one such round.
     read_round_seconds: Seconds => Histogram, "histogram";
-    /// As the leader: how many entries each other member lacks.
+    /// As the leader: number of entries that each other member lacks.
     peer_lag_entries: Peers => Vec<PeerLag>, "gauge";
-    /// The last log index that this node knows to be committed.
+    /// The highest log index that this node knows to be committed.
     commit_index: Gauge => u64, "gauge";
-    /// The last log index that this node has applied.
+    /// The highest log index that this node has applied.
     applied_index: Gauge => u64, "gauge";
     /// The revision that this node's readers see.
     revision: Gauge => u64, "gauge";
@@ -323,44 +327,45 @@ catalogue! {
     compacted_revision: Gauge => u64, "gauge";
     /// Keys that exist.
     keys: Gauge => u64, "gauge";
-    /// Bytes of all versions that are kept, and of the leases: what the quota bounds.
+    /// Bytes of all stored versions and of the leases, which the quota limits.
     state_bytes: Gauge => u64, "gauge";
-    /// Bytes of those versions that only history needs.
+    /// Bytes of the versions that only reads of the history need.
     history_bytes: Gauge => u64, "gauge";
     /// The quota of the state, in bytes.
     quota_bytes: Gauge => u64, "gauge";
     /// 1 while this node's disk is full.
     disk_full: Gauge => u64, "gauge";
-    /// Alarms that were raised and have not been ended.
+    /// Active alarms.
     alarms: Gauge => u64, "gauge";
-    /// Compactions that this node, as the leader, has proposed by itself.
+    /// Compactions that this node has proposed automatically as the leader.
     compactions_total: Counter => u64, "counter";
     /// Snapshots taken of this replica.
     snapshots_taken_total: Counter => u64, "counter";
-    /// Time to take a snapshot, beside other work.
+    /// Time to take a snapshot, during which other work continues.
     snapshot_seconds: Seconds => Histogram, "histogram";
-    /// The size of the last snapshot taken.
+    /// Size of the last snapshot taken, in bytes.
     snapshot_bytes: Gauge => u64, "gauge";
-    /// Times that the newest snapshot could not be read any more when another member needed it; another was taken.
+    /// Times that the newest snapshot was found unreadable when another member needed it, so that a
+    /// new one was taken.
     snapshots_unsound_total: Counter => u64, "counter";
-    /// Jobs that wait for the thread of the snapshots.
+    /// Jobs that wait for the snapshot thread.
     snapshot_queue_jobs: Gauge => u64, "gauge";
     /// Bytes of snapshots sent to other members.
     snapshot_sent_bytes_total: Counter => u64, "counter";
     /// Bytes of snapshots received from other members.
     snapshot_received_bytes_total: Counter => u64, "counter";
-    /// Snapshots of other members that took the place of this node's state.
+    /// Snapshots of other members that replaced this node's state.
     snapshots_installed_total: Counter => u64, "counter";
 }
 
 impl Meters {
-    /// A request has ended.
+    /// Records the end of a request.
     pub(crate) fn ended(&self, kind: RequestKind, ending: Ending, took: Duration) {
         self.requests_total.at(kind).at(ending).one();
         self.request_seconds.at(kind).add(took);
     }
 
-    /// A snapshot of this replica was taken.
+    /// Records a snapshot of this replica.
     pub(crate) fn snapshot_taken(&self, took: Duration, bytes: u64) {
         self.snapshots_taken_total.one();
         self.snapshot_seconds.add(took);
@@ -368,8 +373,8 @@ impl Meters {
     }
 }
 
-/// The measurements of one node; see [`Node::metrics`](crate::Node::metrics). Cheap to clone; it can
-/// still be read when the node has stopped.
+/// The measurements of one node; see [`Node::metrics`](crate::Node::metrics). Cheap to clone. Can
+/// still be read after the node has stopped.
 #[derive(Clone)]
 pub struct Metrics {
     node: Arc<str>,
@@ -383,18 +388,19 @@ impl Metrics {
         Self { node: node.into(), meters, refresh: Arc::new(|| {}) }
     }
 
-    /// Calls `refresh` before each snapshot.
+    /// Sets `refresh` to be called before each snapshot.
     pub(crate) fn refreshed_by(self, refresh: impl Fn() + Send + Sync + 'static) -> Self {
         Self { refresh: Arc::new(refresh), ..self }
     }
 
-    /// What they are now. Numbers that are read one after the other may be a moment apart.
+    /// Returns the current values. They are read one after the other, so two of them may stem from
+    /// slightly different moments.
     pub fn snapshot(&self) -> MetricsSnapshot {
         (self.refresh)();
         self.meters.read(&self.node)
     }
 
-    /// What they are now, in the text format of Prometheus.
+    /// Returns the current values in the Prometheus text format.
     pub fn to_prometheus(&self) -> String {
         self.snapshot().to_prometheus()
     }

@@ -1,17 +1,17 @@
-//! What the measurements were at one moment, for programs.
+//! The values of the measurements at one moment, for programs.
 
 use super::cell::{BUCKETS, Buckets, bound};
 
-/// How often a quantity fell between which bounds, since the node started.
+/// A histogram since the start of the node.
 ///
-/// Bounds are fixed: 1 and 1.5 times the powers of two. So the snapshots of several nodes, and of one
-/// node at two moments, can be added and subtracted bound by bound.
+/// The bounds are fixed: 1 and 1.5 times the powers of two. Therefore histograms of several nodes,
+/// and of one node at two moments, can be added and subtracted bucket by bucket.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
     sum: u64,
     first: u32,
-    /// How many of the counted numbers make one in the unit of the answers.
+    /// Number of recorded units in one unit of the results, for example 1,000,000 µs in a second.
     unit: f64,
 }
 
@@ -21,24 +21,25 @@ impl Histogram {
         Self { counts, sum, first, unit }
     }
 
-    /// What has come since an earlier reading of the same histogram.
+    /// Returns the values added since an `earlier` snapshot of the same histogram.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let counts = std::array::from_fn(|at| self.counts[at].saturating_sub(earlier.counts[at]));
         Self { counts, sum: self.sum.saturating_sub(earlier.sum), ..*self }
     }
 
-    /// How many there were.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum: seconds, or whatever was counted.
+    /// Returns the sum of the values, in seconds for a histogram of durations.
     pub fn sum(&self) -> f64 {
         self.sum as f64 / self.unit
     }
 
-    /// For each bound, in rising order, how many were not above it. Infinity comes last.
+    /// Returns, for each bound in ascending order, the number of values at or below it. The last
+    /// bound is infinity.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         self.counts.iter().enumerate().scan(0, |sum, (at, count)| {
             *sum += count;
@@ -47,42 +48,42 @@ impl Histogram {
         })
     }
 
-    /// The bound below which a share of all lies: `quantile(0.99)` is too high by a half at most. `None`
-    /// if there were none.
+    /// Returns the upper bound of the bucket that contains the quantile `share`, which is at most
+    /// 50 % too high. Returns `None` if there are no values.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let wanted = (self.count() as f64 * share.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
         self.cumulative().find(|(_, below)| *below >= wanted).map(|(bound, _)| bound)
     }
 }
 
-/// How one other member stands, as the leader sees it.
+/// The replication lag of one other member, as the leader sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerLag {
-    /// Its name.
+    /// Name of the member.
     pub peer: String,
-    /// How many entries of the leader's log it has not said to have.
+    /// Number of entries of the leader's log that the member has not acknowledged.
     pub entries: u64,
-    /// Whether it was heard of within an election timeout.
+    /// Whether the leader received a message from it within an election timeout.
     pub active: bool,
 }
 
-/// What waits on its way to another member.
+/// The send queue to another member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerQueue {
-    /// Its name.
+    /// Name of the member.
     pub peer: String,
-    /// How many bytes wait.
+    /// Number of bytes queued.
     pub bytes: u64,
 }
 
-/// Whether there is a connection with another member.
+/// The state of the connection to another member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerLink {
-    /// Its name.
+    /// Name of the member.
     pub peer: String,
-    /// Whether one is up, whoever of the two has dialed.
+    /// Whether a connection is open, in either direction.
     pub connected: bool,
 }

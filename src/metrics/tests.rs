@@ -1,4 +1,4 @@
-//! What the numbers mean, and what the text looks like.
+//! Tests of the values and of the Prometheus text.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn names_of_members_cannot_break_out_of_their_quotes() {
     assert!(text.contains(r#"bowline_leases{node="a\"} 1\nb\\"} 0"#), "{text}");
 }
 
-/// What a scraper checks: every sample belongs to the metric announced last, and buckets rise.
+/// Every sample belongs to the metric announced last, and bucket counts do not decrease.
 #[test]
 fn the_text_is_what_prometheus_reads() {
     let (metrics, meters) = metrics();

@@ -1,19 +1,19 @@
-//! The text format of Prometheus, version 0.0.4.
+//! A writer for the Prometheus text format, version 0.0.4.
 
 use std::fmt::Write;
 
 use super::Label;
 use super::snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
 
-/// A text in the making.
+/// A text under construction.
 #[derive(Default)]
 pub(super) struct Text {
     out: String,
-    /// The metric whose samples follow.
+    /// Name of the metric whose samples follow.
     name: &'static str,
 }
 
-/// What stands in braces, made up.
+/// The rendered labels, without the braces.
 #[derive(Clone)]
 pub(super) struct Labels(String);
 
@@ -27,13 +27,13 @@ impl Labels {
     }
 }
 
-/// Backslashes, quotes and ends of lines must not end the value.
+/// Escapes backslashes, quotes and newlines, which would end the value.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 impl Text {
-    /// The lines before a metric's samples.
+    /// Writes the `HELP` and `TYPE` lines of a metric.
     pub(super) fn head(&mut self, name: &'static str, help: &str, kind: &str) {
         self.name = name;
         let help = help.trim();
@@ -56,7 +56,7 @@ impl Text {
     }
 }
 
-/// What can be written down as samples.
+/// A value that can be written as samples.
 pub(super) trait Show {
     fn show(&self, text: &mut Text, labels: &Labels);
 }
@@ -68,7 +68,8 @@ impl Show for u64 {
 }
 
 impl Show for Histogram {
-    /// Empty tails are left out: a bound above the largest says what the infinite one says.
+    /// Writes the buckets up to the first one that includes all values: the later ones would repeat
+    /// the count of the infinite bucket.
     fn show(&self, text: &mut Text, labels: &Labels) {
         let count = self.count();
         for (bound, below) in self.cumulative() {

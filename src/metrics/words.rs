@@ -1,8 +1,8 @@
-//! The labels: what kinds of requests there are, how they end, and where their time goes.
+//! The labels of the metrics: the kinds of requests, their outcomes, and the stages of a write.
 
 use crate::model::Command;
 
-/// Lists the variants of a label with their words.
+/// Declares a label with the text of each of its values.
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
@@ -11,10 +11,10 @@ macro_rules! label {
         pub enum $name { $($(#[$variant_doc])* $variant,)* }
 
         impl $name {
-            /// Every one, in the order of the table.
+            /// All values, in the order of the declaration.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
-            /// Its word in the text for Prometheus.
+            /// Returns the label value used in the Prometheus text.
             pub fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $word,)* }
             }
@@ -23,33 +23,33 @@ macro_rules! label {
 }
 
 label! {
-    /// What a request asks for.
+    /// The kind of a request.
     RequestKind {
         /// Write a key.
         Put = "put",
         /// Delete keys.
         Delete = "delete",
-        /// A transaction that goes through the log.
+        /// A transaction that is replicated through the log.
         Txn = "txn",
-        /// Forget history.
+        /// Compact the history.
         Compact = "compact",
-        /// Make a lease, also that of a session.
+        /// Grant a lease, also for a session.
         Grant = "grant",
-        /// End a lease.
+        /// Revoke a lease.
         Revoke = "revoke",
         /// Change users and roles.
         Access = "access",
-        /// Raise an alarm, or end some.
+        /// Raise or clear alarms.
         Alarm = "alarm",
-        /// What members ask for themselves, and where they are to be.
+        /// A member's own announcement, or a membership change.
         Member = "member",
-        /// A linearizable read: until it may look at this replica.
+        /// A linearizable read, measured until it may read this replica.
         Read = "read",
     }
 }
 
 impl RequestKind {
-    /// What a command is counted as.
+    /// Returns the kind of a command.
     pub(crate) fn of(command: &Command) -> Self {
         match command.deed() {
             Command::Put(_) => Self::Put,
@@ -66,62 +66,66 @@ impl RequestKind {
 }
 
 label! {
-    /// How a request ended.
+    /// The outcome of a request.
     Ending {
-        /// It was done.
+        /// It succeeded.
         Ok = "ok",
-        /// The store said no.
+        /// The store rejected it.
         Refused = "refused",
-        /// Too much was waiting on this node: not applied.
+        /// Too many requests waited on this node; not applied.
         Busy = "busy",
-        /// The quota is reached: not applied.
+        /// The quota is reached; not applied.
         Quota = "quota",
-        /// A disk is full: not applied.
+        /// A disk is full; not applied.
         NoSpace = "no_space",
-        /// Replicas differ: not applied.
+        /// Replicas differ; not applied.
         Diverged = "diverged",
-        /// Its time was up, and it was not applied.
+        /// Its deadline passed; not applied.
         DeadlineExceeded = "deadline_exceeded",
-        /// Its time was up, or the node stopped, and it may have been applied.
+        /// Its deadline passed or the node stopped; it may have been applied.
         Unknown = "unknown",
-        /// The node stopped, and it was not applied.
+        /// The node stopped; not applied.
         Stopped = "stopped",
     }
 }
 
 label! {
-    /// Where the time of a write goes, on the node of the call.
+    /// A stage of a write, on the node where the call was made.
     Stage {
-        /// From the call until it is handed over: to the leader, or into the leader's own log.
+        /// From the call until the request is sent to the leader, or appended to the log if this
+        /// node is the leader.
         Waiting = "waiting",
-        /// From then on until its entry is handed to this node's own log: the way to the leader and back.
-        /// Next to nothing, where this node leads.
+        /// From then until its entry is handed to this node's own log: the way to the leader and
+        /// back. Close to zero if this node is the leader.
         Forwarding = "forwarding",
-        /// From then on until this node has it on its disk.
+        /// From then until the entry is durable on this node's disk.
         Logging = "logging",
-        /// From then on until it is committed and this node's driver has it: the logs of the others.
+        /// From then until the entry is committed and this node's driver knows it: the time of the
+        /// other members' logs.
         Replicating = "replicating",
-        /// Applied to this replica and made visible, with what stood before it in the same batch.
+        /// The time to apply the entry to this replica and make it visible, with the entries before
+        /// it in the same batch.
         Applying = "applying",
-        /// Told to watchers, recipes and those who called before.
+        /// The time to notify watchers, recipes and the callers that come before this one.
         Notifying = "notifying",
     }
 }
 
 label! {
-    /// Why a leader does not propose what it was asked to.
+    /// The reason why a leader did not propose a request.
     Refused {
-        /// It does not lead.
+        /// It is not the leader.
         NotLeader = "not_leader",
-        /// Too much is under way.
+        /// Too many proposals are in progress.
         Busy = "busy",
         /// Replicas differ.
         Diverged = "diverged",
         /// The quota is reached.
         Quota = "quota",
-        /// Too few voters have space on their disks.
+        /// Too few voters have free disk space.
         NoSpace = "no_space",
-        /// No correct member sends it: too large for an entry, or in another's name.
+        /// The request is malformed: it is too large for an entry, or names another member as its
+        /// origin. No correct member sends it.
         Malformed = "malformed",
     }
 }

@@ -1,16 +1,17 @@
-//! Who may do what: users, their roles, and the ranges of keys that roles open. Part of the replicated state,
-//! so that every member says the same at the same place in the log. The meaning is etcd's.
+//! Access control: users, their roles, and the key ranges that each role may access. The table is
+//! part of the replicated state, so every member makes the same decision at the same log index. The
+//! semantics are etcd's.
 //!
 //! ```text
 //!   Caller ──▶ user ──▶ roles ──▶ grants: range of keys, rights
 //!     │
-//!     └ the revision of this table that the caller was told apart by: whatever has changed since, the
-//!       command is refused, and to be asked again
+//!     └ the revision of this table at which the caller was authenticated: if the table has changed
+//!       since, the command is rejected and must be retried
 //! ```
 //!
-//! While it is off everybody may do everything, and so may the program in which a member runs, always: only
-//! commands that come with a [`Caller`] are judged. Passwords are hashed, and callers told apart, by whoever
-//! lets them in; what is kept here says nothing about how.
+//! While access control is disabled, every caller may do everything. The program that embeds the
+//! member always may: only commands that carry a [`Caller`] are checked. The entry points hash
+//! passwords and authenticate callers; this table does not depend on how.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,20 +22,20 @@ use thiserror::Error;
 use super::open::OpenKeys;
 use super::{KeyRange, RangeEnd};
 
-/// The user, and the role, that may do everything.
+/// The name of the user, and of the role, with all rights.
 pub const ROOT: &str = "root";
 
-/// Bytes that are never shown: a password's hash, a key that signs tokens.
+/// Bytes that are never displayed: a password hash, or a key that signs tokens.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(Bytes);
 
 impl Secret {
-    /// Keeps them.
+    /// Wraps the bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn reveal(&self) -> &Bytes {
         &self.0
     }
@@ -46,33 +47,33 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// For whom a command is executed.
+/// The caller on whose behalf a command is executed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
-    /// The user; `None` if nobody has said.
+    /// The user, or `None` for an anonymous caller.
     pub user: Option<String>,
-    /// The [revision](Access::revision) of the table by which the user was told apart.
+    /// The [revision](Access::revision) of the table at which the user was authenticated.
     pub revision: u64,
 }
 
 /// A user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
-    /// The hash of the password, as whoever checks passwords made it; `None` if it has none, and is told apart
-    /// in another way.
+    /// The password hash in the format of the entry point that checks it. `None` if the user has no
+    /// password and is authenticated in another way.
     pub password: Option<Secret>,
-    /// Its roles.
+    /// Names of the user's roles.
     pub roles: BTreeSet<String>,
-    /// The revision of the table at which its password was set: what was handed out for an older one is void.
+    /// Revision of the table at which the password was set. Tokens issued before it are invalid.
     pub since: u64,
 }
 
-/// What may be done with a range of keys.
+/// The operations that a role may perform on a range of keys.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rights {
-    /// Read and watch them.
+    /// Read and watch the keys.
     Read,
-    /// Put and delete them.
+    /// Put and delete the keys.
     Write,
     /// Both.
     ReadWrite,
@@ -87,19 +88,19 @@ impl Rights {
     }
 }
 
-/// A range of keys, and what a role may do with it.
+/// A range of keys, and the rights of a role to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AccessGrant {
-    /// Which keys.
+    /// The keys.
     pub range: KeyRange,
-    /// What may be done with them.
+    /// The rights to them.
     pub rights: Rights,
 }
 
-/// A role: what it opens, ordered by range.
+/// A role: its grants, ordered by range.
 pub type Role = Vec<AccessGrant>;
 
-/// Users and roles, as of a log index.
+/// Users and roles as of a log index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Access {
     enabled: bool,
@@ -109,68 +110,68 @@ pub struct Access {
     roles: BTreeMap<String, Role>,
 }
 
-/// One change of the table.
+/// A change of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AccessChange {
-    /// From now on callers are judged. There must be a user `root` with the role `root`.
+    /// Enables access control. A user `root` with the role `root` must exist.
     Enable {
-        /// A new key for whoever signs tokens with it. Nobody else knows it.
+        /// A new key for signing tokens.
         secret: Secret,
     },
-    /// Callers are judged no more.
+    /// Disables access control.
     Disable,
-    /// A new user.
+    /// Adds a user.
     AddUser {
-        /// Its name: not empty, at most [`Access::NAME_BYTES_MAX`].
+        /// Name of the user: not empty, at most [`Access::NAME_BYTES_MAX`] bytes.
         user: String,
-        /// The hash of its password, or `None`.
+        /// Hash of the password, or `None` for no password.
         password: Option<Secret>,
     },
-    /// A user goes.
+    /// Deletes a user.
     DeleteUser(String),
-    /// A user's password changes, and all that was handed out for the old one is void.
+    /// Changes a user's password. Tokens issued for the old one become invalid.
     SetPassword {
-        /// Whose.
+        /// Name of the user.
         user: String,
-        /// The new one's hash, or `None`.
+        /// Hash of the new password, or `None` for no password.
         password: Option<Secret>,
     },
-    /// A user gets a role.
+    /// Grants a role to a user.
     GrantRole {
-        /// Who.
+        /// Name of the user.
         user: String,
-        /// Which; `root` need not exist.
+        /// Name of the role. The role `root` need not exist.
         role: String,
     },
-    /// A user loses a role.
+    /// Revokes a role from a user.
     RevokeRole {
-        /// Who.
+        /// Name of the user.
         user: String,
-        /// Which.
+        /// Name of the role.
         role: String,
     },
-    /// A new role, which opens nothing yet.
+    /// Adds a role without any rights.
     AddRole(String),
-    /// A role goes; its users lose it.
+    /// Deletes a role and revokes it from its users.
     DeleteRole(String),
-    /// A role opens a range of keys; rights that it had to the very same range are replaced.
+    /// Grants a role rights to a range. Replaces earlier rights to exactly the same range.
     Grant {
-        /// Which role.
+        /// Name of the role.
         role: String,
-        /// What it opens. The range is not empty.
+        /// The range, which must not be empty, and the rights.
         grant: AccessGrant,
     },
-    /// A role does not open a range any more.
+    /// Revokes a role's rights to a range.
     Revoke {
-        /// Which role.
+        /// Name of the role.
         role: String,
-        /// The very range that was granted.
+        /// The range, exactly as it was granted.
         range: KeyRange,
     },
 }
 
 impl AccessChange {
-    /// How much it takes, about, in bytes.
+    /// Returns the approximate size of the change in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let secret = |secret: Option<&Secret>| secret.map_or(0, |secret| secret.0.len());
         match self {
@@ -192,50 +193,52 @@ impl AccessChange {
     }
 }
 
-/// Why something is not allowed, or the table stays as it is. The texts are etcd's where etcd has one.
+/// The reason why access is denied, or why a change of the table is rejected. Where etcd has an
+/// equivalent error, the text is the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Error)]
 #[non_exhaustive]
 pub enum AuthError {
-    /// The caller may not do this.
+    /// The caller lacks the rights for this operation.
     #[error("permission denied")]
     Denied,
-    /// Users and roles have changed since the caller was told apart: ask again.
+    /// Users or roles have changed since the caller was authenticated; the caller must retry.
     #[error("revision of auth store is old")]
     Outdated,
-    /// Nobody has said who asks; or a user's name is empty.
+    /// The request has no user, or the name of a user is empty.
     #[error("user name is empty")]
     NoUser,
-    /// Nobody could administer the cluster.
+    /// Access control cannot be enabled, because no user `root` exists who could administer the
+    /// cluster.
     #[error("root user does not exist")]
     NoRoot,
-    /// Nobody could administer the cluster.
+    /// Access control cannot be enabled, because the user `root` lacks the role `root`.
     #[error("root user does not have root role")]
     RootWithoutRole,
-    /// There is such a user.
+    /// A user with this name exists already.
     #[error("user name already exists")]
     UserExists,
-    /// There is no such user.
+    /// No user with this name exists.
     #[error("user name not found")]
     UserNotFound,
-    /// There is such a role.
+    /// A role with this name exists already.
     #[error("role name already exists")]
     RoleExists,
-    /// There is no such role.
+    /// No role with this name exists.
     #[error("role name not found")]
     RoleNotFound,
-    /// A role has a name.
+    /// The name of the role is empty.
     #[error("role name is empty")]
     NoRole,
-    /// The user does not have it.
+    /// The user does not have this role.
     #[error("role is not granted to the user")]
     RoleNotGranted,
-    /// The role does not open this range.
+    /// The role has no rights to exactly this range.
     #[error("permission is not granted to the role")]
     NotGranted,
-    /// The change would leave nobody to administer the cluster, or is of a range without keys.
+    /// The change would leave the cluster without an administrator, or its range contains no keys.
     #[error("invalid auth management")]
     Invalid,
-    /// There are as many users, roles and grants as there can be, or a name is too long.
+    /// The table has reached its size limit, or a name is too long.
     #[error(
         "users, roles and permissions take more than {} bytes, or a name more than {}",
         Access::BYTES_MAX,
@@ -246,7 +249,6 @@ pub enum AuthError {
 
 #[cfg(test)]
 impl AuthError {
-    /// Each of them.
     pub(crate) const ALL: [Self; 14] = [
         Self::Denied,
         Self::Outdated,
@@ -265,14 +267,14 @@ impl AuthError {
     ];
 }
 
-/// What a caller wants with keys.
+/// The right that an operation on keys needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Right {
     Read,
     Write,
 }
 
-/// What a caller may do.
+/// The rights of a caller.
 enum Powers<'a> {
     Everything,
     Of(&'a User),
@@ -291,16 +293,17 @@ impl Default for Access {
 }
 
 impl Access {
-    /// The longest name of a user or a role, in bytes.
+    /// Maximum length of the name of a user or a role, in bytes.
     pub const NAME_BYTES_MAX: usize = 256;
 
-    /// How much all of it may take, about, in bytes: it travels with every snapshot's head.
+    /// Maximum approximate size of the whole table in bytes. It is limited because every snapshot's
+    /// head contains the table.
     pub const BYTES_MAX: usize = 256 << 10;
 
-    /// What an entry of the table counts for beside its bytes.
+    /// Size accounted for each entry of the table, in addition to its bytes.
     const ENTRY_BYTES: usize = 16;
 
-    /// The table with these parts; `None` if they contradict each other.
+    /// Builds the table from its parts. Returns `None` if they contradict each other.
     pub(crate) fn from_parts(
         (enabled, revision, secret): (bool, u64, Secret),
         users: BTreeMap<String, User>,
@@ -312,7 +315,8 @@ impl Access {
         sound.then_some(Self { enabled, revision, secret, users, roles })
     }
 
-    /// The same users and roles, as another cluster begins with them: whatever was handed out for them is void.
+    /// Returns a table with the same users and roles for a restored cluster, in which all tokens
+    /// issued earlier are invalid.
     pub(crate) fn reseeded(&self, revision_jump: u64) -> Self {
         let mut access = self.clone();
         access.revision = self.revision.saturating_add(revision_jump);
@@ -322,59 +326,60 @@ impl Access {
         access
     }
 
-    /// Whether callers are judged.
+    /// Returns whether access control is enabled.
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// Rises with every change of who may do what, from 1.
+    /// Returns the revision of the table. It starts at 1 and increases with every change of users,
+    /// roles or rights.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The key that tokens are signed with. It is another one after each time that it was enabled.
+    /// Returns the key that signs tokens. It changes each time access control is enabled.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// The users, by name.
+    /// Returns the users by name.
     pub fn users(&self) -> &BTreeMap<String, User> {
         &self.users
     }
 
-    /// The roles, by name.
+    /// Returns the roles by name.
     pub fn roles(&self) -> &BTreeMap<String, Role> {
         &self.roles
     }
 
-    /// Whether a caller may read and watch all of these keys.
+    /// Checks that a caller may read and watch all of these keys.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] if the caller may not.
     pub fn may_read(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Read, keys)
     }
 
-    /// Whether a caller may put and delete all of these keys.
+    /// Checks that a caller may put and delete all of these keys.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] if the caller may not.
     pub fn may_write(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Write, keys)
     }
 
-    /// Whether a caller is a user at all.
+    /// Checks that a caller is an existing user.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] otherwise.
     pub fn is_user(&self, caller: &Caller) -> Result<(), AuthError> {
         self.powers(caller).map(|_| ())
     }
 
-    /// Whether a caller may administer the cluster: its user has the role `root`.
+    /// Checks that a caller may administer the cluster, that is, that its user has the role `root`.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] if the caller may not.
     pub fn is_root(&self, caller: &Caller) -> Result<(), AuthError> {
         match self.powers(caller)? {
             Powers::Everything => Ok(()),
@@ -394,7 +399,7 @@ impl Access {
         Ok(if user.roles.contains(ROOT) { Powers::Everything } else { Powers::Of(user) })
     }
 
-    /// Whether a caller has a right to all of these keys.
+    /// Checks that a caller has a right to all of these keys.
     pub(crate) fn may(
         &self,
         caller: &Caller,
@@ -403,7 +408,7 @@ impl Access {
     ) -> Result<(), AuthError> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(()) };
         let mut grants = self.granted(user, right);
-        // One key, or a range as it was granted, needs nothing put together.
+        // For a single key or a range exactly as granted, the grants need not be merged.
         let may = match keys.as_single() {
             Some(key) => grants.any(|range| range.contains(key)),
             None => grants.any(|range| range == keys) || self.open_to(user, right).hold(keys),
@@ -411,7 +416,7 @@ impl Access {
         if may { Ok(()) } else { Err(AuthError::Denied) }
     }
 
-    /// The keys to which a caller has a right: for who asks more than once.
+    /// Returns the keys to which a caller has a right, for repeated checks.
     pub(crate) fn open(&self, caller: &Caller, right: Right) -> Result<OpenKeys, AuthError> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(OpenKeys::All) };
         Ok(self.open_to(user, right))
@@ -427,10 +432,10 @@ impl Access {
         grants.map(|grant| &grant.range)
     }
 
-    /// Makes a change. A refused one changes nothing.
+    /// Applies a change. A rejected change has no effect.
     ///
     /// # Errors
-    /// See [`AuthError`].
+    /// Returns an [`AuthError`] if the change is rejected.
     pub(crate) fn apply(&mut self, change: AccessChange) -> Result<(), AuthError> {
         let mut after = self.clone();
         after.change(change)?;
@@ -452,7 +457,8 @@ impl Access {
                 if !self.enabled {
                     (self.enabled, self.secret) = (true, secret);
                 }
-                // As in etcd: what was known of users before is known still.
+                // As in etcd, the revision does not change, so that callers authenticated before
+                // stay valid.
                 return Ok(());
             }
             AccessChange::Disable if !self.enabled => return Ok(()),
@@ -529,7 +535,7 @@ impl Access {
         Ok(())
     }
 
-    /// What all of it takes, about, in bytes.
+    /// Returns the approximate size of the table in bytes.
     fn bytes(&self) -> usize {
         let text = |text: &String| Self::ENTRY_BYTES + text.len();
         let users = self.users.iter().map(|(name, user)| {
@@ -553,7 +559,7 @@ fn named(name: &str, empty: AuthError) -> Result<(), AuthError> {
     }
 }
 
-/// How ranges are ordered in a role.
+/// The order of ranges within a role.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum RangeOrder<'a> {
     Single,

@@ -1,8 +1,10 @@
-//! Alarms that somebody has raised: what the whole cluster refuses, until somebody ends them.
+//! Alarms raised by an operator or a client: while one is active, the whole cluster rejects certain
+//! commands.
 //!
-//! They are etcd's, and made for operators: `NOSPACE` keeps a state from growing before its disks are full, `CORRUPT` keeps
-//! clients from what may not be right. Nothing here looks at a disk or at other replicas: what is so by itself (a full disk,
-//! replicas that differ) is told elsewhere and ends by itself.
+//! They have etcd's semantics. `NOSPACE` stops the growth of the state before the disks are full;
+//! `CORRUPT` keeps clients away from data that may be wrong. This module examines neither disks nor
+//! replicas. Full disks and diverged replicas that a node detects itself are reported elsewhere,
+//! and that condition ends without an operator.
 
 use std::collections::BTreeSet;
 use std::collections::btree_set::Iter;
@@ -10,14 +12,16 @@ use std::fmt;
 
 use super::{Command, NodeId, Op, Rejection, Txn};
 
-/// What an alarm says, and so what it forbids.
+/// The kind of an alarm, which decides what it forbids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AlarmKind {
-    /// There is no room: what makes the state grow is refused, which is a put, a grant of a lease, and a transaction with
-    /// a put in either branch. Reads, deletions, compaction, and the end and the renewal of leases go on.
+    /// Out of space. Rejects commands that let the state grow: puts, lease grants, and transactions
+    /// with a put in either branch. Allows reads, deletions, compaction, and the renewal and
+    /// revocation of leases.
     NoSpace,
-    /// The copies of the state may differ: that, and whatever [acting clients](crate::Client::as_user) would change, is
-    /// refused. Reads go on; and what a program of the cluster takes back itself, so that its locks are released.
+    /// The replicas may differ. Rejects the same commands, and all changes by [clients that act for
+    /// a user](crate::Client::as_user). Allows reads, and deletions by the embedding programs, so
+    /// that their locks can be released.
     Corrupt,
 }
 
@@ -31,86 +35,88 @@ impl fmt::Display for AlarmKind {
 }
 
 impl AlarmKind {
-    /// Why something is refused while such an alarm stands, and what to do about it.
+    /// Returns the reason for rejections while such an alarm is active, and the remedy.
     pub(crate) fn forbids(self) -> &'static str {
         match self {
             AlarmKind::NoSpace => {
-                "database space exceeded: an alarm NOSPACE was raised; delete what is not needed and compact, then end \
-                 the alarm, with Client::change_alarms or `bowline alarm disarm`"
+                "database space exceeded: alarm NOSPACE is active; delete unneeded keys and compact, then \
+                 clear the alarm with Client::change_alarms or `bowline alarm disarm`"
             }
             AlarmKind::Corrupt => {
-                "corrupt cluster: an alarm CORRUPT was raised; compare the members, then end the alarm, with \
+                "corrupt cluster: alarm CORRUPT is active; compare the members, then clear the alarm with \
                  Client::change_alarms or `bowline alarm disarm`"
             }
         }
     }
 }
 
-/// An alarm that was raised. It holds for the whole cluster, whichever member it names.
+/// An active alarm. It applies to the whole cluster, whichever member it names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Alarm {
-    /// The member that it is about, if it is about one. Whether there is such a member is not looked at.
+    /// The member that the alarm is about, if any. It need not exist.
     pub member: Option<NodeId>,
-    /// What it says.
+    /// The kind of the alarm.
     pub kind: AlarmKind,
 }
 
-/// A change of the table of alarms.
+/// A change of the alarm table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AlarmChange {
-    /// Raise an alarm, if it is not there.
+    /// Raises an alarm if it is not active.
     Raise(Alarm),
-    /// End this one, if it is there.
+    /// Clears this alarm if it is active.
     End(Alarm),
-    /// End all that name this member.
+    /// Clears all alarms that name this member.
     EndAllOf(NodeId),
-    /// End all there are.
+    /// Clears all alarms.
     EndAll,
 }
 
-/// The alarms that were raised and have not been ended, in order: first those that name no member.
+/// The active alarms in order. Alarms without a member come first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Alarms(BTreeSet<Alarm>);
 
 impl Alarms {
-    /// The most alarms: more than there are members, and kinds for each.
+    /// Maximum number of alarms: enough for every kind on every member.
     pub const COUNT_MAX: usize = 256;
 
-    /// Puts a table together; `None` if it could not have come to be.
+    /// Builds a table from its alarms. Returns `None` if they are not valid and in order.
     pub(crate) fn from_parts(alarms: Vec<Alarm>) -> Option<Self> {
         let fits = alarms.len() <= Self::COUNT_MAX && alarms.is_sorted_by(|one, next| one < next);
         fits.then(|| Self(alarms.into_iter().collect()))
     }
 
-    /// Whether there is none.
+    /// Returns whether no alarm is active.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of active alarms.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Each, in order.
+    /// Returns the active alarms in order.
     pub fn iter(&self) -> Iter<'_, Alarm> {
         self.0.iter()
     }
 
-    /// Whether this one is there.
+    /// Returns whether this alarm is active.
     pub fn contains(&self, alarm: &Alarm) -> bool {
         self.0.contains(alarm)
     }
 
-    /// Whether there is one of this kind: then what it forbids is refused.
+    /// Returns whether an alarm of this kind is active, so that the commands it forbids are
+    /// rejected.
     pub fn stands(&self, kind: AlarmKind) -> bool {
         self.0.iter().any(|alarm| alarm.kind == kind)
     }
 
-    /// Carries a change out. Answers with the alarm that was raised, or was there already; or with those that have ended.
+    /// Applies a change. Returns the alarm that was raised or already active, or the alarms that
+    /// were cleared.
     ///
     /// # Errors
-    /// [`Rejection::TooManyAlarms`]: nothing has changed.
+    /// Returns [`Rejection::TooManyAlarms`] if the table is full. Nothing has changed in that case.
     pub fn apply(&mut self, change: &AlarmChange) -> Result<Vec<Alarm>, Rejection> {
         match change {
             AlarmChange::Raise(alarm) => {
@@ -131,13 +137,13 @@ impl Alarms {
         }
     }
 
-    /// Whether a command may be carried out while these stand; `is_acting` says whether somebody else than a program of
-    /// the cluster asks for it.
+    /// Checks that the active alarms allow a command. `is_acting` is true if a client acts for a
+    /// user, and false for the embedding program.
     ///
     /// # Errors
-    /// [`Rejection::Alarm`].
+    /// Returns [`Rejection::Alarm`] if an alarm forbids the command.
     pub(crate) fn judge(&self, command: &Command, is_acting: bool) -> Result<(), Rejection> {
-        // As a rule there is none, and nothing is looked at.
+        // In the usual case there is no alarm, so the command need not be examined.
         if self.is_empty() {
             return Ok(());
         }
@@ -147,7 +153,7 @@ impl Alarms {
             (AlarmKind::Corrupt, Drift::Shrinks) => is_acting,
             (AlarmKind::NoSpace, Drift::Shrinks) | (_, Drift::Stays) => false,
         };
-        // As in etcd the graver one is named.
+        // As in etcd, the more severe alarm is reported.
         let why = [AlarmKind::Corrupt, AlarmKind::NoSpace];
         match why.into_iter().find(|kind| takes(*kind) && self.stands(*kind)) {
             None => Ok(()),
@@ -165,14 +171,14 @@ impl<'a> IntoIterator for &'a Alarms {
     }
 }
 
-/// What a command may do to keys, history and leases.
+/// The effect of a command on the size of keys, history and leases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Drift {
-    /// It is there to add something.
+    /// It adds data.
     Grows,
-    /// It takes away only.
+    /// It only removes data.
     Shrinks,
-    /// Neither.
+    /// It does neither.
     Stays,
 }
 
@@ -191,7 +197,8 @@ impl Drift {
         }
     }
 
-    /// The most that either branch may do, at any depth: which one it will be is not the question, as in etcd.
+    /// Returns the strongest effect of either branch at any depth. As in etcd, the check does not
+    /// depend on which branch will run.
     fn of_txn(txn: &Txn) -> Self {
         let each = txn.success.iter().chain(&txn.failure).map(|op| match op {
             Op::Put(_) => Self::Grows,

@@ -1,4 +1,4 @@
-//! What the log holds: commands, each under the id of the request that wants it.
+//! The contents of the log: commands, each with the id of the request that proposed it.
 
 use std::ops::Range as Span;
 use std::time::Duration;
@@ -11,46 +11,48 @@ use super::{
 /// A change of the replicated state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Write a key.
+    /// Writes a key.
     Put(Put),
-    /// Delete keys.
+    /// Deletes keys.
     Delete(Delete),
-    /// A transaction. Ranges in it are read where it is applied.
+    /// A transaction. Its ranges are read when it is applied.
     Txn(Txn),
-    /// Forget what happened before this revision.
+    /// Discards history before this revision.
     Compact(Revision),
-    /// Make a lease.
+    /// Grants a lease.
     Grant {
-        /// The id asked for; `None` lets the state machine mint one that was never used.
+        /// The requested id, or `None` to let the state machine choose one that was never used.
         id: Option<LeaseId>,
-        /// How long it lives without renewal. Whole milliseconds, at least one.
+        /// TTL of the lease: whole milliseconds, at least one.
         ttl: Duration,
-        /// Set if the lease is a session's.
+        /// Set if the lease belongs to a session.
         session: Option<SessionInfo>,
     },
-    /// End a lease: its keys are deleted, in key order, in one revision.
+    /// Revokes a lease. Its keys are deleted in key order, in one revision.
     Revoke(LeaseId),
-    /// What the node that makes the request is called, and where it is reached.
+    /// The name and the addresses of the node that makes the request.
     Announce(MemberAttributes),
-    /// A member is going to be reached elsewhere: see [`Member::moves_to`](super::Member::moves_to).
+    /// Announces a new address of a member; see [`Member::moves_to`](super::Member::moves_to).
     Move {
-        /// Which.
+        /// Id of the member.
         member: NodeId,
-        /// Where, `host:port`.
+        /// The new address, `host:port`.
         address: String,
     },
-    /// Every member understands this version: what it brings may be used from now on.
+    /// Raises the cluster version. Every member understands this version, so its features may be
+    /// used from now on.
     Raise(ClusterVersion),
-    /// Change who may do what.
+    /// Changes users or roles.
     Access(AccessChange),
-    /// Raise an alarm, or end some.
+    /// Raises or clears alarms.
     Alarm(AlarmChange),
-    /// Execute another command, which is none of these, if its caller may.
+    /// Executes the inner command if the caller has the rights for it. The inner command is not an
+    /// `As` itself.
     As(Caller, Box<Command>),
 }
 
 impl Command {
-    /// What is to be done, whoever asks for it.
+    /// Returns the command to execute, without its caller.
     pub fn deed(&self) -> &Command {
         match self {
             Command::As(_, command) => command,
@@ -59,62 +61,65 @@ impl Command {
     }
 }
 
-/// What others see of a session.
+/// The information about a session that other members see.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionInfo {
-    /// A name that people can read: the program, its host.
+    /// A human-readable label, such as the program and its host.
     pub label: String,
-    /// Whether this is the node's own session. Granting it ends the own sessions that earlier
+    /// Whether this is the node's own session. Granting it revokes the own sessions that earlier
     /// incarnations of the node have left behind.
     pub own: bool,
 }
 
-/// Names one request for ever: who made it, in which life, and its number in that life, from 1.
+/// The unique id of a request: the node that made it, the node's incarnation, and a number within
+/// the incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId {
     /// The node where the call was made.
     pub node: NodeId,
-    /// Its incarnation at the time.
+    /// Incarnation of that node.
     pub incarnation: Incarnation,
-    /// The number of the request in that incarnation, from 1.
+    /// Number of the request within that incarnation, from 1.
     pub seq: u64,
 }
 
-/// What the node that made a request says about its other ones, so that the table of answers can
-/// forget: every request with a number below `frontier` is closed (answered, or given up and never
-/// to be sent again), except those in `open`.
+/// The state of a node's earlier requests, which lets the dedup table discard rows. Every request
+/// with a number below `frontier` is completed (it has a reply, or was given up and will never be
+/// sent again), except for those in `open`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AckWindow {
-    /// Numbers at and above it have not been judged yet.
+    /// Requests with this number or a higher one are not covered by this window.
     pub frontier: u64,
-    /// Sorted, disjoint, not adjacent, not empty, all below `frontier`.
+    /// Numbers of open requests, all below `frontier`. The spans are sorted, disjoint, not adjacent
+    /// and not empty.
     pub open: Vec<Span<u64>>,
 }
 
-/// Requests of one node, travelling together.
+/// A batch of requests of one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proposal {
     /// The node where the calls were made.
     pub node: NodeId,
-    /// Its incarnation.
+    /// Incarnation of that node.
     pub incarnation: Incarnation,
-    /// What it says about its earlier requests.
+    /// The state of its earlier requests.
     pub window: AckWindow,
-    /// Requests by number. Each is applied on its own: one's rejection does not touch the others.
+    /// Requests by number. Each is applied on its own: the rejection of one does not affect the
+    /// others.
     pub requests: Vec<(u64, Command)>,
 }
 
-/// One part of a log entry. An entry holds one or more, applied in order.
+/// One part of a log entry. An entry holds one or more items, which are applied in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Item {
     /// Requests of a node.
     Proposal(Proposal),
-    /// The leader of `term` has waited long enough for these leases. Void in an entry of another
-    /// term. Ids without a lease are passed over.
+    /// Leases that have expired according to the leader of `term`. Ignored in an entry of another
+    /// term. Ids of leases that no longer exist are skipped.
     Expire {
-        /// The term of the leader that counted.
+        /// Term of the leader that measured the expiry.
         term: Term,
-        /// Which leases, each ended like a [`Command::Revoke`].
+        /// The leases. Each is revoked as by [`Command::Revoke`].
         leases: Vec<LeaseId>,
     },
 }

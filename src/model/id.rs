@@ -1,4 +1,4 @@
-//! Numbers with a meaning, each a type of its own.
+//! Newtypes for numbers with a meaning.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -13,12 +13,12 @@ macro_rules! number {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The bare number.
+            /// Returns the number.
             pub const fn get(self) -> u64 {
                 self.0
             }
 
-            /// The number after this one.
+            /// Returns the next higher number.
             #[must_use]
             pub const fn next(self) -> Self {
                 Self(self.0 + 1)
@@ -40,54 +40,57 @@ macro_rules! number {
 }
 
 number!(
-    /// A state of the store. A new cluster is at revision 1 with nothing in it; every request that
-    /// changes at least one key takes exactly one more. Revisions never repeat and never go back.
+    /// A version of the store. A new, empty cluster is at revision 1. Every request that changes at
+    /// least one key increases the revision by exactly one. Revisions never repeat and never
+    /// decrease.
     Revision,
     "r"
 );
 number!(
-    /// A raft term: at most one leader each.
+    /// A Raft term. Each term has at most one leader.
     Term,
     "t"
 );
 number!(
-    /// A place in the replicated log. The first entry that a cluster writes has index 2: every
-    /// member starts from a synthetic (index 1, term 1).
+    /// An index in the replicated log. The first entry that a cluster writes has index 2: every
+    /// member starts from a synthetic entry with index 1 and term 1.
     LogIndex,
     "i"
 );
 number!(
-    /// Counts the starts of one member on one disk, from 1. Durable before the member speaks.
+    /// A counter of the starts of one member on one disk, from 1. It is durable before the member
+    /// sends any message.
     Incarnation,
     "b"
 );
 
 number!(
-    /// What all members of a cluster understand: raised, and never lowered, when every member runs a
-    /// build that does. What the log may hold depends on it.
+    /// The feature level that all members of a cluster understand. It is raised when every member
+    /// runs a build that supports the new level, and is never lowered. It decides what the log may
+    /// contain.
     ClusterVersion,
     "v"
 );
 
 impl ClusterVersion {
-    /// Where every cluster begins.
+    /// The version of every new cluster.
     pub const FIRST: ClusterVersion = ClusterVersion(1);
 
-    /// The newest that this build understands.
+    /// The newest version that this build supports.
     pub const NEWEST: ClusterVersion = ClusterVersion(1);
 }
 
 impl Revision {
-    /// The revision of a store in which nothing has happened.
+    /// The revision of an empty store.
     pub const FIRST: Revision = Revision(1);
 }
 
-/// A member of the cluster, as raft knows it. Minted once, never reused, bound to one disk.
+/// The id of a cluster member in Raft. Assigned once, never reused, and bound to one disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(NonZeroU64);
 
 impl NodeId {
-    /// The id with this number, unless it is 0, which names nobody.
+    /// Creates an id from a number. Returns `None` for 0, which means "no member".
     pub const fn new(id: u64) -> Option<Self> {
         match NonZeroU64::new(id) {
             Some(id) => Some(Self(id)),
@@ -95,7 +98,7 @@ impl NodeId {
         }
     }
 
-    /// The bare number, never 0.
+    /// Returns the number, which is never 0.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
@@ -113,8 +116,8 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// A lease, and by that a session. Printed in hexadecimal, as etcd prints it and as lock keys carry it, and read back
-/// from there.
+/// The id of a lease, and therefore of a session. It is displayed and parsed in hexadecimal, as in
+/// etcd and in lock keys.
 ///
 /// ```
 /// use bowline::LeaseId;
@@ -125,13 +128,13 @@ impl fmt::Debug for NodeId {
 /// # Ok::<(), bowline::lease::ParseLeaseIdError>(())
 /// ```
 ///
-/// etcd allows any 64-bit number but 0 as an id, negative ones too; here the same 64 bits are read
+/// In etcd a lease id is any signed 64-bit number except 0. This type interprets the same 64 bits
 /// as an unsigned number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(NonZeroU64);
 
 impl LeaseId {
-    /// The id with this number, unless it is 0, which means "no lease".
+    /// Creates an id from a number. Returns `None` for 0, which means "no lease".
     pub const fn new(id: u64) -> Option<Self> {
         match NonZeroU64::new(id) {
             Some(id) => Some(Self(id)),
@@ -139,7 +142,7 @@ impl LeaseId {
         }
     }
 
-    /// The bare number, never 0.
+    /// Returns the number, which is never 0.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
@@ -151,19 +154,19 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// No lease has this id: it is 0, or not written in 1 to 16 hexadecimal digits.
+/// The error for an invalid lease id: it is 0, or its text is not 1 to 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
-    "not the id of a lease, which is a number of 64 bits, not 0, in hexadecimal digits when it is written"
+    "invalid lease id: must be a 64-bit number other than 0, written as 1 to 16 hexadecimal digits"
 )]
 pub struct ParseLeaseIdError;
 
-/// As [`LeaseId`] is printed, in letters of either case.
+/// Parses the displayed form of a [`LeaseId`], with digits in upper or lower case.
 impl FromStr for LeaseId {
     type Err = ParseLeaseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseLeaseIdError> {
-        // An empty text is refused by the number; neither a sign is, nor zeros before it.
+        // Accepts leading zeros but no sign. The number parser below rejects an empty text.
         let is_number =
             |text: &&str| text.len() <= 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
         let digits = Some(text).filter(is_number);
@@ -213,18 +216,19 @@ macro_rules! wide {
 }
 
 wide!(
-    /// A cluster: a hash of its token and its founding members. It is displayed as the lower 64 bits in hexadecimal, which
-    /// is the cluster id of etcd's protocol.
+    /// The id of a cluster, a hash of its token and its founding members. It is displayed as the
+    /// lower 64 bits in hexadecimal, which is the cluster id in etcd's protocol.
     ClusterId, "{:016x}", u64
 );
 wide!(
-    /// One data directory, drawn at random when it is made. A member that comes back with another
-    /// one has lost its disk and must not vote under its old id.
+    /// The id of one data directory, chosen at random on creation. A member that returns with
+    /// another disk id has lost its disk and must not vote under its old id.
     DiskId, "{:032x}", u128
 );
 
 impl DiskId {
-    /// No disk: that of a place which nobody has taken yet. Never drawn.
+    /// Means "no disk": the value of a reserved member that no process has claimed yet. Never
+    /// chosen at random.
     pub const NONE: Self = Self(0);
 }
 

@@ -1,50 +1,51 @@
-//! What a process that wants to become a member says, and what it is told. Said before anybody knows
-//! who it is, so it is no message between members.
+//! The request of a process to become a member, and the reply. Before it joins, the process has no
+//! member id, so these are not messages between members.
 
 use std::collections::BTreeMap;
 
 use super::{ClusterId, DiskId, Members, NodeId};
 
-/// Somebody wants to become a member.
+/// A request to become a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JoinAsk {
-    /// Its data directory. Who asks twice with the same becomes one member.
+    /// Id of the process's data directory. Repeated requests with the same id create only one
+    /// member.
     pub disk: DiskId,
-    /// What it is called.
+    /// Name of the new member.
     pub name: String,
-    /// Where the members reach it, `host:port`.
+    /// Address at which the other members reach it, `host:port`.
     pub address: String,
-    /// The name of the voter whose place it is to take.
+    /// Name of the voter that it replaces, if any.
     pub replaces: Option<String>,
 }
 
 impl JoinAsk {
-    /// The longest name, address, or name of a voter to be replaced, in bytes.
+    /// Maximum length of each text in the request, in bytes.
     pub const TEXT_BYTES_MAX: usize = 512;
 }
 
-/// What somebody who wants to join is told.
+/// The reply to a join request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum JoinAnswer {
-    /// It is a member.
+    /// The process is now a member.
     Joined(Joined),
-    /// Ask the leader, at this address, if it is known.
+    /// This member is not the leader. Contains the leader's address, if known.
     NotLeader(Option<String>),
-    /// Not now, and why: ask again in a while.
+    /// The request cannot be handled now, for this reason. Retry later.
     Later(String),
-    /// No, and why.
+    /// The request was rejected, for this reason.
     Refused(String),
 }
 
-/// All that a new member needs to know.
+/// The information that a new member needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Joined {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: ClusterId,
-    /// The id that was minted for it.
+    /// Id assigned to the new member.
     pub node: NodeId,
-    /// Who founded the cluster, with which disks.
+    /// The founders of the cluster with their disks.
     pub founding: BTreeMap<NodeId, DiskId>,
-    /// Who belongs to it, the new member too.
+    /// The members of the cluster, including the new one.
     pub members: Members,
 }

@@ -1,27 +1,27 @@
-//! A row of the store and a change of one.
+//! A row of the store, and a change of a row.
 
 use bytes::Bytes;
 
 use super::{LeaseId, Revision};
 
-/// A key with its value, as of one revision.
+/// A key with its value at one revision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyValue {
     /// The key: arbitrary bytes, at least one.
     pub key: Bytes,
-    /// The value: arbitrary bytes, possibly none. Empty where a range asked for keys only.
+    /// The value: arbitrary bytes, possibly none. Empty in the result of a keys-only range.
     pub value: Bytes,
-    /// The revision that created the key (again, after a deletion).
+    /// The revision that created the key, or re-created it after a deletion.
     pub create_revision: Revision,
     /// The revision of the last put.
     pub mod_revision: Revision,
-    /// How many puts since the creation, from 1.
+    /// Number of puts since the creation, from 1.
     pub version: u64,
-    /// The lease whose end deletes the key.
+    /// The lease that the key is attached to. The key is deleted when the lease ends.
     pub lease: Option<LeaseId>,
 }
 
-/// What happened to a key.
+/// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventKind {
     /// The key was created or overwritten.
@@ -30,20 +30,20 @@ pub enum EventKind {
     Delete,
 }
 
-/// One change of one key. Events of one revision stand in the order in which the request made them.
+/// One change of one key. Events of one revision are in the order in which the request made them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// What happened.
+    /// The kind of the change.
     pub kind: EventKind,
     /// The row after a put. After a delete only `key` and `mod_revision` (the revision of the
-    /// deletion) mean something: the value is empty, `create_revision` and `version` are 0.
+    /// deletion) are meaningful: the value is empty, and `create_revision` and `version` are 0.
     pub kv: KeyValue,
-    /// The row before the change, if there was one and it is still known.
+    /// The row before the change, if it existed and is still known.
     pub prev: Option<KeyValue>,
 }
 
 impl Event {
-    /// The revision that made this change.
+    /// Returns the revision that made this change.
     pub fn revision(&self) -> Revision {
         self.kv.mod_revision
     }

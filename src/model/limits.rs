@@ -1,32 +1,34 @@
-//! Every limit on what a caller may ask, with its name and unit.
+//! The limits on requests, with their names and units.
 
 use std::time::Duration;
 
 use super::written;
 use super::{Command, KeyRange, MemberAttributes, Op, PutValue, Range, RangeEnd, Rejection, Txn};
 
-/// How large requests may be. Judged where the call is made, before anything is proposed, so all
-/// members should be configured alike; the state machine itself takes what the log holds. Each has a least
-/// value, with which locks, elections and queues still do what one caller asks of them.
+/// Limits on the size of requests. They are checked on the node where the call is made, before the
+/// request is proposed, so all members should have the same limits. The state machine does not
+/// check them again. Each limit has a minimum with which locks, elections and queues still work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// The longest key, in bytes. Default 4 KiB; 128 bytes to `request_bytes_max`.
+    /// Maximum length of a key in bytes. Default: 4 KiB. Range: 128 bytes to `request_bytes_max`.
     pub key_bytes_max: usize,
-    /// The longest value, in bytes. Default 1 MiB; 1 KiB to `request_bytes_max`.
+    /// Maximum length of a value in bytes. Default: 1 MiB. Range: 1 KiB to `request_bytes_max`.
     pub value_bytes_max: usize,
-    /// The largest request, all keys, values and a fixed cost for each operation together, in bytes.
-    /// Default 1.5 MiB, etcd's; 8 KiB to 3 MiB.
+    /// Maximum size of a request in bytes: all keys and values plus a fixed cost per operation.
+    /// Default: 1.5 MiB, as in etcd. Range: 8 KiB to 3 MiB.
     pub request_bytes_max: usize,
-    /// The most compares, or operations of one branch, in one level of a transaction; the operations
-    /// of a parent count against its children. Default 128, etcd's; 16 to 10,000.
+    /// Maximum number of compares, and of operations per branch, in one level of a transaction. The
+    /// operations of a parent count against its children. Default: 128, as in etcd. Range: 16 to
+    /// 10,000.
     pub txn_ops_max: usize,
-    /// How deep transactions may be nested. One under a lock stands two deep, and three if it acknowledges an item of
-    /// a queue. Default 8; 3 to [`Limits::TXN_DEPTH_CEILING`].
+    /// Maximum nesting depth of transactions. A transaction under a lock has depth two, or three if
+    /// it acknowledges a queue item. Default: 8. Range: 3 to [`Limits::TXN_DEPTH_CEILING`].
     pub txn_depth_max: usize,
-    /// The most keys that the ranges of one transaction may pass over, those of its compares, of both branches and of
-    /// what is nested in them added up, keys included that are deleted and not compacted; four times as many as there
-    /// are such, if that is more. Every replica carries a transaction out, and does nothing else meanwhile. Default
-    /// 262,144; at least 1.
+    /// Maximum number of keys that the ranges of one transaction may visit, in its compares and
+    /// both branches, including nested ones. Deleted keys that are not compacted count too. Up to
+    /// four times the number of all these keys in the store is always allowed. The limit exists
+    /// because a replica does nothing else while it applies a transaction. Default: 262,144.
+    /// Minimum: 1.
     pub txn_keys_max: usize,
 }
 
@@ -44,48 +46,50 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The longest life of a lease: etcd's nine thousand million seconds.
+    /// Maximum TTL of a lease: 9,000,000,000 seconds, as in etcd.
     pub const LEASE_TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
 
-    /// The shortest TTL of a session: 100 milliseconds. One that lives for less has ended before it is used.
+    /// Minimum TTL of a session: 100 milliseconds. A session with a shorter TTL would expire before
+    /// it can be used.
     pub const SESSION_TTL_MIN: Duration = Duration::from_millis(100);
 
-    /// The least `key_bytes_max`, in bytes: a short name of a lock, with what stands behind it in the line.
+    /// Minimum of `key_bytes_max` in bytes: enough for a lock with a short name and the suffix of
+    /// its queue entries.
     pub const KEY_BYTES_LEAST: usize = 128;
 
-    /// The least `value_bytes_max`, in bytes: what a lock's row says of its holder.
+    /// Minimum of `value_bytes_max` in bytes: enough for the description of a lock's holder.
     pub const VALUE_BYTES_LEAST: usize = 1 << 10;
 
-    /// The least `request_bytes_max`, in bytes.
+    /// Minimum of `request_bytes_max` in bytes.
     pub const REQUEST_BYTES_LEAST: usize = 8 << 10;
 
-    /// The least `txn_ops_max`.
+    /// Minimum of `txn_ops_max`.
     pub const TXN_OPS_LEAST: usize = 16;
 
-    /// The longest lock delay of a session: ten minutes. What keeps others from a lock for longer is
-    /// better said by a longer TTL, which its holder may use.
+    /// Maximum lock delay of a session: ten minutes. To keep others from a lock for longer, use a
+    /// longer TTL, during which the holder can use the lock.
     pub const LOCK_DELAY_MAX: Duration = Duration::from_secs(600);
 
-    /// Transactions are never nested deeper than this, whatever `txn_depth_max` says: a log entry or
-    /// a message with a deeper one is not read.
+    /// Maximum nesting depth of transactions, whatever `txn_depth_max` is. A log entry or message
+    /// with a deeper transaction cannot be decoded.
     pub const TXN_DEPTH_CEILING: usize = 16;
 
-    /// What an operation counts for beside its keys and values, in bytes.
+    /// Size accounted for an operation, in addition to its keys and values, in bytes.
     const OP_BYTES: usize = 16;
 
-    /// Whether a transaction puts no key twice in one branch, whatever its size.
+    /// Checks that no branch of a transaction writes a key twice. Does not check any size.
     ///
     /// # Errors
-    /// The [`Rejection`] that names the key.
+    /// Returns the [`Rejection`] that names the key.
     pub(crate) fn check_written(txn: &Txn) -> Result<(), Rejection> {
         written::check(txn)
     }
 
-    /// Whether `command` is within the limits, and well formed as far as that can be said without
-    /// the state: keys not empty, no key put twice in one branch.
+    /// Checks that `command` is within the limits, and that it is valid as far as this can be
+    /// decided without the state: keys are not empty, and no branch writes a key twice.
     ///
     /// # Errors
-    /// The [`Rejection`] that names the limit and the figure.
+    /// Returns the [`Rejection`] that names the limit and the actual value.
     #[doc(hidden)]
     pub fn check(&self, command: &Command) -> Result<(), Rejection> {
         let bytes = match command {
@@ -115,10 +119,10 @@ impl Limits {
         Ok(())
     }
 
-    /// The same for a read that does not travel through the log.
+    /// Checks a read that does not go through the log.
     ///
     /// # Errors
-    /// The [`Rejection`] that names the limit and the figure.
+    /// Returns the [`Rejection`] that names the limit and the actual value.
     #[doc(hidden)]
     pub fn check_range(&self, range: &Range) -> Result<(), Rejection> {
         self.check_keys(&range.range).map(|_| ())
@@ -137,7 +141,8 @@ impl Limits {
     fn check_keys(&self, range: &KeyRange) -> Result<usize, Rejection> {
         self.check_key(range.start())?;
         let end = match range.end() {
-            // One byte more than a key: the end of the prefix of a longest key, and its successor.
+            // The end may be one byte longer than a key: the successor of a key with the maximum
+            // length has one more byte.
             RangeEnd::Before(end) if end.len() > self.key_bytes_max.saturating_add(1) => {
                 return Err(Rejection::KeyTooLarge { bytes: end.len(), max: self.key_bytes_max });
             }
@@ -161,7 +166,7 @@ impl Limits {
 
     fn check_txn(&self, txn: &Txn) -> Result<usize, Rejection> {
         let bytes = self.check_level(txn, self.txn_ops_max, 1)?;
-        // What is too large is refused, whatever it writes.
+        // A transaction that is too large is rejected anyway, so its writes need no check.
         if bytes <= self.request_bytes_max {
             written::check(txn)?;
         }

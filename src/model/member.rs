@@ -1,22 +1,23 @@
-//! Who belongs to the cluster: a part of the replicated state, changed one step at a time.
+//! The membership of the cluster: a part of the replicated state, changed one step at a time.
 //!
 //! ```text
 //!            Add                Promote
 //!   (new) ─────────▶ learner ───────────▶ voter
-//!     └─────────▶ place ─▲ Take             │
+//!     └───────▶ reserved ─▲ Take            │
 //!      Add, no disk  │  │                   │
 //!                       │ Remove            │ Remove
 //!                       ▼                   ▼
-//!                    (gone: its id is never used again)
+//!                    (removed: its id is never used again)
 //!
-//!   A place is a learner that has an id and an address, and no disk yet: kept for a process that is to come, and
-//!   taken once, by the first that joins with this address.
+//!   A reserved member is a learner that has an id and an address, but no disk yet. The first process that
+//!   joins with this address claims it.
 //!
-//!   Replace { old, new }: the learner `new` votes and `old` does not any more, in one step. Until
+//!   Replace { old, new }: the learner `new` becomes a voter and `old` stops being one, in one step. Until
 //!   LeaveJoint, both the voters before and the voters after must agree to everything (joint consensus).
 //! ```
 //!
-//! Ids are minted upwards, so an id below the next one that has no row was removed, for ever.
+//! Ids are assigned in ascending order. Therefore an id below the next one that has no row belongs
+//! to a removed member.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -25,52 +26,56 @@ use thiserror::Error;
 
 use super::{DiskId, JoinAsk, LogIndex, NodeId, Rejection, Term};
 
-/// A member's part in the consensus.
+/// The role of a member in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum MemberRole {
-    /// It votes, may lead, and counts for a quorum.
+    /// Votes, can become leader, and counts towards a quorum.
     Voter,
-    /// It follows the log and serves its host like any member, but does not vote.
+    /// Follows the log and serves its host like any member, but does not vote.
     Learner,
 }
 
-/// A member, as all members know it.
+/// A member as recorded in the replicated state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// The data directory that its id is bound to; [`DiskId::NONE`] until somebody has taken its place.
+    /// The data directory that its id is bound to. [`DiskId::NONE`] for a reserved member that no
+    /// process has claimed.
     pub disk: DiskId,
-    /// Its name; empty until it has announced itself.
+    /// Name of the member. Empty until it has announced itself.
     pub name: String,
-    /// Where the others reach it, `host:port`; empty until it has announced itself.
+    /// Address at which the other members reach it, `host:port`. Empty until it has announced
+    /// itself.
     pub address: String,
-    /// Where it is going to be, `host:port`, as somebody [has said](crate::Node::move_member): the others look for it in
-    /// both places, until it announces itself from another one than `address`.
+    /// New address of the member, `host:port`, set by
+    /// [`Node::move_member`](crate::Node::move_member). The other members try both addresses until
+    /// the member announces itself from an address other than `address`.
     pub moves_to: Option<String>,
-    /// Where its host serves clients of its own, in the host's words: see [`Config::endpoints`](crate::Config::endpoints).
+    /// Addresses at which its host serves its own clients, in a format of the host's choice: see
+    /// [`Config::endpoints`](crate::Config::endpoints).
     pub endpoints: Vec<String>,
-    /// Its part.
+    /// Role of the member.
     pub role: MemberRole,
-    /// The voter whose place it is to take, once it has caught up. Itself, if it is to vote then in a place of its
-    /// own.
+    /// The voter that it will replace once it has caught up. If this is its own id, it will become
+    /// an additional voter.
     pub replaces: Option<NodeId>,
-    /// The log entry with which it came; 1 for the founders.
+    /// Index of the log entry that added it; 1 for the founders.
     pub since: LogIndex,
 }
 
 impl Member {
-    /// Whether a process has come for it. Until then it is a place that is kept.
+    /// Returns whether a process has claimed this member. Until then it is a reserved member.
     pub fn is_taken(&self) -> bool {
         self.disk != DiskId::NONE
     }
 
-    /// Where it is to be found from now on: where it moves to, if it does.
+    /// Returns its future address: `moves_to` if it is set, and `address` otherwise.
     pub fn destination(&self) -> &str {
         self.moves_to.as_ref().unwrap_or(&self.address)
     }
 }
 
-/// Whether somebody may be looked for there: a number with its port, or a name with one.
+/// Returns whether the text is a valid address: an IP address or a host name, with a port.
 pub(crate) fn is_address(address: &str) -> bool {
     let is_name = |(host, port): (&str, &str)| {
         !host.is_empty() && !host.contains(':') && port.parse::<u16>().is_ok()
@@ -79,22 +84,23 @@ pub(crate) fn is_address(address: &str) -> bool {
         && (address.parse::<SocketAddr>().is_ok() || address.rsplit_once(':').is_some_and(is_name))
 }
 
-/// The most addresses of one member.
+/// Maximum number of addresses of one member.
 const ADDRESSES_MAX: usize = 8;
 
-/// The addresses in a member's address: one, or several with commas between them, which are tried in turn.
+/// Splits a member's address into its comma-separated addresses, which are tried in turn.
 pub(crate) fn addresses(list: &str) -> impl Iterator<Item = &str> {
     list.split(',')
 }
 
-/// Reports whether each of these addresses can be dialed.
+/// Returns whether each of these addresses can be dialed.
 pub(crate) fn are_addresses(list: &str) -> bool {
     list.len() <= JoinAsk::TEXT_BYTES_MAX
         && addresses(list).count() <= ADDRESSES_MAX
         && addresses(list).all(is_address)
 }
 
-/// Whether it says where to listen only: nobody finds a member at port 0, or at the address of all interfaces.
+/// Returns whether the address is only meaningful for listening: it has port 0, or is the address
+/// of all interfaces.
 pub(crate) fn is_nowhere(address: &str) -> bool {
     match address.parse::<SocketAddr>() {
         Ok(at) => at.port() == 0 || at.ip().is_unspecified(),
@@ -102,27 +108,27 @@ pub(crate) fn is_nowhere(address: &str) -> bool {
     }
 }
 
-/// What a member says of itself.
+/// The attributes that a member announces.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemberAttributes {
-    /// What it is called.
+    /// Name of the member.
     pub name: String,
-    /// Where the others reach it, `host:port`.
+    /// Address at which the other members reach it, `host:port`.
     pub address: String,
-    /// Where its host serves clients of its own: URLs, as a rule. Told to all members and not used by the library; at
-    /// most [`MemberAttributes::ENDPOINTS_MAX`].
+    /// Addresses at which its host serves its own clients, usually URLs. They are replicated to all
+    /// members but not used by the library. At most [`MemberAttributes::ENDPOINTS_MAX`].
     pub endpoints: Vec<String>,
 }
 
 impl MemberAttributes {
-    /// The most endpoints.
+    /// Maximum number of endpoints.
     pub const ENDPOINTS_MAX: usize = 16;
 
-    /// The longest endpoint, in bytes.
+    /// Maximum length of an endpoint in bytes.
     pub const ENDPOINT_BYTES_MAX: usize = 512;
 }
 
-/// All members, as of a log index.
+/// All members as of a log index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Members {
     rows: BTreeMap<NodeId, Member>,
@@ -130,143 +136,144 @@ pub struct Members {
     next: u64,
 }
 
-/// One step. It stands in the log as an entry of its own.
+/// A membership change. Each is a log entry of its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberChange {
-    /// A new member, as a learner, under an id that was never used.
+    /// Adds a member as a learner, under an id that was never used.
     Add {
-        /// Its id: the next one, or the step is void.
+        /// Id of the member. If it is not the next one, the change has no effect.
         id: NodeId,
-        /// Its data directory; [`DiskId::NONE`] if its place is kept for whoever comes.
+        /// Its data directory, or [`DiskId::NONE`] for a reserved member.
         disk: DiskId,
-        /// Its name.
+        /// Name of the member.
         name: String,
-        /// Its address.
+        /// Address of the member.
         address: String,
-        /// The voter whose place it is to take, or itself: see [`Member::replaces`].
+        /// The voter that it will replace, or its own id: see [`Member::replaces`].
         replaces: Option<NodeId>,
     },
-    /// The process has come that a place was kept for.
+    /// Records that a process has claimed a reserved member.
     Take {
-        /// The place.
+        /// Id of the reserved member.
         id: NodeId,
-        /// Its data directory.
+        /// Data directory of the process.
         disk: DiskId,
-        /// Its name.
+        /// Name of the member.
         name: String,
-        /// Its address.
+        /// Address of the member.
         address: String,
     },
-    /// A learner votes from now on.
+    /// Promotes a learner to a voter.
     Promote(NodeId),
-    /// A member is one no more.
+    /// Removes a member.
     Remove(NodeId),
-    /// A learner takes a voter's place.
+    /// Replaces a voter by a learner.
     Replace {
-        /// The voter that goes.
+        /// The voter to remove.
         old: NodeId,
-        /// The learner that comes.
+        /// The learner to promote.
         new: NodeId,
     },
-    /// The end of a `Replace`: the voters after it decide alone.
+    /// Completes a `Replace`: from now on the new voters decide alone.
     LeaveJoint,
 }
 
-/// A step that somebody wants the leader to take.
+/// A membership change requested from the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MembershipRequest {
-    /// As [`MemberChange::Add`], or [`MemberChange::Take`] if a place is kept at the address; the leader mints the
-    /// id. If the disk is a member's, nothing is to do.
+    /// Same as [`MemberChange::Add`], or [`MemberChange::Take`] if a member is reserved at the
+    /// address. The leader assigns the id. If the disk already belongs to a member, nothing
+    /// changes.
     Add {
-        /// Its data directory.
+        /// Data directory of the new member.
         disk: DiskId,
-        /// Its name.
+        /// Name of the new member.
         name: String,
-        /// Its address.
+        /// Address of the new member.
         address: String,
-        /// The voter whose place it is to take.
+        /// The voter to replace, if any.
         replaces: Option<NodeId>,
     },
-    /// A place is kept for whoever joins with an address. If one is kept there, nothing is to do.
+    /// Reserves a member for the process that joins with an address. If one is reserved there
+    /// already, nothing changes.
     Keep {
         /// The address.
         address: String,
-        /// Whether who takes it is to vote, once it has caught up.
+        /// Whether the member becomes a voter once it has caught up.
         votes: bool,
     },
-    /// As [`MemberChange::Promote`].
+    /// Same as [`MemberChange::Promote`].
     Promote(NodeId),
-    /// As [`MemberChange::Remove`].
+    /// Same as [`MemberChange::Remove`].
     Remove(NodeId),
 }
 
-/// Why a step is not taken. Nothing has changed.
+/// The reason why a membership change is rejected. Nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// There is no such member.
+    /// No such member exists.
     #[error("there is no member {0}")]
     Unknown(NodeId),
-    /// It votes already.
-    #[error("member {0} is a voter already")]
+    /// The member is a voter already.
+    #[error("member {0} is already a voter")]
     Voter(NodeId),
-    /// Only a voter's place can be taken.
-    #[error("member {0} does not vote: only a voter can be replaced")]
+    /// The member to replace is not a voter.
+    #[error("member {0} is not a voter: only a voter can be replaced")]
     NotVoter(NodeId),
-    /// Another member has the name.
+    /// Another member has this name.
     #[error(
-        "there is a member called {0:?}: choose another name, or have the new member replace the old one"
+        "a member named {0:?} already exists: choose another name, or replace the old member by the new one"
     )]
     NameTaken(String),
-    /// As many as there can be.
-    #[error("there are {0} members, more are not possible: remove one first")]
+    /// The maximum number of members is reached.
+    #[error("the cluster has the maximum of {0} members: remove one first")]
     TooMany(usize),
-    /// As many voters as there can be.
-    #[error("there are {0} voters, more are not possible: remove one first")]
+    /// The maximum number of voters is reached.
+    #[error("the cluster has the maximum of {0} voters: remove one first")]
     TooManyVoters(usize),
-    /// Without it nobody would vote.
-    #[error(
-        "member {0} is the last voter: let another one join and promote it, then this one can go"
-    )]
+    /// The cluster would have no voters left.
+    #[error("member {0} is the last voter: add and promote another member before removing it")]
     LastVoter(NodeId),
-    /// Another step is not finished.
-    #[error("another change of the members is under way: try again when it is done")]
+    /// Another membership change is in progress.
+    #[error("another membership change is in progress: retry when it has completed")]
     Pending,
-    /// Too few of the voters after the step are there.
+    /// Too few of the voters after the change are active.
     #[error(
-        "only {active} of the {voters} voters after this change are there, {needed} are needed: bring \
-         the others back first"
+        "the change would lose the quorum: only {active} of the {voters} voters after it are active, {needed} \
+         are needed; restore the others first"
     )]
     LosesQuorum {
-        /// How many of them have been heard of within an election timeout.
+        /// Number of those voters from which the leader received a message within an election
+        /// timeout.
         active: usize,
-        /// How many there would be.
+        /// Number of voters after the change.
         voters: usize,
-        /// How many must agree.
+        /// Number of voters that a quorum needs.
         needed: usize,
     },
     /// The learner does not have the newest entries yet.
-    #[error("member {0} has not caught up yet: try again in a while")]
+    #[error("member {0} has not caught up with the log yet: retry later")]
     NotCaughtUp(NodeId),
-    /// The id is not the next one: somebody was quicker. Only in the log.
-    #[error("the id {0} is not the next one")]
+    /// The id is not the next one, because another change was faster. Occurs only in the log.
+    #[error("member id {0} is not the next id")]
     NotNext(NodeId),
-    /// No place can be kept there.
-    #[error("{0:?} is no address: host:port, of at most 512 bytes")]
+    /// The address for a reserved member is invalid.
+    #[error("invalid address {0:?}: must be host:port, at most 512 bytes")]
     BadAddress(String),
-    /// There is no joint configuration to leave. Only in the log.
-    #[error("no replacement is under way")]
+    /// There is no joint configuration to leave. Occurs only in the log.
+    #[error("no replacement is in progress")]
     NotJoint,
 }
 
 impl Members {
-    /// The most voters.
+    /// Maximum number of voters.
     pub const VOTERS_MAX: usize = 7;
 
-    /// The most members, learners too.
+    /// Maximum number of members, including learners.
     pub const MEMBERS_MAX: usize = 64;
 
-    /// The members that found a cluster, all of them voters.
+    /// Creates the membership of a new cluster, in which all founders are voters.
     pub fn founded(founders: &BTreeMap<NodeId, DiskId>) -> Self {
         let rows: BTreeMap<NodeId, Member> = founders
             .iter()
@@ -288,8 +295,7 @@ impl Members {
         Self { rows, outgoing: BTreeSet::new(), next }
     }
 
-    /// What `rows`, `outgoing` and `next` of other members were; for the codec. `None` if they cannot
-    /// have been.
+    /// Builds the membership from its decoded parts. Returns `None` if they contradict each other.
     pub fn from_parts(
         rows: BTreeMap<NodeId, Member>,
         outgoing: BTreeSet<NodeId>,
@@ -299,33 +305,33 @@ impl Members {
         minted.then_some(Self { rows, outgoing, next })
     }
 
-    /// Every member, by id.
+    /// Returns all members by id.
     pub fn rows(&self) -> &BTreeMap<NodeId, Member> {
         &self.rows
     }
 
-    /// A member.
+    /// Returns a member.
     pub fn get(&self, id: NodeId) -> Option<&Member> {
         self.rows.get(&id)
     }
 
-    /// The member with this name.
+    /// Returns the member with this name.
     pub fn named(&self, name: &str) -> Option<NodeId> {
         self.rows.iter().find(|(_, member)| member.name == name).map(|(id, _)| *id)
     }
 
-    /// The place that is kept at an address.
+    /// Returns the member that is reserved at an address.
     pub fn kept_at(&self, address: &str) -> Option<NodeId> {
         let is_kept = |member: &Member| !member.is_taken() && member.address == address;
         self.rows.iter().find(|(_, member)| is_kept(member)).map(|(id, _)| *id)
     }
 
-    /// Those that vote.
+    /// Returns the voters.
     pub fn voters(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.with_role(MemberRole::Voter)
     }
 
-    /// Those that do not.
+    /// Returns the learners.
     pub fn learners(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.with_role(MemberRole::Learner)
     }
@@ -334,52 +340,54 @@ impl Members {
         self.rows.iter().filter(move |(_, member)| member.role == role).map(|(id, _)| *id)
     }
 
-    /// Whether it votes, in the configuration before or after a replacement that is under way.
+    /// Returns whether the member is a voter, in the configuration before or after a replacement in
+    /// progress.
     pub fn is_voter(&self, id: NodeId) -> bool {
         self.outgoing.contains(&id)
             || self.get(id).is_some_and(|member| member.role == MemberRole::Voter)
     }
 
-    /// While a replacement is under way: those that voted before it. Else empty. Who goes is here and
-    /// has no row any more.
+    /// Returns the voters before a replacement in progress, or an empty set. The voter that is
+    /// being replaced is in this set but has no row any more.
     pub fn outgoing(&self) -> &BTreeSet<NodeId> {
         &self.outgoing
     }
 
-    /// Whether a replacement is under way.
+    /// Returns whether a replacement is in progress.
     pub fn is_joint(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// The next id to be minted; 0 if no member is known.
+    /// Returns the next id to assign; 0 if no member is known.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Whether it is a member, or was one.
+    /// Returns whether this is the id of a current or former member.
     pub fn has_minted(&self, id: NodeId) -> bool {
         id.get() < self.next
     }
 
-    /// Whether it was a member and is none any more. One that is going still counts.
+    /// Returns whether this is a former member. A voter that is being replaced does not count as
+    /// one yet.
     pub fn is_removed(&self, id: NodeId) -> bool {
         self.has_minted(id) && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
     }
 
-    /// Whether any that was a member is none any more.
+    /// Returns whether any member was ever removed.
     pub fn has_removed(&self) -> bool {
         (1..self.next).any(|id| self.is_removed(NodeId::new(id).expect("ids begin with 1")))
     }
 
-    /// Whether a step may be taken. Says nothing of quorums.
+    /// Checks whether a change is valid. Does not check for a quorum.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the reason why it is not.
     #[doc(hidden)]
     pub fn judge(&self, change: &MemberChange) -> Result<(), MembershipError> {
         let known = |id: &NodeId| match self.get(*id) {
             Some(member) => Ok(member),
-            // It is about to go.
+            // It is the voter that is being replaced.
             None if self.outgoing.contains(id) => Err(MembershipError::Pending),
             None => Err(MembershipError::Unknown(*id)),
         };
@@ -398,7 +406,8 @@ impl Members {
                 false => Ok(()),
             }
         };
-        // What is refused for more than another step is told so, whether one is under way or not.
+        // If a change is invalid for another reason, that reason is reported even while another
+        // change is in progress.
         match change {
             MemberChange::Add { id, name, replaces, .. } => {
                 if id.get() != self.next {
@@ -444,10 +453,10 @@ impl Members {
         }
     }
 
-    /// Takes a step that was judged.
+    /// Applies a change that was checked.
     ///
     /// # Panics
-    /// If it may not be taken.
+    /// Panics if the change is invalid.
     #[doc(hidden)]
     pub fn apply(&mut self, index: LogIndex, change: &MemberChange) {
         assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
@@ -479,7 +488,7 @@ impl Members {
             }
             MemberChange::LeaveJoint => self.outgoing.clear(),
         }
-        // Whose place was to be taken may be gone: then there is nothing to replace.
+        // The voter to be replaced may be removed; then there is nothing left to replace.
         let rows = self.rows.keys().copied().collect::<BTreeSet<_>>();
         for member in self.rows.values_mut() {
             member.replaces = member.replaces.filter(|old| rows.contains(old));
@@ -492,21 +501,22 @@ impl Members {
         member.replaces = None;
     }
 
-    /// A member says what it is called and where it is. False if there is no such member.
+    /// Records the attributes that a member announces. Returns false if there is no such member.
     #[doc(hidden)]
     pub fn announce(&mut self, id: NodeId, attributes: &MemberAttributes) -> bool {
         let Some(member) = self.rows.get_mut(&id) else { return false };
         let MemberAttributes { name, address, endpoints } = attributes.clone();
-        // Until it speaks from elsewhere it has not moved.
+        // The member has moved only if it announces itself from another address.
         let moves_to = member.moves_to.take().filter(|_| address == member.address);
         *member = Member { name, address, moves_to, endpoints, ..member.clone() };
         true
     }
 
-    /// Somebody says where a member is going to be. For a place that is kept, that is where it is.
+    /// Records a new address of a member. For a reserved member, which has no process yet, this
+    /// replaces its address.
     ///
     /// # Errors
-    /// There is no such member, or another one is there, or is to be.
+    /// Fails if there is no such member, or if another member has this address or will have it.
     pub fn move_to(&mut self, id: NodeId, address: &str) -> Result<(), Rejection> {
         let is_there =
             |member: &Member| member.address == address || member.destination() == address;
@@ -524,16 +534,16 @@ impl Members {
     }
 }
 
-/// Names one snapshot file exactly: two files with the same id have the same bytes.
+/// The id of one snapshot file: two files with the same id have the same bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SnapshotId {
     /// The last entry that it covers.
     pub index: LogIndex,
-    /// The term of that entry.
+    /// Term of that entry.
     pub term: Term,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// Over the whole file.
+    /// Checksum of the whole file.
     pub checksum: u64,
 }
 

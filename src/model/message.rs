@@ -1,4 +1,4 @@
-//! What members say to each other.
+//! The messages between members.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -9,218 +9,221 @@ use super::{
     MembershipRequest, NodeId, Proposal, SnapshotId,
 };
 
-/// Which connection a message travels on: bulk must never delay a heartbeat.
+/// The connection on which a message is sent. Large messages have their own, so that they never
+/// delay a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lane {
-    /// Small and urgent: votes, heartbeats, acknowledgements, reads, renewals.
+    /// Small and urgent messages: votes, heartbeats, acknowledgements, reads, renewals.
     Control,
-    /// Large: entries, proposals.
+    /// Large messages: entries, proposals.
     Bulk,
-    /// Very large and in no hurry: parts of snapshots.
+    /// Very large messages without urgency: parts of snapshots.
     Snapshot,
 }
 
-/// Who is at the other end of a connection. The first frame in each direction; nothing else is
-/// decoded before it has been judged.
+/// The identity of one end of a connection. It is the first frame in each direction; no other frame
+/// is decoded before it has been validated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// The cluster that the sender belongs to, or wants to found.
+    /// The cluster that the sender belongs to, or is founding.
     pub cluster: ClusterId,
-    /// The sender.
+    /// Id of the sender.
     pub from: NodeId,
-    /// Whom the sender believes to talk to.
+    /// Id of the member that the sender intends to talk to.
     pub to: NodeId,
-    /// The sender's data directory.
+    /// Id of the sender's data directory.
     pub disk: DiskId,
-    /// Which life of it.
+    /// Incarnation of the sender.
     pub incarnation: Incarnation,
-    /// Whether the sender has founded its cluster, or joined it.
+    /// Whether the sender has founded or joined its cluster.
     pub standing: FoundingState,
-    /// The log entry that made the sender a member; 1 for the founders.
+    /// Index of the log entry that added the sender; 1 for the founders.
     pub since: LogIndex,
-    /// Where the sender can be reached, `host:port`; empty if nowhere.
+    /// Address at which the sender can be reached, `host:port`. Empty if there is none.
     pub address: String,
-    /// The newest cluster version that the sender understands.
+    /// The newest cluster version that the sender supports.
     pub supported_version: ClusterVersion,
 }
 
-/// How far a member is with founding its cluster.
+/// The progress of a member with the founding of its cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FoundingState {
     /// Its disk is new and it has not met all founding members yet.
     Blank,
-    /// It has met them, or has joined later: which disk each founder had.
+    /// It has met them, or has joined later. Contains the disk of each founder.
     Founded(BTreeMap<NodeId, DiskId>),
 }
 
-/// A message from one member to another. Any of them may be lost, doubled, delayed or overtaken.
+/// A message from one member to another. Any message may be lost, duplicated, delayed or reordered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerMessage {
-    /// Who I am. Also the first frame of every connection.
+    /// The identity of the sender. Also the first frame of every connection.
     Hello(Hello),
-    /// A message of the consensus; only `consensus` looks inside.
+    /// A message of the consensus. Only `consensus` decodes it.
     Raft(Bytes),
-    /// Requests to be proposed by the leader.
+    /// Requests for the leader to propose.
     Propose(Proposal),
     /// The leader did not propose these requests.
     ProposeRejected {
-        /// The incarnation of the node that asked.
+        /// Incarnation of the node that sent them.
         incarnation: Incarnation,
-        /// Which requests.
+        /// Numbers of the requests.
         seqs: Vec<u64>,
-        /// Why.
+        /// The reason.
         why: ProposeRejection,
     },
-    /// Which log index must be applied before a linearizable read may be answered?
+    /// Asks for the log index that must be applied before a linearizable read may be served.
     ReadAsk {
-        /// Named by the asking node, never used twice in one incarnation.
+        /// Chosen by the requesting node; unique within its incarnation.
         round: u64,
-        /// The asking node's incarnation.
+        /// Incarnation of the requesting node.
         incarnation: Incarnation,
     },
-    /// The answer, from a leader that a quorum has confirmed after the question came.
+    /// The reply of a leader whose leadership a quorum confirmed after the request arrived.
     ReadAnswer {
-        /// As in the question.
+        /// Same as in the request.
         round: u64,
-        /// As in the question.
+        /// Same as in the request.
         incarnation: Incarnation,
-        /// The index, or `None`: I am not the leader.
+        /// The index, or `None` if the receiver is not the leader.
         index: Option<LogIndex>,
     },
-    /// Keep these leases alive.
+    /// Renews leases.
     Renew {
-        /// Named by the asking node, never used twice in one incarnation.
+        /// Chosen by the requesting node; unique within its incarnation.
         round: u64,
-        /// The asking node's incarnation.
+        /// Incarnation of the requesting node.
         incarnation: Incarnation,
-        /// Which.
+        /// The leases to renew.
         leases: Vec<LeaseId>,
     },
-    /// The answer, from a leader that a quorum has confirmed after the renewal came. Leases in
-    /// neither list were not judged: ask again.
+    /// The reply of a leader whose leadership a quorum confirmed after the request arrived. Leases
+    /// in neither list were not processed and must be requested again.
     Renewed {
-        /// As in the request.
+        /// Same as in the request.
         round: u64,
-        /// As in the request.
+        /// Same as in the request.
         incarnation: Incarnation,
-        /// These live for a full TTL from the moment the request was sent.
+        /// These leases live for a full TTL, counted from the moment when the request was sent.
         renewed: Vec<LeaseId>,
-        /// These do not exist at the leader.
+        /// These leases do not exist at the leader.
         gone: Vec<LeaseId>,
     },
-    /// Renew some leases, and say how long they and others live: for callers, of leases that nobody here keeps.
+    /// Renews some leases, and asks for the remaining TTL of these and others. Used for calls about
+    /// leases that no local session keeps alive.
     LeaseAsk {
-        /// Named by the asking node, never used twice in one incarnation.
+        /// Chosen by the requesting node; unique within its incarnation.
         round: u64,
-        /// The asking node's incarnation.
+        /// Incarnation of the requesting node.
         incarnation: Incarnation,
-        /// Which to renew.
+        /// The leases to renew.
         renew: Vec<LeaseId>,
-        /// Which to look at.
+        /// The leases to look up without renewal.
         look: Vec<LeaseId>,
     },
-    /// The answer, from a leader that a quorum has confirmed after the question came. Leases in
-    /// neither list were not judged: ask again.
+    /// The reply of a leader whose leadership a quorum confirmed after the request arrived. Leases
+    /// in neither list were not processed and must be requested again.
     LeaseAnswer {
-        /// As in the question.
+        /// Same as in the request.
         round: u64,
-        /// As in the question.
+        /// Same as in the request.
         incarnation: Incarnation,
-        /// These live, and for how long.
+        /// The existing leases with their remaining TTL.
         living: Vec<LeaseLife>,
-        /// These do not exist at the leader.
+        /// These leases do not exist at the leader.
         gone: Vec<LeaseId>,
     },
-    /// My replica's digest after applying `index`.
+    /// The digest of the sender's replica after applying `index`.
     Digest {
-        /// Where in the log.
+        /// The log index.
         index: LogIndex,
-        /// The digest of keys, leases, answers and configuration there.
+        /// Digest of the keys, leases, dedup table and configuration at that index.
         digest: u64,
     },
-    /// Send me a part of this snapshot.
+    /// Requests a part of a snapshot.
     SnapshotAsk {
-        /// Which.
+        /// Id of the snapshot.
         id: SnapshotId,
-        /// From which byte on.
+        /// Offset of the first byte.
         offset: u64,
     },
-    /// A part of a snapshot: as many bytes as the sender likes, none only at the end.
+    /// A part of a snapshot. The sender chooses its size; it is empty only at the end of the file.
     SnapshotPart {
-        /// Of which.
+        /// Id of the snapshot.
         id: SnapshotId,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// The bytes there.
+        /// The bytes at that offset.
         data: Bytes,
     },
-    /// I do not have this snapshot, or not any more.
+    /// The sender does not have this snapshot, or no longer has it.
     SnapshotGone {
-        /// Which.
+        /// Id of the snapshot.
         id: SnapshotId,
     },
-    /// I need a snapshot of the state, mine is lost: whatever you have from this entry on.
+    /// Requests any snapshot that covers at least this index, because the sender has lost its
+    /// state.
     SnapshotWanted {
-        /// The least index that it must cover.
+        /// The lowest index that it must cover.
         least: LogIndex,
     },
-    /// This is one.
+    /// Offers a snapshot.
     SnapshotHere {
-        /// Which.
+        /// Id of the snapshot.
         id: SnapshotId,
     },
-    /// Take this step, if you lead.
+    /// Requests a membership change from the leader.
     MemberAsk {
-        /// Named by the asking node, never used twice in one incarnation.
+        /// Chosen by the requesting node; unique within its incarnation.
         round: u64,
-        /// The asking node's incarnation.
+        /// Incarnation of the requesting node.
         incarnation: Incarnation,
-        /// Which step.
+        /// The requested change.
         membership_request: MembershipRequest,
     },
-    /// What became of it.
+    /// The result of a requested membership change.
     MemberAnswer {
-        /// As in the request.
+        /// Same as in the request.
         round: u64,
-        /// As in the request.
+        /// Same as in the request.
         incarnation: Incarnation,
-        /// See there.
+        /// The result.
         answer: MemberAnswer,
     },
-    /// Whether my disk has room for more than what shrinks the state.
+    /// Reports whether the sender's disk has room for commands that let the state grow.
     Space {
-        /// Only the reserve is left.
+        /// True if only the reserve is left.
         low: bool,
     },
 }
 
-/// How long a lease still lives if nobody renews it.
+/// The remaining TTL of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseLife {
-    /// Which.
+    /// Id of the lease.
     pub lease: LeaseId,
-    /// For so long, in whole milliseconds.
+    /// Remaining TTL in whole milliseconds.
     pub left: Duration,
 }
 
-/// What a leader says to a [`MembershipRequest`].
+/// A leader's reply to a [`MembershipRequest`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberAnswer {
-    /// The step is taken, at this log index; whom it is about.
+    /// The change was applied.
     Done {
-        /// The member.
+        /// The member that it is about.
         id: NodeId,
-        /// Where in the log.
+        /// Log index of the change.
         index: LogIndex,
     },
-    /// I do not lead; `Some` names who does, as far as I know. Nothing has changed.
+    /// The receiver is not the leader. Contains the leader, if known. Nothing has changed.
     NotLeader(Option<NodeId>),
-    /// It is not taken. Nothing has changed.
+    /// The change was rejected. Nothing has changed.
     Refused(MembershipError),
 }
 
 impl PeerMessage {
-    /// The lane for everything but raft messages, whose sender knows better.
+    /// Returns the lane of this message. For Raft messages the sender chooses the lane instead.
     pub fn lane(&self) -> Lane {
         match self {
             PeerMessage::Propose(_) => Lane::Bulk,
@@ -230,18 +233,19 @@ impl PeerMessage {
     }
 }
 
-/// Why a leader did not propose a request. It was not applied by this attempt.
+/// The reason why a leader did not propose a request. This attempt did not apply it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProposeRejection {
-    /// I do not lead; `Some` names who does, as far as I know.
+    /// The receiver is not the leader. Contains the leader, if known.
     NotLeader(Option<NodeId>),
-    /// Too much is waiting already.
+    /// Too many proposals are in progress.
     Busy,
-    /// The state has reached its quota: only what makes it smaller is taken.
+    /// The state has reached its quota: only commands that make it smaller are accepted.
     QuotaExceeded,
-    /// Too few members have room on their disks: only what makes the state smaller is taken.
+    /// Too few members have free disk space: only commands that make the state smaller are
+    /// accepted.
     NoSpace,
-    /// Replicas differ and no majority says which is right: writes are refused until an operator
-    /// has looked.
+    /// Replicas differ, and no majority agrees on one state. Writes are rejected until an operator
+    /// has intervened.
     Diverged,
 }

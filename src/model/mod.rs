@@ -1,8 +1,7 @@
-//! The nouns: what a key, a revision, a request and an answer are.
+//! The data types that Bowline's stages exchange: keys, revisions, requests, outcomes and members.
 //!
-//! Types here hold meaning and nothing else. They know no bytes on a wire or a disk (`codec` does),
-//! no clock, no thread and no other module. Everything that Bowline's stages hand to each other is
-//! made of them.
+//! The types have no encoding (that is in `codec`), use no clock and no thread, and depend on no
+//! other module.
 
 mod access;
 mod alarm;

@@ -1,27 +1,27 @@
-//! A point on this machine's clock.
+//! A point in time on this machine's clock.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point on the boot-time clock of this machine: it never jumps with the wall clock, and it goes
-/// on through suspend, which [`std::time::Instant`] and tokio's clock do not. Only differences have a
-/// meaning, and only on one machine.
+/// A point in time on the boot-time clock of this machine. Unlike the wall clock it never jumps,
+/// and unlike [`std::time::Instant`] and tokio's clock it advances while the machine is suspended.
+/// Only differences have a meaning, and only on one machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The moment this long after the clock's start.
+    /// Returns the moment at this time after the clock's start.
     pub const fn since_boot(elapsed: Duration) -> Self {
         Self(elapsed)
     }
 
-    /// How long after the clock's start this is.
+    /// Returns the time between the clock's start and this moment.
     pub const fn elapsed_since_boot(self) -> Duration {
         self.0
     }
 
-    /// How long this moment is after `earlier`; zero if it is not.
+    /// Returns the time from `earlier` to this moment, or zero if `earlier` is later.
     pub fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -1,19 +1,19 @@
-//! To which keys somebody has a right: what was granted, put together once, to be asked often.
+//! The set of keys that a caller has a right to, merged once for repeated checks.
 
 use bytes::Bytes;
 
 use super::{KeyRange, RangeEnd};
 
-/// The keys that some ranges hold together.
+/// The union of some key ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum OpenKeys {
-    /// All there are or will be.
+    /// All keys.
     All,
-    /// These spans, in order. They do not touch.
+    /// These spans, in order. They neither overlap nor touch.
     Spans(Vec<Span>),
 }
 
-/// From a key up to another one, which does not belong to it; or to the end.
+/// The keys from a start key up to an exclusive end, or without an end.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Span {
     start: Bytes,
@@ -21,7 +21,7 @@ pub(crate) struct Span {
 }
 
 impl OpenKeys {
-    /// What these ranges hold. Those that lie side by side become one.
+    /// Returns the union of these ranges. Adjacent ranges are merged.
     pub(crate) fn of<'r>(ranges: impl Iterator<Item = &'r KeyRange>) -> Self {
         let mut spans: Vec<Span> = ranges.map(Span::of).collect();
         spans.sort_unstable();
@@ -35,12 +35,13 @@ impl OpenKeys {
         Self::Spans(spans)
     }
 
-    /// Whether a key is among them.
+    /// Returns whether a key is in the set.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         self.around(key).is_none_or(|span| span.is_some_and(|span| span.reaches_beyond(key)))
     }
 
-    /// Whether all keys of a range are. One without keys counts as its start.
+    /// Returns whether all keys of a range are in the set. An empty range is treated as its start
+    /// key.
     pub(crate) fn hold(&self, range: &KeyRange) -> bool {
         let start = &range.start()[..];
         match range.end() {
@@ -54,7 +55,8 @@ impl OpenKeys {
         }
     }
 
-    /// The last span that begins at a key or before it; `None` where everything is open.
+    /// Returns the last span that begins at or before a key. The outer `None` means that the set
+    /// contains all keys.
     fn around(&self, key: &[u8]) -> Option<Option<&Span>> {
         let Self::Spans(spans) = self else { return None };
         let behind = spans.partition_point(|span| &span.start[..] <= key);
@@ -81,7 +83,7 @@ impl Span {
 mod tests {
     use super::*;
 
-    /// Every range over a few short keys.
+    /// Returns every range over a few short keys.
     fn ranges() -> Vec<KeyRange> {
         let keys = ["a", "a\0", "b", "c"];
         let pairs = keys.iter().flat_map(|from| keys.iter().map(move |to| (*from, *to)));
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     fn they_hold_what_one_of_the_ranges_has_and_no_other_key() {
-        // Between any two of these, and behind them, there are no further ones that a range could tell apart.
+        // Sample keys: any two ranges that differ on some key differ on one of these.
         let keys = ["a", "a\0", "a\0\0", "a1", "b", "b\0", "b1", "c", "c\0", "d"];
         let held = |range: &KeyRange| -> Vec<&str> {
             keys.into_iter().filter(|key| range.contains(key.as_bytes())).collect()
@@ -102,7 +104,7 @@ mod tests {
         for (number, one) in ranges.iter().enumerate() {
             for other in &ranges[number..] {
                 let granted = [one, other];
-                // Nobody is granted an empty one.
+                // Empty ranges cannot be granted.
                 if granted.iter().any(|range| held(range).is_empty()) {
                     continue;
                 }

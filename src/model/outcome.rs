@@ -1,4 +1,4 @@
-//! What becomes of a command: an answer, or a rejection that is the same on every replica.
+//! The outcome of a command: a reply, or a rejection that is the same on every replica.
 
 use bytes::Bytes;
 use std::time::Duration;
@@ -8,41 +8,41 @@ use super::{
     Alarm, AlarmKind, AuthError, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision,
 };
 
-/// What became of one request when it was applied.
+/// The outcome of one request when it was applied.
 pub type Outcome = Result<Reply, Rejection>;
 
-/// The answer to a command.
+/// The reply to a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// To a put.
+    /// Reply to a put.
     Put(PutReply),
-    /// To a delete.
+    /// Reply to a delete.
     Delete(DeleteReply),
-    /// To a transaction.
+    /// Reply to a transaction.
     Txn(TxnReply),
-    /// To a compaction.
+    /// Reply to a compaction.
     Compacted {
-        /// The store's revision, not the one compacted at.
+        /// The store's current revision, not the compacted one.
         revision: Revision,
     },
-    /// To a grant.
+    /// Reply to a lease grant.
     Grant(GrantReply),
-    /// To a revocation.
+    /// Reply to a lease revocation.
     Revoke(RevokeReply),
-    /// To a command that changes no key: an announcement, a raised version.
+    /// Reply to a command that changes no key: an announcement or a raised cluster version.
     Noted {
         /// The store's revision.
         revision: Revision,
     },
-    /// To a change of alarms.
+    /// Reply to a change of alarms.
     Alarms {
         /// The store's revision.
         revision: Revision,
-        /// Those that were raised, or have ended.
+        /// The alarms that were raised or cleared.
         alarms: Vec<Alarm>,
     },
-    /// The request was applied before and its answer was too large to keep: this is a second answer
-    /// to it, with the revision of the first.
+    /// The request was applied before, but its reply was too large to keep. This substitute reply
+    /// carries the revision of the original one.
     AppliedBefore {
         /// The store's revision right after the request was applied.
         revision: Revision,
@@ -50,7 +50,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The store's revision right after the command.
+    /// Returns the store's revision right after the command.
     pub fn revision(&self) -> Revision {
         match self {
             Reply::Put(reply) => reply.revision,
@@ -69,50 +69,52 @@ impl Reply {
 /// The rows of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RangeReply {
-    /// The store's revision when the answer was made: not the revision that was asked for.
+    /// The store's revision when the reply was made. This is not the requested revision.
     pub revision: Revision,
     /// The rows.
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit cut rows off.
+    /// Whether the limit cut off some rows.
     pub more: bool,
-    /// How many keys the range had at the revision asked for, whatever limit and bounds say; after
-    /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), of the rows that were looked at.
+    /// Number of keys in the range at the requested revision, regardless of limit and bounds. After
+    /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), only the rows that were visited are
+    /// counted.
     pub count: u64,
 }
 
-/// What a put did.
+/// The reply to a put.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PutReply {
-    /// The revision that it took: the row's `mod_revision`.
+    /// The revision of the put, which is also the row's `mod_revision`.
     pub revision: Revision,
-    /// The row before, if it was asked for and there was one.
+    /// The previous row, if it was requested and existed.
     pub prev: Option<KeyValue>,
 }
 
-/// What a delete did.
+/// The reply to a delete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeleteReply {
-    /// The store's revision after it. A delete that finds nothing takes none.
+    /// The store's revision after the delete. A delete that finds no keys does not increase it.
     pub revision: Revision,
-    /// How many keys it deleted.
+    /// Number of deleted keys.
     pub deleted: u64,
-    /// The deleted rows, in key order, if they were asked for.
+    /// The deleted rows in key order, if they were requested.
     pub prev_kvs: Vec<KeyValue>,
 }
 
-/// What a transaction did.
+/// The reply to a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TxnReply {
-    /// The store's revision after it. A transaction that changes nothing takes none.
+    /// The store's revision after the transaction. A transaction that changes nothing does not
+    /// increase it.
     pub revision: Revision,
-    /// Whether the compares held.
+    /// Whether all compares held.
     pub succeeded: bool,
-    /// The answers of the operations that were executed, in their order.
+    /// The results of the executed operations, in order.
     pub results: Vec<TxnResult>,
 }
 
 impl TxnReply {
-    /// How many ranges were read, also in the transactions within it.
+    /// Returns the number of ranges that were read, including nested transactions.
     pub(crate) fn ranges(&self) -> u64 {
         let count = |result: &TxnResult| match result {
             TxnResult::Range(_) => 1,
@@ -123,101 +125,102 @@ impl TxnReply {
     }
 }
 
-/// The answer to one operation of a transaction.
+/// The result of one operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TxnResult {
-    /// To a range.
+    /// Result of a range.
     Range(RangeReply),
-    /// To a put.
+    /// Result of a put.
     Put(PutReply),
-    /// To a delete.
+    /// Result of a delete.
     Delete(DeleteReply),
-    /// To a transaction.
+    /// Result of a nested transaction.
     Txn(TxnReply),
 }
 
-/// A granted lease.
+/// The reply to a lease grant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GrantReply {
-    /// The store's revision: a grant takes none.
+    /// The store's revision, which a grant does not increase.
     pub revision: Revision,
-    /// The lease.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// How long it lives without renewal.
+    /// TTL of the lease.
     pub ttl: Duration,
 }
 
-/// What a revocation did.
+/// The reply to a lease revocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RevokeReply {
-    /// The revision that deleted the lease's keys; for a lease without keys, the store's revision when the lease was
-    /// revoked.
+    /// The revision that deleted the lease's keys. For a lease without keys, the store's revision
+    /// when the lease was revoked.
     pub revision: Revision,
     /// Number of keys that were deleted.
     pub deleted: u64,
 }
 
-/// Why the store did not do what was asked. Part of the replicated history: the same on every
-/// replica. Nothing was applied.
+/// The reason why the store rejected a command. It is part of the replicated history and the same
+/// on every replica. Nothing was applied.
 ///
-/// The texts are etcd's where etcd has one.
+/// Where etcd has an equivalent error, the text is the same.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Rejection {
     /// A key must have at least one byte.
     #[error("key is not provided")]
     EmptyKey,
-    /// `ignore_value` or `ignore_lease` on a key that does not exist.
+    /// `ignore_value` or `ignore_lease` was used for a key that does not exist.
     #[error("key not found")]
     KeyNotFound,
-    /// A revision that has been compacted away.
+    /// The revision has been compacted.
     #[error("required revision {asked} has been compacted; the oldest left is {compacted}")]
     Compacted {
-        /// The revision asked for.
+        /// The requested revision.
         asked: Revision,
-        /// The oldest that can be read.
+        /// The oldest revision that can be read.
         compacted: Revision,
     },
-    /// A revision that does not exist yet.
+    /// The revision does not exist yet.
     #[error("required revision {asked} is a future revision; the newest is {newest}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         asked: Revision,
-        /// The newest there is.
+        /// The newest revision.
         newest: Revision,
     },
-    /// No such lease; it ended or never was.
+    /// The lease does not exist: it has ended, or was never granted.
     #[error("requested lease not found: {0}")]
     LeaseNotFound(LeaseId),
-    /// A grant under an id that is taken.
+    /// A lease with the requested id exists already.
     #[error("lease already exists: {0}")]
     LeaseExists(LeaseId),
-    /// A lease longer than [`Limits::LEASE_TTL_MAX`](super::Limits::LEASE_TTL_MAX), or of no time.
+    /// The TTL of the lease is zero or longer than
+    /// [`Limits::LEASE_TTL_MAX`](super::Limits::LEASE_TTL_MAX).
     #[error("lease TTL of {asked:?} is not between 1 ms and {max:?}")]
     LeaseTtl {
-        /// What was asked for.
+        /// The requested TTL.
         asked: Duration,
-        /// The longest allowed.
+        /// Maximum TTL.
         max: Duration,
     },
     /// A branch of a transaction writes one key twice.
     #[error("duplicate key given in txn request: {}", .0.escape_ascii())]
     DuplicateKey(Bytes),
-    /// More operations in one level of a transaction than the limit.
+    /// One level of a transaction has more operations than the limit.
     #[error("too many operations in txn request: {count}, at most {max}")]
     TooManyOps {
-        /// How many there were.
+        /// Number of operations.
         count: usize,
         /// The limit.
         max: usize,
     },
-    /// Transactions nested deeper than the limit.
+    /// Transactions are nested deeper than the limit.
     #[error("transactions nested deeper than {max}")]
     TooDeep {
         /// The limit.
         max: usize,
     },
-    /// The ranges of a transaction pass over more keys than the [limit](super::Limits::txn_keys_max).
+    /// The ranges of a transaction visit more keys than the [limit](super::Limits::txn_keys_max).
     #[error(
         "the ranges of the transaction pass over more than {max} keys: name fewer, or make several of it"
     )]
@@ -225,113 +228,115 @@ pub enum Rejection {
         /// The limit.
         max: usize,
     },
-    /// A key longer than the limit.
+    /// A key is longer than the limit.
     #[error("key of {bytes} bytes, at most {max}")]
     KeyTooLarge {
-        /// Its length.
+        /// Length of the key in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// A value longer than the limit.
+    /// A value is longer than the limit.
     #[error("value of {bytes} bytes, at most {max}")]
     ValueTooLarge {
-        /// Its length.
+        /// Length of the value in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// A request larger than the limit, everything counted.
+    /// The total size of the request exceeds the limit.
     #[error("request is too large: {bytes} bytes, at most {max}")]
     RequestTooLarge {
-        /// Its size.
+        /// Size of the request in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// The request is of a life of its node that has ended, or was given up by its node. It was not
-    /// applied by this entry, and never will be.
+    /// The request belongs to an earlier incarnation of its node, or its node has given it up. This
+    /// entry did not apply it, and no later entry will.
     #[error("request is closed: its node gave it up or has restarted")]
     Closed,
-    /// Users and roles forbid it, or stay as they are.
+    /// Access control denies the command, or rejects the change to users and roles.
     #[error(transparent)]
     Access(#[from] AuthError),
-    /// An alarm of this kind stands. It was raised by somebody, and stands until somebody
-    /// [ends it](crate::Client::change_alarms).
+    /// An alarm of this kind is active. It stays active until an operator [clears
+    /// it](crate::Client::change_alarms).
     #[error("{}", .0.forbids())]
     Alarm(AlarmKind),
-    /// More alarms than the limit.
-    #[error("too many alarms: at most {max}; end some first")]
+    /// The number of alarms would exceed the limit.
+    #[error("too many alarms: at most {max}; clear some first")]
     TooManyAlarms {
         /// The limit.
         max: usize,
     },
-    /// The node that asks is not a member of the cluster any more.
+    /// The requesting node is no longer a member of the cluster.
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),
-    /// Two members cannot be in one place.
+    /// Another member has this address, or will have it.
     #[error("member {0} is at this address, or is to be: choose another")]
     AddressTaken(NodeId),
 }
 
-/// The state machine or its input is broken: this node must stop. The host process lives.
+/// The state machine or its input is broken, so this node must stop. The host process keeps
+/// running.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A log entry that this version cannot read.
+    /// This version cannot decode a log entry.
     #[error(
-        "log entry {index}: {why}; this node needs a newer version of Bowline, or its log is damaged"
+        "cannot apply log entry {index}: {why}; this node needs a newer release of Bowline, or its log is damaged"
     )]
     Unreadable {
-        /// Where.
+        /// Index of the entry.
         index: LogIndex,
-        /// What was found.
+        /// The decoding error.
         why: String,
     },
-    /// A row in memory is not what was applied.
+    /// A row in memory differs from what was applied.
     #[error("the row of key {} (revision {revision}) has changed in memory: its checksum does not match", .key.escape_ascii())]
     Rotten {
-        /// Which key.
+        /// The key.
         key: Bytes,
-        /// Which version of it.
+        /// The revision of the row.
         revision: Revision,
     },
-    /// What is in memory beside the rows is not what was applied.
+    /// The state in memory, other than the rows, differs from what was applied.
     #[error(
-        "the state has changed in memory: it amounts to {found:016x}, what was applied to {expected:016x}; \
-         the log has what was applied, start again, on another machine if it happens again"
+        "the state has changed in memory: its digest is {found:016x}, expected {expected:016x}; restart the \
+         node, which rebuilds the state from its disk, and replace the machine if this happens again"
     )]
     Drifted {
-        /// The digest of what was applied.
+        /// Digest of the state that was applied.
         expected: u64,
-        /// The digest of what is there.
+        /// Digest of the state in memory.
         found: u64,
     },
-    /// The cluster has begun to use what only a newer build understands.
+    /// The cluster version was raised above the newest one that this build supports.
     #[error(
-        "the cluster has been raised to version {version}, this program knows versions up to {known}: \
-         upgrade me"
+        "cluster version {version} is newer than this build supports ({known}); upgrade this node"
     )]
     Outgrown {
-        /// What the cluster has been raised to.
+        /// The new cluster version.
         version: ClusterVersion,
-        /// The newest that this build understands.
+        /// The newest version that this build supports.
         known: ClusterVersion,
     },
-    /// A state of a later index that has seen less: it was not made by the same log.
-    #[error("a state at revision {found} was to take the place of one at {revision}")]
+    /// A state with a later index has an older revision, so it does not stem from the same log.
+    #[error(
+        "cannot install a state at revision {found}: the current state is at revision {revision}"
+    )]
     Backwards {
-        /// What came.
+        /// Revision of the new state.
         found: Revision,
-        /// What was there.
+        /// Revision of the current state.
         revision: Revision,
     },
-    /// An entry that does not follow the one applied last.
-    #[error("entry {found} handed to a state machine that has applied {applied}")]
+    /// The entry does not follow the one applied last.
+    #[error("cannot apply entry {found}: the last applied entry is {applied}")]
     OutOfOrder {
-        /// What came.
+        /// Index of the entry.
         found: LogIndex,
-        /// What had been applied.
+        /// Index of the last applied entry.
         applied: LogIndex,
     },
 }

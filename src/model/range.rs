@@ -1,13 +1,14 @@
-//! Which keys a request is about.
+//! Ranges of keys.
 
 use bytes::Bytes;
 
-/// Where a range of keys ends.
+/// The end of a range of keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RangeEnd {
     /// Only the start key itself.
     Single,
-    /// Every key from the start up to, and without, this one. At or below the start: nothing.
+    /// Every key from the start up to this one (exclusive). The range is empty if this key is not
+    /// greater than the start.
     Before(Bytes),
     /// Every key from the start on.
     Unbounded,
@@ -15,7 +16,7 @@ pub enum RangeEnd {
 
 /// One key, a prefix, or a half-open range of keys, in byte order.
 ///
-/// Anything that turns into bytes is a single key: `"a".into()`.
+/// Any value that converts into bytes also converts into a range of this single key: `"a".into()`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyRange {
     start: Bytes,
@@ -23,19 +24,19 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// Only `key`.
+    /// Returns the range of a single key.
     pub fn key(key: impl Into<Bytes>) -> Self {
         Self { start: key.into(), end: RangeEnd::Single }
     }
 
-    /// Every key that starts with `prefix`. The empty prefix means every key.
+    /// Returns the range of every key that starts with `prefix`. The empty prefix means every key.
     pub fn prefix(prefix: impl Into<Bytes>) -> Self {
         let start = prefix.into();
         if start.is_empty() {
             return Self::all();
         }
-        // The first key after all keys with the prefix: the prefix with its last byte that can
-        // grow grown, and everything after that byte cut. 0xff cannot grow.
+        // The end is the first key after all keys with the prefix: the prefix up to its last byte
+        // below 0xff, with this byte incremented.
         let end = match start.iter().rposition(|&byte| byte != 0xff) {
             Some(last) => {
                 let mut end = start[..=last].to_vec();
@@ -47,8 +48,8 @@ impl KeyRange {
         Self { start, end }
     }
 
-    /// Every key from `start` on, `start` too. Its name is not `from`: that is what makes of anything that turns into
-    /// bytes a single key.
+    /// Returns the range of every key from `start` (inclusive). It is not called `from`, because
+    /// `From` converts bytes into a range of a single key.
     ///
     /// ```
     /// use bowline::KeyRange;
@@ -59,33 +60,33 @@ impl KeyRange {
         Self { start: start.into(), end: RangeEnd::Unbounded }
     }
 
-    /// Every key from `start` up to, and without, `end`.
+    /// Returns the range of every key from `start` (inclusive) to `end` (exclusive).
     pub fn between(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
         Self { start: start.into(), end: RangeEnd::Before(end.into()) }
     }
 
-    /// Every key.
+    /// Returns the range of every key.
     pub fn all() -> Self {
         // No key is empty, so the smallest possible one is a single zero byte.
         Self { start: Bytes::from_static(b"\0"), end: RangeEnd::Unbounded }
     }
 
-    /// The first key that can be in the range.
+    /// Returns the first key that can be in the range.
     pub fn start(&self) -> &Bytes {
         &self.start
     }
 
-    /// Where the range ends.
+    /// Returns the end of the range.
     pub fn end(&self) -> &RangeEnd {
         &self.end
     }
 
-    /// The key, if the range is a single one.
+    /// Returns the key if the range is a single key.
     pub fn as_single(&self) -> Option<&Bytes> {
         matches!(self.end, RangeEnd::Single).then_some(&self.start)
     }
 
-    /// Whether `key` is in the range.
+    /// Returns whether `key` is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         match &self.end {
             RangeEnd::Single => key == self.start,
@@ -94,8 +95,9 @@ impl KeyRange {
         }
     }
 
-    /// The same range below `prefix`: what [`Client::with_prefix`](crate::Client::with_prefix) asks the store
-    /// for. An unbounded range ends where the prefix ends.
+    /// Returns this range with `prefix` prepended, as
+    /// [`Client::with_prefix`](crate::Client::with_prefix) does. An unbounded range then ends at
+    /// the end of the prefix.
     #[must_use]
     pub fn below_prefix(&self, prefix: &Bytes) -> Self {
         if prefix.is_empty() {

@@ -1,33 +1,34 @@
-//! What a caller asks of the store: ranges, puts, deletes and transactions.
+//! Requests to the store: ranges, puts, deletes and transactions.
 //!
-//! Plain values: a request can be built, kept, compared and sent by any caller. The meaning is
-//! etcd's, to the edge cases.
+//! Requests are plain values that can be built, stored, compared and sent. The semantics are
+//! etcd's, including the edge cases.
 
 use bytes::Bytes;
 
 use super::{KeyRange, LeaseId, Revision};
 
-/// Read the keys of a range.
+/// A read of the keys of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// Which keys.
+    /// The keys to read.
     pub range: KeyRange,
-    /// The revision to read at; `None` is the newest.
+    /// The revision to read at, or `None` for the newest.
     pub revision: Option<Revision>,
-    /// At most so many rows; `None` is all of them.
+    /// Maximum number of rows, or `None` for no limit.
     pub limit: Option<u64>,
-    /// The order of the rows; by key unless said otherwise.
+    /// The order of the rows. Default: by key.
     pub sort: Sort,
-    /// Rows without their values.
+    /// Whether to return rows without their values.
     pub keys_only: bool,
-    /// No rows, only how many there are.
+    /// Whether to return only the number of keys, and no rows.
     pub count_only: bool,
-    /// Only rows whose revisions lie in these bounds. Applied after the read and before `limit`.
+    /// Returns only rows whose revisions are within these bounds. Applied after the read and before
+    /// `limit`.
     pub bounds: RevisionBounds,
 }
 
 impl Range {
-    /// Every row of `range`, at the newest revision, by key.
+    /// Reads every row of `range` at the newest revision, in key order.
     pub fn new(range: impl Into<KeyRange>) -> Self {
         Self {
             range: range.into(),
@@ -41,69 +42,69 @@ impl Range {
     }
 }
 
-/// Bounds, both inclusive, on the revisions of the rows of a [`Range`].
+/// Inclusive bounds on the revisions of the rows of a [`Range`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RevisionBounds {
-    /// The least `mod_revision`.
+    /// Minimum `mod_revision`.
     pub mod_min: Option<Revision>,
-    /// The greatest `mod_revision`.
+    /// Maximum `mod_revision`.
     pub mod_max: Option<Revision>,
-    /// The least `create_revision`.
+    /// Minimum `create_revision`.
     pub create_min: Option<Revision>,
-    /// The greatest `create_revision`.
+    /// Maximum `create_revision`.
     pub create_max: Option<Revision>,
 }
 
-/// The order of the rows of a [`Range`]. Rows that are equal in the target stand in key order.
+/// The order of the rows of a [`Range`]. Rows with an equal target are in key order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sort {
-    /// What to order by.
+    /// The field to sort by.
     pub target: SortTarget,
-    /// In which direction.
+    /// The direction.
     pub order: SortOrder,
 }
 
-/// What rows are ordered by.
+/// The field that rows are sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortTarget {
     /// The key.
     #[default]
     Key,
-    /// The number of puts since the creation.
+    /// Number of puts since the creation.
     Version,
     /// The revision of the creation.
     Create,
     /// The revision of the last put.
     Mod,
-    /// The value, byte by byte.
+    /// The value, compared byte by byte.
     Value,
 }
 
 /// The direction of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortOrder {
-    /// The smallest first.
+    /// Smallest first.
     #[default]
     Ascend,
-    /// The greatest first.
+    /// Greatest first.
     Descend,
 }
 
-/// Write a key.
+/// A write of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Put {
     /// The key: at least one byte.
     pub key: Bytes,
     /// The value to write.
     pub value: PutValue,
-    /// The lease to bind the key to.
+    /// The lease to attach the key to.
     pub lease: PutLease,
-    /// Whether to answer with the row before the put.
+    /// Whether to return the previous row.
     pub prev_kv: bool,
 }
 
 impl Put {
-    /// Writes `value` to `key`, without a lease.
+    /// Creates a put of `value` to `key`, without a lease.
     pub fn new(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Self {
             key: key.into(),
@@ -113,7 +114,8 @@ impl Put {
         }
     }
 
-    /// Binds the key to a lease, a session's for example: it is deleted when the lease ends.
+    /// Attaches the key to a lease, for example that of a session. The key is deleted when the
+    /// lease ends.
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Put};
@@ -137,55 +139,57 @@ impl Put {
 /// The value of a [`Put`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PutValue {
-    /// This one.
+    /// Sets this value.
     Set(Bytes),
-    /// The one that the key has (etcd's `ignore_value`); the key must exist.
+    /// Keeps the current value (etcd's `ignore_value`). The key must exist.
     Keep,
 }
 
 /// The lease of a [`Put`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutLease {
-    /// None: a key that had one is detached from it.
+    /// No lease. A key that was attached to one is detached.
     None,
-    /// This one; it must exist.
+    /// Attaches the key to this lease, which must exist.
     Attach(LeaseId),
-    /// The one that the key has, if any (etcd's `ignore_lease`); the key must exist.
+    /// Keeps the current lease, if any (etcd's `ignore_lease`). The key must exist.
     Keep,
 }
 
-/// Delete the keys of a range.
+/// A deletion of the keys of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Delete {
-    /// Which keys.
+    /// The keys to delete.
     pub range: KeyRange,
-    /// Whether to answer with the deleted rows.
+    /// Whether to return the deleted rows.
     pub prev_kv: bool,
 }
 
 impl Delete {
-    /// Deletes the keys of `range`.
+    /// Creates a deletion of the keys of `range`.
     pub fn new(range: impl Into<KeyRange>) -> Self {
         Self { range: range.into(), prev_kv: false }
     }
 }
 
-/// If all compares hold, one list of operations, else the other, as one step.
+/// A transaction: if all compares hold, one list of operations is executed, otherwise the other
+/// one. The transaction is atomic.
 ///
-/// All compares, those of nested transactions too, are judged on the state before the transaction.
-/// Operations see the effects of those before them. All writes take one revision together.
+/// All compares, including those of nested transactions, are evaluated on the state before the
+/// transaction. Operations see the effects of earlier operations. All writes have the same
+/// revision.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Txn {
-    /// All must hold; none at all holds.
+    /// The conditions, all of which must hold. An empty list holds.
     pub compares: Vec<Compare>,
-    /// What to do if they hold.
+    /// The operations to execute if the conditions hold.
     pub success: Vec<Op>,
-    /// What to do if one does not.
+    /// The operations to execute if a condition does not hold.
     pub failure: Vec<Op>,
 }
 
 impl Txn {
-    /// Whether it can change anything, in either branch.
+    /// Returns whether the transaction can change anything, in either branch.
     pub fn writes(&self) -> bool {
         self.success.iter().chain(&self.failure).any(|op| match op {
             Op::Range(_) => false,
@@ -198,33 +202,34 @@ impl Txn {
 /// One operation of a [`Txn`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Read.
+    /// Reads a range.
     Range(Range),
-    /// Write.
+    /// Writes a key.
     Put(Put),
-    /// Delete.
+    /// Deletes a range.
     Delete(Delete),
-    /// A transaction inside the transaction.
+    /// Executes a nested transaction.
     Txn(Txn),
 }
 
 impl Op {
-    /// Reads the row of one key.
+    /// Creates a read of one key.
     pub fn get(key: impl Into<Bytes>) -> Self {
         Op::Range(Range::new(KeyRange::key(key)))
     }
 
-    /// Reads the rows of a range.
+    /// Creates a read of a range.
     pub fn range(range: impl Into<KeyRange>) -> Self {
         Op::Range(Range::new(range))
     }
 
-    /// Writes `value` to `key`, without a lease; with one, give [`Put::new`] and [`Put::lease`] in its place.
+    /// Creates a write of `value` to `key`, without a lease. To attach a lease, use [`Put::new`]
+    /// and [`Put::lease`].
     pub fn put(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Op::Put(Put::new(key, value))
     }
 
-    /// Deletes the keys of a range.
+    /// Creates a deletion of the keys of a range.
     pub fn delete(range: impl Into<KeyRange>) -> Self {
         Op::Delete(Delete::new(range))
     }
@@ -256,22 +261,22 @@ impl From<Txn> for Op {
 
 /// One condition of a [`Txn`], on one key or on every key of a range.
 ///
-/// A missing key compares as version 0, revisions 0 and no lease; its value compares as false,
-/// whatever the operator. A range without keys is judged once, as a missing key.
+/// A missing key has version 0, revisions 0 and no lease. A comparison of its value is false,
+/// whatever the operator. A range without keys is evaluated once, as a missing key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compare {
-    /// Which keys; every one must satisfy the condition.
+    /// The keys. Every one must satisfy the condition.
     pub range: KeyRange,
-    /// Which field, and the value to compare it with.
+    /// The field to compare, and the value to compare it with.
     pub target: CompareTarget,
-    /// How the key's field must relate to the value given.
+    /// The operator. The key's field is the left-hand side.
     pub op: CompareOp,
 }
 
-/// What a [`Compare`] looks at, with the right-hand side.
+/// The field that a [`Compare`] examines, with the right-hand side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CompareTarget {
-    /// Puts since the creation; 0 for a missing key.
+    /// Number of puts since the creation; 0 for a missing key.
     Version(u64),
     /// The revision of the creation; 0 for a missing key.
     Create(Revision),
@@ -279,11 +284,11 @@ pub enum CompareTarget {
     Mod(Revision),
     /// The value.
     Value(Bytes),
-    /// The lease's id, 0 for none.
+    /// The id of the lease; 0 for none.
     Lease(u64),
 }
 
-/// The relation that a [`Compare`] asks for: the key's field on the left.
+/// The operator of a [`Compare`]. The key's field is the left-hand side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompareOp {
     /// `==`
@@ -297,28 +302,28 @@ pub enum CompareOp {
 }
 
 impl Compare {
-    /// On the number of puts since the creation; 0 for a missing key.
+    /// Compares the number of puts since the creation, which is 0 for a missing key.
     pub fn version(keys: impl Into<KeyRange>) -> CompareBuilder<u64> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Version }
     }
 
-    /// On the revision of the creation; 0 for a missing key, so `create_revision(k).eq(0)` says that
-    /// `k` does not exist.
+    /// Compares the revision of the creation, which is 0 for a missing key.
+    /// `create_revision(k).eq(0)` holds if `k` does not exist.
     pub fn create_revision(keys: impl Into<KeyRange>) -> CompareBuilder<Revision> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Create }
     }
 
-    /// On the revision of the last put; 0 for a missing key.
+    /// Compares the revision of the last put, which is 0 for a missing key.
     pub fn mod_revision(keys: impl Into<KeyRange>) -> CompareBuilder<Revision> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Mod }
     }
 
-    /// On the value; false for a missing key, whatever the operator.
+    /// Compares the value. Does not hold for a missing key, whatever the operator.
     pub fn value(keys: impl Into<KeyRange>) -> CompareBuilder<Bytes> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Value }
     }
 
-    /// On the id of the lease; 0 for none.
+    /// Compares the id of the lease, which is 0 if there is none.
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -335,18 +340,18 @@ impl Compare {
         CompareBuilder { range: keys.into(), target: CompareTarget::Lease }
     }
 
-    /// That the key exists.
+    /// Creates the condition that the key exists.
     pub fn exists(key: impl Into<KeyRange>) -> Compare {
         Compare::version(key).gt(0u64)
     }
 
-    /// That the key does not exist.
+    /// Creates the condition that the key does not exist.
     pub fn missing(key: impl Into<KeyRange>) -> Compare {
         Compare::version(key).eq(0u64)
     }
 }
 
-/// A [`Compare`] that lacks its operator and right-hand side.
+/// A [`Compare`] without its operator and right-hand side.
 #[derive(Debug)]
 #[must_use = "finish it with eq, ne, gt or lt"]
 pub struct CompareBuilder<T> {
@@ -356,22 +361,22 @@ pub struct CompareBuilder<T> {
 
 #[allow(clippy::should_implement_trait, reason = "a comparison to be made elsewhere")]
 impl<T> CompareBuilder<T> {
-    /// Equal to `value`.
+    /// Requires the field to be equal to `value`.
     pub fn eq(self, value: impl Into<T>) -> Compare {
         self.with(CompareOp::Equal, value)
     }
 
-    /// Not equal to `value`.
+    /// Requires the field to differ from `value`.
     pub fn ne(self, value: impl Into<T>) -> Compare {
         self.with(CompareOp::NotEqual, value)
     }
 
-    /// Greater than `value`.
+    /// Requires the field to be greater than `value`.
     pub fn gt(self, value: impl Into<T>) -> Compare {
         self.with(CompareOp::Greater, value)
     }
 
-    /// Less than `value`.
+    /// Requires the field to be less than `value`.
     pub fn lt(self, value: impl Into<T>) -> Compare {
         self.with(CompareOp::Less, value)
     }

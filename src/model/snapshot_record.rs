@@ -1,20 +1,20 @@
-//! The parts of a state: what a machine is taken apart into, and put together from, when it travels as
-//! a snapshot or a backup.
+//! The pieces into which a machine's state is split for a snapshot or a backup, and from which it
+//! is rebuilt.
 //!
 //! ```text
-//!   StateHead   what is known beforehand
+//!   StateHead   values that are known in advance
 //!   Rows        the rows live at the compacted revision, in key order        (none before the first
 //!   Rows                                                                      compaction)
-//!   Changes     what each revision since and including that one has changed
+//!   Changes     the changes of each revision since and including that one
 //!   Changes
 //!   Leases      every lease, by id; its keys are those whose newest row names it
-//!   Lives       for each node that asked: its life and what it has closed
-//!   Answers     the answers to what is open
+//!   Lives       for each node that made requests: its incarnation and completed requests
+//!   Answers     the replies to open requests
 //! ```
 //!
-//! Each kind comes in as many pieces as its maker likes, in this order. Together they are everything:
-//! the machine made of them gives the same answers as the one that they were taken from, has the same
-//! digest, and keeps both as further entries are applied.
+//! The sender chooses the number of pieces of each kind; the kinds come in this order. Together the
+//! pieces are the complete state: the rebuilt machine returns the same results and has the same
+//! digest as the original one, and both stay equal as further entries are applied.
 
 use std::time::Duration;
 
@@ -23,65 +23,66 @@ use super::{
     NodeId, Outcome, RequestId, Revision, SessionInfo, Term,
 };
 
-/// A state without its rows, leases and answers.
+/// A state without its rows, leases and dedup table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateHead {
     /// The replicated cluster version.
     pub version: ClusterVersion,
-    /// The last log entry applied.
+    /// Index of the last applied entry.
     pub index: LogIndex,
-    /// Its term.
+    /// Term of that entry.
     pub term: Term,
     /// The newest revision.
     pub revision: Revision,
-    /// The oldest that can be read; `None` before the first compaction.
+    /// The oldest revision that can be read, or `None` before the first compaction.
     pub compacted: Option<Revision>,
-    /// The chain of everything ever written, as the digest carries it.
+    /// The hash chain over everything ever written, which is part of the digest.
     pub past: u64,
-    /// The number that the next lease without a chosen id gets, if it is free.
+    /// The next number to use as a lease id if the caller requests no id. It is skipped if it is
+    /// taken.
     pub next_lease: u64,
-    /// Who belongs to the cluster.
+    /// The members of the cluster.
     pub members: Members,
-    /// Who may do what.
+    /// Users and roles.
     pub access: Access,
-    /// Which alarms were raised and have not been ended.
+    /// The active alarms.
     pub alarms: Alarms,
-    /// The digest of the whole state.
+    /// Digest of the whole state.
     pub digest: u64,
 }
 
-/// Some of the parts of a state, all of one kind.
+/// A part of a state. All its items are of one kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SnapshotRecord {
     /// Rows live at the compacted revision, in key order.
     Rows(Vec<KeyValue>),
-    /// Changes since and including the compacted revision, by revision, those of one revision in the
-    /// order in which it made them. A revision may go on in the next piece.
+    /// Changes since and including the compacted revision, ordered by revision and, within one
+    /// revision, as the request made them. A revision may continue in the next piece.
     Changes(Vec<RowChange>),
     /// Leases, by id.
     Leases(Vec<LeaseRow>),
-    /// Nodes that have asked, by id.
+    /// The nodes that made requests, by id.
     Lives(Vec<LifeRow>),
-    /// Answers, by node and number.
+    /// Replies, by node and number.
     DedupTable(Vec<(RequestId, Outcome)>),
 }
 
-/// What one revision did to one key.
+/// The change that one revision made to one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RowChange {
-    /// It wrote this row; the revision is the row's `mod_revision`.
+    /// The revision wrote this row; the row's `mod_revision` is the revision.
     Put(KeyValue),
-    /// It deleted a key.
+    /// The revision deleted a key.
     Delete {
-        /// Which revision.
+        /// The revision.
         revision: Revision,
-        /// Which key.
+        /// The key.
         key: bytes::Bytes,
     },
 }
 
 impl RowChange {
-    /// Which revision.
+    /// Returns the revision of this change.
     pub fn revision(&self) -> Revision {
         match self {
             RowChange::Put(kv) => kv.mod_revision,
@@ -90,29 +91,29 @@ impl RowChange {
     }
 }
 
-/// A lease that has not ended.
+/// An active lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseRow {
-    /// Which.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// How long it lives without renewal.
+    /// TTL of the lease.
     pub ttl: Duration,
-    /// Whose session it is, if it is one.
+    /// The session that the lease belongs to, if any.
     pub session: Option<(NodeId, Incarnation, SessionInfo)>,
 }
 
-/// What the table of answers knows of a node beside the answers.
+/// The dedup table's state for one node, without the replies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LifeRow {
-    /// Which node.
+    /// Id of the node.
     pub node: NodeId,
-    /// The newest life that it asked in.
+    /// The newest incarnation in which it made requests.
     pub incarnation: Incarnation,
-    /// Which requests of that life are closed.
+    /// The completed requests of that incarnation.
     pub window: AckWindow,
 }
 
-/// How much of each kind a state has.
+/// The number of items of each kind in a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PieceCounts {
     /// Rows live at the compacted revision.
@@ -121,14 +122,14 @@ pub struct PieceCounts {
     pub changes: u64,
     /// Leases.
     pub leases: u64,
-    /// Nodes that have asked.
+    /// Nodes that made requests.
     pub lives: u64,
-    /// Answers.
+    /// Replies.
     pub answers: u64,
 }
 
 impl PieceCounts {
-    /// Adds what is in `piece`.
+    /// Adds the items of `piece`.
     pub fn add(&mut self, record: &SnapshotRecord) {
         match record {
             SnapshotRecord::Rows(rows) => self.rows += rows.len() as u64,

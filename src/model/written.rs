@@ -1,35 +1,36 @@
-//! What a transaction writes, to find a key that is written twice in one way that it can take.
+//! The check that no branch of a transaction writes a key twice.
 //!
-//! A delete may overlap a delete; the two branches of a nested transaction may write the same key, since only
-//! one runs. Replicas must come to the same rejection, so which key is named is part of what is decided here:
-//! deletes are judged in their order, puts in the order of their keys. What it costs is the number of writes
-//! times the logarithm of that: the driver judges what others have sent.
+//! A delete may overlap another delete. The two branches of a nested transaction may write the same
+//! key, because only one of them runs. All replicas must return the same rejection, including the
+//! key that it names. Therefore the order of the check is fixed: deletes in their order, puts in
+//! the order of their keys. The cost is O(n log n) for n writes, because the driver runs this check
+//! on requests of other members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
 use super::{KeyRange, Op, RangeEnd, Rejection, Txn};
 
-/// Judges both branches.
+/// Checks both branches.
 pub(super) fn check(txn: &Txn) -> Result<(), Rejection> {
     Written::of(&txn.success)?;
     Written::of(&txn.failure)?;
     Ok(())
 }
 
-/// What one branch writes.
+/// The writes of one branch.
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
     deletes: Spans<'a>,
-    /// Each delete, in order.
+    /// The deletes, in order.
     ranges: Vec<&'a KeyRange>,
 }
 
 impl<'a> Written<'a> {
     fn of(ops: &'a [Op]) -> Result<Self, Rejection> {
         let mut all = Self::default();
-        // Deletes first: etcd refuses a put inside a delete's range in whichever order they stand.
+        // Collect deletes first: etcd rejects a put inside a delete's range in either order.
         for op in ops {
             if let Op::Delete(delete) = op {
                 all.delete(&delete.range);
@@ -45,8 +46,8 @@ impl<'a> Written<'a> {
         Ok(all)
     }
 
-    /// The branches of a nested transaction, each judged by itself, and then against what stands beside it: they do
-    /// not meet each other.
+    /// Checks each branch of a nested transaction by itself, and then against the other operations
+    /// of the parent, but not the two branches against each other.
     fn nested(&mut self, success: &'a [Op], failure: &'a [Op]) -> Result<(), Rejection> {
         let (success, failure) = (Self::of(success)?, Self::of(failure)?);
         let ranges = || success.ranges.iter().chain(&failure.ranges);
@@ -77,20 +78,20 @@ impl<'a> Written<'a> {
     }
 }
 
-/// The first of these keys that is in a range.
+/// Returns the first of these keys that is in a range.
 fn first_within<'a>(keys: &BTreeSet<&'a [u8]>, range: &KeyRange) -> Option<&'a [u8]> {
     let from = keys.range::<[u8], _>((Included(&range.start()[..]), Unbounded)).next();
     from.copied().filter(|key| range.contains(key))
 }
 
-/// Where a span ends: before a key, or with it; those that end with nothing come last.
+/// The end of a span, exclusive or inclusive. An unbounded end sorts last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum End<'a> {
     At(&'a [u8], bool),
     Never,
 }
 
-/// All keys of some ranges, as spans that do not overlap, by their first key.
+/// The union of some ranges as spans that do not overlap, by their first key.
 #[derive(Default)]
 struct Spans<'a>(BTreeMap<&'a [u8], End<'a>>);
 
@@ -99,7 +100,7 @@ impl<'a> Spans<'a> {
         self.before(key).is_some_and(|(_, end)| end > End::At(key, false))
     }
 
-    /// The last span that begins at this key or before it.
+    /// Returns the last span that begins at or before this key.
     fn before(&self, key: &[u8]) -> Option<(&'a [u8], End<'a>)> {
         self.0.range::<[u8], _>((Unbounded, Included(key))).next_back().map(|(s, e)| (*s, *e))
     }
@@ -135,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// The same by looking at each pair.
+    /// The same check by comparing all pairs.
     #[derive(Default)]
     struct Pairs<'a> {
         puts: BTreeSet<&'a [u8]>,
@@ -226,7 +227,7 @@ mod tests {
         let put = |n: u32| Op::put(format!("p{n:06}"), "");
         let delete = |n: u32| Op::delete(format!("d{n:06}"));
         let of = |ops: Vec<Op>| Op::Txn(Txn { success: ops, ..Txn::default() });
-        // Each pair of them would be ten thousand millions.
+        // A comparison of all pairs would take 10,000,000,000 steps.
         let ops: Vec<Op> = (0..200)
             .map(|n| {
                 let numbers = n / 2 * 1_000..(n / 2 + 1) * 1_000;

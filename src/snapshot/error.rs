@@ -1,4 +1,4 @@
-//! What can go wrong with a snapshot file.
+//! The errors of snapshot files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use thiserror::Error;
 use crate::codec::CodecError;
 use crate::model::ClusterId;
 
-/// What is wrong with a snapshot file, and where.
+/// The reason why a snapshot file cannot be written or read, and the position.
 #[derive(Debug, Error)]
 pub(crate) enum SnapshotError {
-    /// The disk is full. What was written of the file is removed; to be tried again when there is
-    /// room.
-    #[error("no space left on the disk for {path}", path = path.display())]
+    /// The disk is full. The incomplete file was removed. The operation can be retried once there
+    /// is room.
+    #[error("disk full: cannot write {path}", path = path.display())]
     NoSpace { path: PathBuf },
 
-    /// The disk refused.
+    /// The disk returned an error.
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
 
-    /// The file is not what was written.
+    /// The contents of the file are not what was written.
     #[error("{path} is damaged at byte {offset}: {why}", path = path.display())]
     Damaged { path: PathBuf, offset: u64, why: String },
 
-    /// The file is of a newer version of Bowline.
-    #[error("{path}, byte {offset}: {why}: upgrade me", path = path.display())]
+    /// The file was written by a newer release of Bowline.
+    #[error("cannot read {path} at byte {offset}: {why}; upgrade this node", path = path.display())]
     Newer { path: PathBuf, offset: u64, why: String },
 
-    /// The file is another cluster's.
-    #[error("{path} is of cluster {found}, this is cluster {expected}", path = path.display())]
+    /// The file belongs to another cluster.
+    #[error("{path} belongs to cluster {found}, not to cluster {expected}", path = path.display())]
     Foreign { path: PathBuf, found: ClusterId, expected: ClusterId },
 }
 
 impl SnapshotError {
-    /// Makes the error of a disk that refused to do `what` with `path`.
+    /// Returns a function that makes the error for a failed disk operation `what` on `path`.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
@@ -43,7 +43,7 @@ impl SnapshotError {
         }
     }
 
-    /// Makes the error of bytes that cannot be read.
+    /// Returns a function that makes the error for bytes that cannot be decoded.
     pub(super) fn codec(path: &Path, offset: u64) -> impl FnOnce(CodecError) -> Self {
         let path = path.to_owned();
         move |error| match error {
@@ -54,12 +54,12 @@ impl SnapshotError {
         }
     }
 
-    /// Whether the same may succeed later, once there is room on the disk.
+    /// Returns whether the operation may succeed later, once there is room on the disk.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace { .. })
     }
 
-    /// Whether the file is of no use, whatever happens: another copy is needed.
+    /// Returns whether the file is permanently unusable, so that another copy is needed.
     #[cfg(test)]
     pub(crate) fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. })

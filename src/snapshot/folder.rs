@@ -9,7 +9,7 @@ use super::{Partial, Reader, SnapshotError, Writer};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, DiskId, LogIndex, SnapshotId, StateHead, Term};
 
-/// The snapshots of one member. There may be other files beside them.
+/// The snapshots of one member. The directory may contain other files too.
 #[derive(Clone)]
 pub(crate) struct Folder {
     disk: Arc<dyn Disk>,
@@ -17,22 +17,23 @@ pub(crate) struct Folder {
     cluster: ClusterId,
 }
 
-/// A file that has the name of a whole snapshot.
+/// A file with the name of a complete snapshot.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Found {
     /// The last entry that it covers.
     pub(crate) index: LogIndex,
-    /// The term of that entry.
+    /// Term of that entry.
     pub(crate) term: Term,
-    /// Where it is.
+    /// Path of the file.
     pub(crate) path: PathBuf,
 }
 
 impl Folder {
-    /// Opens the folder `dir`, which exists, and removes what writers have left behind.
+    /// Opens the existing directory `dir`, and removes files that interrupted writers have left
+    /// behind.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn open(
         disk: &Arc<dyn Disk>,
         dir: &Path,
@@ -47,16 +48,16 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The folder `dir`, to be read and not changed.
+    /// Opens the directory `dir` for reading only.
     pub(crate) fn look(disk: &Arc<dyn Disk>, dir: &Path, cluster: ClusterId) -> Self {
         Self { disk: Arc::clone(disk), dir: dir.to_owned(), cluster }
     }
 
-    /// The snapshots by their names, newest first. Whether they are sound is known once they are
-    /// read.
+    /// Returns the snapshots according to their names, newest first. Their contents are not
+    /// verified.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn list(&self) -> Result<Vec<Found>, SnapshotError> {
         let mut found: Vec<Found> = self
             .names()?
@@ -71,27 +72,29 @@ impl Folder {
         Ok(found)
     }
 
-    /// Opens one to be read.
+    /// Opens a snapshot for reading.
     ///
     /// # Errors
-    /// The disk refuses, it is damaged, or another cluster's.
+    /// Fails if the disk returns an error, or if the file is damaged or belongs to another cluster.
     pub(crate) fn read(&self, found: &Found) -> Result<Reader, SnapshotError> {
         let reader = Reader::open(&self.disk, &found.path)?;
         reader.expect_cluster(self.cluster)?;
         let head = reader.head();
         if (head.index, head.term) != (found.index, found.term) {
             let (path, offset) = (found.path.clone(), 0);
-            let why = format!("it is of entry {} in term {}", head.index, head.term);
+            let why = format!(
+                "it covers entry {} of term {}, not the one in its name",
+                head.index, head.term
+            );
             return Err(SnapshotError::Damaged { path, offset, why });
         }
         Ok(reader)
     }
 
-    /// The newest one that is sound from its first byte to its last; and what is wrong with newer
-    /// ones.
+    /// Returns the newest snapshot that is undamaged, and the errors of newer ones.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     #[cfg(test)]
     pub(crate) fn newest(&self) -> Result<(Option<SnapshotId>, Vec<SnapshotError>), SnapshotError> {
         let mut wrong = Vec::new();
@@ -110,30 +113,31 @@ impl Folder {
         Ok((None, wrong))
     }
 
-    /// Opens the one that `id` names, which is here.
+    /// Opens the existing snapshot with this id.
     ///
     /// # Errors
-    /// The disk refuses, it is damaged, or another cluster's.
+    /// Fails if the disk returns an error, or if the file is damaged or belongs to another cluster.
     pub(crate) fn open_id(&self, id: SnapshotId) -> Result<Reader, SnapshotError> {
         let path = self.dir.join(name(id.index, id.term));
         self.read(&Found { index: id.index, term: id.term, path })
     }
 
-    /// Begins to write one.
+    /// Starts to write a snapshot.
     ///
     /// # Errors
-    /// The disk refuses, or is full.
+    /// Fails if the disk returns an error or is full.
     pub(crate) fn begin(&self, head: &StateHead) -> Result<Writer, SnapshotError> {
         let path = self.dir.join(name(head.index, head.term));
         Writer::create(&self.disk, &path, "", self.cluster, head)
     }
 
-    /// Begins to write one outside the folder: a backup. Others may write to that path at the same time, so
-    /// the file is named after this member's disk until it is whole: nobody but the member itself, which
-    /// writes one at a time, replaces what it has left unfinished there.
+    /// Starts to write a snapshot outside this directory, for a backup. Other members may write to
+    /// the same path at the same time. Therefore the incomplete file has a name with this member's
+    /// disk id, and only the member itself, which writes one backup at a time, replaces an
+    /// incomplete file with this name.
     ///
     /// # Errors
-    /// The disk refuses, or is full.
+    /// Fails if the disk returns an error or is full.
     pub(crate) fn begin_at(
         &self,
         path: &Path,
@@ -144,10 +148,11 @@ impl Folder {
         Writer::create(&self.disk, path, &ending, self.cluster, head)
     }
 
-    /// Begins, or goes on, to receive one from another member. Receiving any other one is given up.
+    /// Starts or continues to receive a snapshot from another member. Incomplete files of other
+    /// snapshots are removed.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn receive(&self, id: SnapshotId) -> Result<Partial, SnapshotError> {
         let ours = partial_name(id);
         for name in self.names()? {
@@ -159,18 +164,18 @@ impl Folder {
         Partial::open(&self.disk, self.dir.join(ours), path, self.cluster, id)
     }
 
-    /// Which one was being received when the process ended, if any.
+    /// Returns the snapshot that was being received when the process ended, if any.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn unfinished(&self) -> Result<Option<SnapshotId>, SnapshotError> {
         Ok(self.names()?.iter().find_map(|name| parse_partial(name)))
     }
 
-    /// Removes what is here of one that nobody receives any more.
+    /// Removes the incomplete file of a snapshot that is no longer being received.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn forget(&self, id: SnapshotId) -> Result<(), SnapshotError> {
         let ours = partial_name(id);
         match self.names()?.contains(&ours) {
@@ -179,10 +184,10 @@ impl Folder {
         }
     }
 
-    /// Opens one to be sent. It can be sent to its end even if it is removed meanwhile.
+    /// Opens a snapshot for sending. It can be sent completely even if it is removed meanwhile.
     ///
     /// # Errors
-    /// It is not there, the disk refuses, or it has another length.
+    /// Fails if the file does not exist or has another length, or if the disk returns an error.
     pub(crate) fn source(&self, id: SnapshotId) -> Result<Source, SnapshotError> {
         let path = self.dir.join(name(id.index, id.term));
         let opened = self.disk.open(&path, OpenMode::Read);
@@ -191,15 +196,15 @@ impl Folder {
         if len == id.bytes {
             return Ok(Source { file, path, id });
         }
-        let why = format!("it has {len} bytes, expected were {}", id.bytes);
+        let why = format!("its length is {len} bytes, expected {}", id.bytes);
         Err(SnapshotError::Damaged { path, offset: 0, why })
     }
 
-    /// Removes what is older than `kept`, which is sound and durable: snapshots, and what was
-    /// received of others; but not those in `served`. Tells how many snapshots.
+    /// Removes snapshots and incomplete files older than `kept`, which must be undamaged and
+    /// durable, except for those in `served`. Returns the number of snapshots removed.
     ///
     /// # Errors
-    /// The disk refuses. To be tried again with the next one.
+    /// Returns an error of the disk. The caller retries after the next snapshot.
     pub(crate) fn remove_older(
         &self,
         kept: SnapshotId,
@@ -221,10 +226,10 @@ impl Folder {
         Ok(removed)
     }
 
-    /// Removes one that is of no use.
+    /// Removes an unusable snapshot.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     #[cfg(test)]
     pub(crate) fn discard(&self, found: &Found) -> Result<(), SnapshotError> {
         self.disk.remove(&found.path).map_err(SnapshotError::io("remove", &found.path))?;
@@ -249,16 +254,16 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Which.
+    /// Returns the id of the snapshot.
     #[cfg(test)]
     pub(crate) fn id(&self) -> SnapshotId {
         self.id
     }
 
-    /// The bytes from `offset` on, at most `bytes_max`; none at and after its end.
+    /// Returns at most `bytes_max` bytes from `offset` on, or none at and after the end.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn part(&self, offset: u64, bytes_max: usize) -> Result<Bytes, SnapshotError> {
         let left = self.id.bytes.saturating_sub(offset);
         let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(bytes_max);

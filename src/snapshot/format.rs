@@ -1,4 +1,5 @@
-//! The bytes of a snapshot file, without the file. See the [module](super) for the drawing.
+//! The byte format of a snapshot file, independent of files. The [module page](super) draws the
+//! layout.
 
 use bytes::Bytes;
 
@@ -7,13 +8,13 @@ use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead
 
 const MAGIC: [u8; 8] = *b"bowlsnap";
 
-/// The format of files that this build writes, and the newest that it reads.
+/// The file format that this build writes, and the newest that it reads.
 const FORMAT: u32 = 1;
 
-/// The length of the header.
+/// Length of the header.
 pub(super) const HEADER_BYTES: usize = 32;
 
-/// The length of what stands before a chunk's content: its length and its checksum.
+/// Length of a chunk's prefix: its length and its checksum.
 pub(super) const CHUNK_HEAD_BYTES: usize = 8;
 
 pub(super) mod kind {
@@ -22,8 +23,8 @@ pub(super) mod kind {
     pub(in crate::snapshot) const FOOTER: u8 = 3;
 }
 
-/// Turns a state into the bytes of a file, chunk by chunk. For a sink that is no file of ours; else
-/// see [`Writer`](super::Writer).
+/// Encodes a state as a snapshot file, chunk by chunk, for a destination other than a local file.
+/// For a local file see [`Writer`](super::Writer).
 pub(crate) struct Chunks {
     sums: Sums,
     counts: PieceCounts,
@@ -31,7 +32,7 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// The file's beginning: its header, and the head of the state.
+    /// Returns the start of the file: its header, and the head of the state.
     pub(crate) fn begin(cluster: ClusterId, head: &StateHead) -> (Self, Vec<u8>) {
         let mut bytes = header(cluster);
         let id = SnapshotId { index: head.index, term: head.term, bytes: 0, checksum: 0 };
@@ -40,7 +41,7 @@ impl Chunks {
         (chunks, bytes)
     }
 
-    /// The next piece.
+    /// Encodes the next piece.
     pub(crate) fn record(&mut self, record: &SnapshotRecord) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.counts.add(record);
@@ -48,7 +49,7 @@ impl Chunks {
         bytes
     }
 
-    /// The file's end, and what names the file. Nothing follows.
+    /// Returns the end of the file, and the id of the complete file.
     pub(crate) fn end(&mut self) -> (Vec<u8>, SnapshotId) {
         let footer = self.sums.footer(self.counts);
         let mut bytes = Vec::new();
@@ -70,9 +71,9 @@ impl Chunks {
     }
 }
 
-/// What is added up while a file is written or read.
+/// The running checksums and counts of a file that is written or read.
 pub(super) struct Sums {
-    /// The checksum before the next chunk.
+    /// The checksum of the previous chunk.
     chain: u32,
     whole: crc32fast::Hasher,
     pub(super) bytes: u64,
@@ -80,14 +81,14 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// After a sound header.
+    /// Creates the state after a valid header.
     pub(super) fn begin(header: &[u8]) -> Self {
         let mut whole = crc32fast::Hasher::new();
         whole.update(header);
         Self { chain: crc32fast::hash(header), whole, bytes: header.len() as u64, chunks: 0 }
     }
 
-    /// The checksum that the next chunk has, if its content is this.
+    /// Returns the checksum of the next chunk if it has this content.
     pub(super) fn next(&self, length: u32, content: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&self.chain.to_le_bytes());
@@ -96,7 +97,7 @@ impl Sums {
         hasher.finalize()
     }
 
-    /// Goes on behind a chunk.
+    /// Advances past a chunk.
     pub(super) fn pass(&mut self, chunk: &[u8], crc: u32) {
         self.chain = crc;
         self.whole.update(chunk);
@@ -104,7 +105,7 @@ impl Sums {
         self.chunks += 1;
     }
 
-    /// The footer that belongs here.
+    /// Returns the footer for the current position.
     pub(super) fn footer(&self, counts: PieceCounts) -> Footer {
         let whole = u64::from(self.whole.clone().finalize());
         let checksum = whole << 32 | u64::from(self.chain);
@@ -112,7 +113,7 @@ impl Sums {
     }
 }
 
-/// What the last chunk says about those before it.
+/// The contents of the last chunk, which describe the chunks before it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Footer {
     pub(super) counts: PieceCounts,
@@ -129,7 +130,7 @@ impl Footer {
         to.fixed_u64(self.checksum);
     }
 
-    /// Its bytes.
+    /// Returns the encoded footer.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn encoded(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -160,21 +161,21 @@ fn header(cluster: ClusterId) -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with a header.
+/// The reason why a header is invalid.
 pub(super) enum BadHeader {
     Damaged(&'static str),
     Newer(u32),
 }
 
-/// Reads a header: whose file it is.
+/// Parses a header and returns the cluster of the file.
 pub(super) fn parse_header(bytes: &[u8; HEADER_BYTES]) -> Result<ClusterId, BadHeader> {
     let (magic, rest) = bytes.split_first_chunk::<8>().expect("32 bytes");
     let (format, rest) = rest.split_first_chunk::<4>().expect("24 bytes");
     let (cluster, crc) = rest.split_first_chunk::<16>().expect("20 bytes");
     if *magic != MAGIC {
-        return Err(BadHeader::Damaged("not a snapshot of Bowline"));
+        return Err(BadHeader::Damaged("not a Bowline snapshot"));
     }
-    // What a newer format does with the rest is not known.
+    // The rest of a newer format is unknown, so the version is checked first.
     match u32::from_le_bytes(*format) {
         0 => return Err(BadHeader::Damaged("format 0")),
         format if format > FORMAT => return Err(BadHeader::Newer(format)),

@@ -1,4 +1,5 @@
-//! Bytes that are to be a snapshot: as they are, or as the contents of chunks whose checksums are right.
+//! The fuzz target for snapshot files: arbitrary bytes, or arbitrary chunk contents with correct
+//! checksums.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::sim::SimDisk;
 const CLUSTER: ClusterId = ClusterId(0xc1);
 const FILE: &str = "/data/read";
 
-/// The first byte says how the others become a file. What is read of it is written again as it was, and is a
-/// state, or refused as one.
+/// Makes a file from the input; the first byte selects how. Everything that is decoded must encode
+/// to the same bytes, and the pieces must either restore to a state or be rejected.
 pub(crate) fn snapshots(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let bytes = match feed.byte() % 8 {
@@ -33,7 +34,7 @@ pub(crate) fn snapshots(data: &[u8]) -> Came {
     }
     again.extend(chunks.end().0);
     assert_eq!(again, bytes, "one state has two files");
-    // What a peer sent in good order is nevertheless only its word.
+    // A peer may send valid pieces that do not belong together.
     let (head, restored) = restore(head, records);
     if let Ok(machine) = restored {
         assert_eq!(machine.digest(), head.digest);
@@ -46,7 +47,7 @@ pub(crate) fn snapshots(data: &[u8]) -> Came {
     Came::Through
 }
 
-/// With the digest that nobody can guess.
+/// Restores with the correct digest, which no fuzzer can guess.
 fn restore(
     mut head: StateHead,
     records: Vec<SnapshotRecord>,
@@ -76,8 +77,8 @@ fn read(
     Ok((reader.head().clone(), records, reader.cluster()))
 }
 
-/// A file made of chunks: each a kind and a content, as the orders say. Mostly it begins with a head, has pieces
-/// that can be read, and ends with a footer that is true.
+/// Makes a file of chunks, each with a kind and a content from the input. In most cases it begins
+/// with a head, has valid pieces, and ends with a correct footer.
 fn forged(feed: &mut Feed<'_>) -> Vec<u8> {
     let (_, begin) = Chunks::begin(CLUSTER, machine(0).image().head());
     let mut bytes = begin[..format::HEADER_BYTES].to_vec();
@@ -115,7 +116,7 @@ fn forged(feed: &mut Feed<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A machine with something in it.
+/// Returns a machine with some data.
 fn machine(seed: u64) -> Machine {
     let (mut machine, mut sample) = (Machine::new(MachineOptions::default()), Sample::new(seed));
     for _ in 0..seed {
@@ -138,7 +139,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             std::iter::from_fn(|| image.next(300).expect("readable")).collect();
         let (mut chunks, mut whole) = Chunks::begin(CLUSTER, &head);
         let mut orders = vec![1, 0];
-        // Not wild; then the head.
+        // The first two bytes select a mostly valid file of chunks. The head follows.
         let mut body = Vec::new();
         codec::encode_head(&head, &mut body);
         let put = |orders: &mut Vec<u8>, body: &[u8]| {

@@ -1,4 +1,4 @@
-//! Snapshots: a whole state in one file, which replaces the log that made it.
+//! Snapshots: a complete state in one file, which replaces the log entries that led to it.
 //!
 //! ```text
 //!    Image --pieces--> Writer --seal--> Check --done--> snap-<index>-<term>.snapshot
@@ -28,21 +28,23 @@
 //!     kind 3   the footer, last: counts of everything | chunks before | bytes before u64 | checksum u64
 //! ```
 //!
-//! A chunk's checksum covers the checksum before it, its length and its content, so that no chunk can
-//! be left out, doubled or moved. The checksum in the footer covers every byte before the footer. No
-//! byte depends on the node that wrote the file: members that are at one index write the same file, and
-//! a transfer that began with one of them may go on with another. A backup is such a file; one that has come over
-//! the network as etcd's snapshots do has zeros up to a multiple of 512 bytes and 32 bytes of a hash behind it,
-//! which nothing here looks at.
+//! The checksum of a chunk covers the previous checksum, its length and its content, so a missing,
+//! duplicated or moved chunk is detected. The checksum in the footer covers every byte before the
+//! footer. No byte depends on the node that wrote the file. Therefore members at the same index
+//! write identical files, and a transfer that began from one member can continue from another.
 //!
-//! # Durable
-//! A file with the final name is whole: it was synced, read back and verified before it was renamed, one that was
-//! received by making a machine of it, and whoever cuts the log waits for the directory's sync after that. The older one is removed only then.
-//! Everything else in the folder is a leftover: of a writer, removed at the next start, or of a
-//! transfer, taken up again as far as its chunks are whole.
+//! A backup is such a file. A backup that was transferred like an etcd snapshot has zeros up to a
+//! multiple of 512 bytes and a 32-byte hash at its end, which this module ignores.
 //!
-//! Invariant: knows nothing about machines, peers or logs. Every call does a bounded piece of work, so
-//! that its caller may pause between any two.
+//! # Durability
+//! A file with the final name is complete. It was synced, read back and verified before it was
+//! renamed; a received file was verified by building a machine from it. The log is truncated only
+//! after the directory was synced after that, and only then is the older snapshot removed. All
+//! other files in the directory are leftovers. Those of a writer are removed at the next start.
+//! Those of a transfer are continued after their last complete chunk.
+//!
+//! Invariant: this module knows nothing about machines, peers or logs. Every call does a bounded
+//! amount of work, so that the caller may pause between any two.
 
 mod error;
 mod folder;

@@ -1,8 +1,9 @@
-//! A snapshot that comes in parts from another member.
+//! A snapshot that is received in parts from another member.
 //!
-//! Parts are appended in order, each at the offset where the last one ended. Within one life of the
-//! process nothing is fetched twice. After a crash nobody knows which of the written bytes are there:
-//! then the file goes on behind its last whole chunk, which the chain of checksums tells.
+//! Parts are appended in order, each at the offset where the previous one ended. Within one
+//! incarnation nothing is fetched twice. After a crash it is unknown which of the written bytes are
+//! on disk. The file is then continued after its last complete chunk, which the chain of checksums
+//! identifies.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use super::writer::{SYNC_BYTES, Temporary};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotId};
 
-/// See the module. It outlives a restart; it is removed when it turns out to be damaged, or when
-/// another snapshot is received or kept instead.
+/// A partially received snapshot. See the module page. It survives a restart. It is removed when it
+/// turns out to be damaged, or when another snapshot is received or kept instead.
 pub(crate) struct Partial {
     temporary: Temporary,
     path: PathBuf,
@@ -25,15 +26,15 @@ pub(crate) struct Partial {
     synced: u64,
 }
 
-/// What became of a part.
+/// The result of appending a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Appended {
-    /// It is written.
+    /// The part was written.
     Written,
-    /// It does not begin where the file ends, or goes beyond the snapshot's end: ask for what comes
-    /// at [`Partial::length`].
+    /// The part does not start at the end of the file, or exceeds the length of the snapshot. The
+    /// caller must request the part at [`Partial::length`].
     Elsewhere,
-    /// The disk is full. It does not count; the same may be tried again when there is room.
+    /// The disk is full. The part was not appended, and the call may be retried once there is room.
     NoRoom,
 }
 
@@ -59,17 +60,17 @@ impl Partial {
         Ok(Self { temporary, path, file, cluster, id, length, synced: length })
     }
 
-    /// Removes what is here of it.
+    /// Removes the file.
     pub(crate) fn discard(mut self) {
         self.temporary.armed = true;
     }
 
-    /// How many bytes are here: where the next part begins.
+    /// Returns the number of bytes received, which is the offset of the next part.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether everything is here.
+    /// Returns whether all bytes are received.
     pub(crate) fn is_complete(&self) -> bool {
         self.length == self.id.bytes
     }
@@ -77,7 +78,7 @@ impl Partial {
     /// Appends a part.
     ///
     /// # Errors
-    /// The disk refuses: drop the file, and receive it anew.
+    /// Returns an error of the disk. The caller must drop the file and receive it again.
     pub(crate) fn append(&mut self, offset: u64, data: &[u8]) -> Result<Appended, SnapshotError> {
         let end = offset.checked_add(data.len() as u64);
         let fits = end.is_some_and(|end| end <= self.id.bytes);
@@ -90,7 +91,7 @@ impl Partial {
             Ok(()) => {}
             Err(SnapshotError::NoSpace { .. }) => return Ok(Appended::NoRoom),
             Err(error) => {
-                // Where it cannot be written, another file may find a better place.
+                // A new file may be written to a better place on the disk.
                 self.temporary.armed = true;
                 return Err(error);
             }
@@ -102,19 +103,20 @@ impl Partial {
         Ok(Appended::Written)
     }
 
-    /// Makes the complete file durable, to be checked and renamed. If it is damaged it is removed,
-    /// and to be received anew.
+    /// Makes the complete file durable, to be checked and renamed. If it is damaged, it is removed
+    /// and must be received again.
     ///
     /// # Errors
-    /// The disk refuses, the file is not complete, damaged, or another cluster's.
+    /// Fails if the disk returns an error, or if the file is incomplete, damaged or belongs to
+    /// another cluster.
     pub(crate) fn seal(mut self) -> Result<Check, SnapshotError> {
         if !self.is_complete() {
             let (path, offset) = (self.temporary.path.clone(), self.length);
-            let why = format!("{} bytes of {} are here", self.length, self.id.bytes);
+            let why = format!("only {} of {} bytes were received", self.length, self.id.bytes);
             return Err(SnapshotError::Damaged { path, offset, why });
         }
         self.sync()?;
-        // From here on it is whole, or of no use.
+        // From here on the file is either complete or useless.
         self.temporary.armed = true;
         let check = Check::begin(self.temporary, self.path, self.id)?;
         check.expect_cluster(self.cluster)?;
@@ -123,7 +125,7 @@ impl Partial {
 
     fn sync(&mut self) -> Result<(), SnapshotError> {
         self.file.sync_data().map_err(|error| {
-            // Nobody knows what is in it now.
+            // The contents of the file are unknown now.
             self.temporary.armed = true;
             SnapshotError::io("sync", &self.temporary.path)(error)
         })?;
@@ -132,7 +134,8 @@ impl Partial {
     }
 }
 
-/// Up to where a file that was left behind is what it should be. What cannot be read is received anew.
+/// Returns the length of the valid prefix of a file that was left behind. An unreadable file is
+/// received again from the start.
 fn sound(disk: &Arc<dyn Disk>, path: &std::path::Path, cluster: ClusterId, id: SnapshotId) -> u64 {
     let Ok(mut reader) = Reader::open(disk, path) else { return 0 };
     let head = reader.head();
@@ -140,6 +143,6 @@ fn sound(disk: &Arc<dyn Disk>, path: &std::path::Path, cluster: ClusterId, id: S
         return 0;
     }
     while let Ok(true) = reader.pass() {}
-    // Another file could be longer; its end would not be this one's.
+    // A longer file is another one, so its prefix is not used.
     if reader.sound() > id.bytes { 0 } else { reader.sound() }
 }

@@ -1,4 +1,5 @@
-//! Reading a snapshot file, one chunk a call. Nothing is believed before its checksum was compared.
+//! The reader of a snapshot file, one chunk per call. No data is used before its checksum is
+//! verified.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::codec::{decode_head, decode_piece};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead};
 
-/// A snapshot file, from its front to its end.
+/// A snapshot file that is read from start to end.
 pub(crate) struct Reader {
     path: PathBuf,
     file: Box<dyn File>,
@@ -21,20 +22,20 @@ pub(crate) struct Reader {
     head: StateHead,
     sums: Sums,
     counts: PieceCounts,
-    /// Pieces were passed over, and not counted.
+    /// Whether pieces were skipped, and therefore not counted.
     passes: bool,
     /// Known once the footer has been read.
     id: Option<SnapshotId>,
-    /// Whether a [tail](TAIL_BYTES) may stand after the footer.
+    /// Whether a [tail](TAIL_BYTES) may follow the footer.
     may_have_tail: bool,
 }
 
-/// What comes over the network as etcd's snapshots do ends like them: zeros up to a multiple of one number, then a
-/// hash of so many bytes, for whoever receives it.
+/// A backup that was transferred like an etcd snapshot ends like one: with zeros up to a multiple
+/// of this number, then a hash for the receiver.
 const TAIL_ALIGN: u64 = 512;
 const TAIL_BYTES: u64 = 32;
 
-/// What a chunk turned out to be.
+/// The decoded form of a chunk.
 enum Chunk {
     Head(Bytes),
     SnapshotRecord(Bytes),
@@ -45,7 +46,7 @@ impl Reader {
     /// Opens a file and reads its head.
     ///
     /// # Errors
-    /// There is none, the disk refuses, or it is not a snapshot.
+    /// Fails if the file does not exist or is not a snapshot, or if the disk returns an error.
     pub(crate) fn open(disk: &Arc<dyn Disk>, path: &Path) -> Result<Self, SnapshotError> {
         let file = disk.open(path, OpenMode::Read).map_err(SnapshotError::io("open", path))?;
         let len = file.len().map_err(SnapshotError::io("measure", path))?;
@@ -54,14 +55,20 @@ impl Reader {
             SnapshotError::Damaged { path, offset: 0, why }
         };
         if len < HEADER_BYTES as u64 {
-            return Err(damaged("it ends in its header"));
+            return Err(damaged("the header is truncated"));
         }
         let mut header = [0; HEADER_BYTES];
         file.read_exact_at(&mut header, 0).map_err(SnapshotError::io("read", path))?;
         let cluster = parse_header(&header).map_err(|bad| match bad {
             BadHeader::Damaged(why) => damaged(why),
             BadHeader::Newer(found) => {
-                let (path, why) = (path.to_owned(), format!("snapshot in format {found}"));
+                let (path, why) = (
+                    path.to_owned(),
+                    format!(
+                        "snapshot format {found} is newer than this build \
+                                                             supports"
+                    ),
+                );
                 SnapshotError::Newer { path, offset: 0, why }
             }
         })?;
@@ -70,7 +77,7 @@ impl Reader {
         let head = match next_chunk(&path, &*file, len, None, &mut sums)? {
             Chunk::Head(body) => decode_head(body).map_err(SnapshotError::codec(&path, offset))?,
             Chunk::SnapshotRecord(_) | Chunk::Footer(..) => {
-                let why = "it does not begin with the head of a state".to_owned();
+                let why = "the first chunk is not a state head".to_owned();
                 return Err(SnapshotError::Damaged { path, offset, why });
             }
         };
@@ -79,23 +86,23 @@ impl Reader {
         Ok(Self { path, file, len, cluster, head, sums, counts, passes, id: None, may_have_tail })
     }
 
-    /// The same for a file that may have come as etcd's snapshots do.
+    /// Does the same for a file that may have been transferred like an etcd snapshot.
     ///
     /// # Errors
-    /// As [`Reader::open`].
+    /// Same as [`Reader::open`].
     pub(crate) fn open_received(disk: &Arc<dyn Disk>, path: &Path) -> Result<Self, SnapshotError> {
         Ok(Self { may_have_tail: true, ..Self::open(disk, path)? })
     }
 
-    /// Whose it is.
+    /// Returns the cluster that the file belongs to.
     pub(crate) fn cluster(&self) -> ClusterId {
         self.cluster
     }
 
-    /// Sees to it that it is this cluster's.
+    /// Checks that the file belongs to this cluster.
     ///
     /// # Errors
-    /// It is not.
+    /// Fails if it does not.
     pub(crate) fn expect_cluster(&self, expected: ClusterId) -> Result<(), SnapshotError> {
         if self.cluster == expected {
             return Ok(());
@@ -104,15 +111,15 @@ impl Reader {
         Err(SnapshotError::Foreign { path, found, expected })
     }
 
-    /// The head of the state.
+    /// Returns the head of the state.
     pub(crate) fn head(&self) -> &StateHead {
         &self.head
     }
 
-    /// The next piece; `None` once everything was read and is what was written.
+    /// Returns the next piece, or `None` once the whole file was read and verified.
     ///
     /// # Errors
-    /// The disk refuses, or the file is damaged.
+    /// Fails if the disk returns an error or the file is damaged.
     pub(crate) fn next(&mut self) -> Result<Option<SnapshotRecord>, SnapshotError> {
         let offset = self.sums.bytes;
         let Some(body) = self.body()? else {
@@ -123,39 +130,39 @@ impl Reader {
         Ok(Some(record))
     }
 
-    /// Passes over the next piece and compares its checksum. False at the end.
+    /// Skips the next piece and verifies its checksum. Returns false at the end.
     ///
     /// # Errors
-    /// The disk refuses, or the file is damaged.
+    /// Fails if the disk returns an error or the file is damaged.
     pub(crate) fn pass(&mut self) -> Result<bool, SnapshotError> {
         self.passes = true;
         Ok(self.body()?.is_some())
     }
 
-    /// Up to which byte the file was read, and is what was written.
+    /// Returns the number of bytes that were read and verified.
     pub(crate) fn sound(&self) -> u64 {
         self.sums.bytes
     }
 
-    /// How many bytes the file has.
+    /// Returns the length of the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.len
     }
 
-    /// Sees to it that it is this one, once it was read to its end.
+    /// Checks that the file has this id, after it was read to its end.
     ///
     /// # Errors
-    /// It is not.
+    /// Fails if it does not.
     pub(crate) fn expect_id(&self, expected: SnapshotId) -> Result<(), SnapshotError> {
         if self.id == Some(expected) {
             return Ok(());
         }
         let (path, offset) = (self.path.clone(), 0);
-        let why = format!("it is {:?}, expected was {expected:?}", self.id);
+        let why = format!("its id is {:?}, expected {expected:?}", self.id);
         Err(SnapshotError::Damaged { path, offset, why })
     }
 
-    /// What names the file, once it was read to its end.
+    /// Returns the id of the file, once it was read to its end.
     pub(crate) fn id(&self) -> Option<SnapshotId> {
         self.id
     }
@@ -172,14 +179,14 @@ impl Reader {
         let head = Some(&self.head);
         match next_chunk(&self.path, &*self.file, self.len, head, &mut self.sums)? {
             Chunk::SnapshotRecord(body) => Ok(Some(body)),
-            Chunk::Head(_) => Err(damaged("a second head")),
+            Chunk::Head(_) => Err(damaged("there is a second head")),
             Chunk::Footer(id, counts) => {
                 if !self.passes && self.counts != counts {
-                    return Err(damaged("the footer counts other records"));
+                    return Err(damaged("the counts in the footer do not match the records"));
                 }
                 let end = self.sums.bytes;
                 if end != self.len && !(self.may_have_tail && self.is_tail_from(end)?) {
-                    return Err(damaged("bytes after the footer"));
+                    return Err(damaged("there are bytes after the footer"));
                 }
                 self.id = Some(id);
                 Ok(None)
@@ -189,7 +196,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Whether nothing but a tail follows.
+    /// Returns whether only a tail follows.
     fn is_tail_from(&self, end: u64) -> Result<bool, SnapshotError> {
         let padded = end.next_multiple_of(TAIL_ALIGN);
         if self.len != padded + TAIL_BYTES {
@@ -224,7 +231,7 @@ fn next_chunk(
     let length = u32::from_le_bytes(start[..4].try_into().expect("four bytes"));
     let crc = u32::from_le_bytes(start[4..].try_into().expect("four bytes"));
     if u64::from(length) > left - CHUNK_HEAD_BYTES as u64 {
-        return Err(damaged("the chunk is longer than what is left of the file"));
+        return Err(damaged("the chunk extends beyond the end of the file"));
     }
     let mut chunk = vec![0; CHUNK_HEAD_BYTES + length as usize];
     chunk[..CHUNK_HEAD_BYTES].copy_from_slice(&start);
@@ -235,7 +242,7 @@ fn next_chunk(
         return Err(damaged("the chunk's checksum does not match"));
     }
     let Some(&kind) = content.first() else {
-        return Err(damaged("a chunk without content"));
+        return Err(damaged("a chunk is empty"));
     };
     let before = Sums::footer(sums, PieceCounts::default());
     sums.pass(&chunk, crc);
@@ -248,24 +255,25 @@ fn next_chunk(
             let footer = Footer::decode(body).map_err(SnapshotError::codec(path, offset))?;
             let counts = footer.counts;
             if (Footer { counts, ..before }) != footer {
-                return Err(damaged("the footer is of another file"));
+                return Err(damaged("the footer does not match the file"));
             }
             let (index, term, bytes) = (head.index, head.term, sums.bytes);
             let id = SnapshotId { index, term, bytes, checksum: footer.checksum };
             Ok(Chunk::Footer(id, counts))
         }
-        (kind::FOOTER, None) => Err(damaged("a footer without a head")),
+        (kind::FOOTER, None) => Err(damaged("there is a footer without a head")),
         (found, _) => {
-            let (path, why) = (path.to_owned(), format!("a chunk of unknown kind {found}"));
+            let (path, why) = (path.to_owned(), format!("unknown chunk kind {found}"));
             Err(SnapshotError::Newer { path, offset, why })
         }
     }
 }
 
-/// A file that is complete and synced, on its way to its name: read back, one chunk a call, then
-/// renamed, and the renaming made durable. Dropped before, or found damaged, the file is removed.
-/// One that was written here is [passed over](Self::step), of one that was received a state is
-/// [made](Self::next) before it gets its name: with that name it is one that can be loaded.
+/// The last step of a complete and synced file: it is read back, one chunk per call, then renamed,
+/// and the directory is synced. If the value is dropped before that, or the file is damaged, the
+/// file is removed. A file that was written here is only [verified](Self::step). From a received
+/// file, a state is [built](Self::next) before the file gets its final name, so a file with that
+/// name can always be loaded.
 pub(crate) struct Check {
     temporary: Temporary,
     path: PathBuf,
@@ -283,15 +291,16 @@ impl Check {
         Ok(Self { temporary, path, reader, expected })
     }
 
-    /// Sees to it that the file is this cluster's.
+    /// Checks that the file belongs to this cluster.
     pub(super) fn expect_cluster(&self, expected: ClusterId) -> Result<(), SnapshotError> {
         self.reader.expect_cluster(expected)
     }
 
-    /// Does a part of the work. `Some` when the file is whole and durable under its name.
+    /// Does a part of the work. Returns `Some` when the file is verified and durable under its
+    /// name.
     ///
     /// # Errors
-    /// The disk refuses, or what was read is not what was written.
+    /// Fails if the disk returns an error, or if the data read back differs from what was written.
     pub(crate) fn step(&mut self) -> Result<Option<SnapshotId>, SnapshotError> {
         if self.reader.pass()? {
             return Ok(None);
@@ -300,15 +309,15 @@ impl Check {
         self.publish().map(Some)
     }
 
-    /// The head of the state.
+    /// Returns the head of the state.
     pub(crate) fn head(&self) -> &StateHead {
         self.reader.head()
     }
 
-    /// The next piece; `None` once everything was read and is what was expected.
+    /// Returns the next piece, or `None` once the whole file was read and has the expected id.
     ///
     /// # Errors
-    /// The disk refuses, or the file is damaged.
+    /// Fails if the disk returns an error or the file is damaged.
     pub(crate) fn next(&mut self) -> Result<Option<SnapshotRecord>, SnapshotError> {
         let record = self.reader.next()?;
         if record.is_none() {
@@ -317,16 +326,16 @@ impl Check {
         Ok(record)
     }
 
-    /// Gives the file its name, durably, once it was read to its end.
+    /// Gives the file its final name, durably, after it was read to its end.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an error of the disk.
     pub(crate) fn publish(&mut self) -> Result<SnapshotId, SnapshotError> {
         debug_assert!(self.reader.id().is_some(), "it was read to its end");
         let Temporary { disk, path, armed } = &mut self.temporary;
         disk.rename(path, &self.path).map_err(SnapshotError::io("rename", path))?;
         *armed = false;
-        // A backup may be asked for by its bare name.
+        // The path of a backup may be a bare file name.
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let dir = parent.unwrap_or(Path::new("."));
         disk.sync_dir(dir).map_err(SnapshotError::io("sync", dir))?;

@@ -1,4 +1,5 @@
-//! Files that are whole, torn, flipped, cut short, full disks, and transfers that break off.
+//! Tests of complete, torn, damaged and truncated files, of full disks, and of interrupted
+//! transfers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::sim::SimDisk;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
 
-/// A disk, seen as itself and as what the module sees.
+/// A simulated disk, also as the trait object that the module uses.
 struct World {
     sim: Arc<SimDisk>,
     disk: Arc<dyn Disk>,
@@ -37,7 +38,7 @@ impl World {
         self.disk.list(dir()).unwrap()
     }
 
-    /// Reads a file to its end, and how that went.
+    /// Reads a file to its end, and returns its pieces or the error.
     fn read(&self, bytes: &[u8]) -> Result<Vec<SnapshotRecord>, SnapshotError> {
         let path = dir().join("read");
         self.sim.replace(&path, bytes);
@@ -86,7 +87,7 @@ fn finish(mut check: Check) -> Result<SnapshotId, SnapshotError> {
     }
 }
 
-/// The bytes of a file, cut where its chunks begin; the first part is the header.
+/// Returns the bytes of a file, split at the starts of its chunks. The first part is the header.
 fn chunks(index: u64, records: &[SnapshotRecord]) -> (Vec<Vec<u8>>, SnapshotId) {
     let (mut chunks, mut begin) = Chunks::begin(CLUSTER, &head(index));
     let first = begin.split_off(32);
@@ -97,7 +98,7 @@ fn chunks(index: u64, records: &[SnapshotRecord]) -> (Vec<Vec<u8>>, SnapshotId) 
     (parts, id)
 }
 
-/// Feeds a file to a partial from where it stands, in parts of `step` bytes.
+/// Appends a file to a partial one from its current length, in parts of `step` bytes.
 fn feed(partial: &mut Partial, bytes: &[u8], step: usize) -> Result<(), SnapshotError> {
     while !partial.is_complete() {
         let from = partial.length() as usize;
@@ -162,7 +163,8 @@ fn a_file_that_is_cut_or_goes_on_is_seen() {
     }
 }
 
-/// Behind a backup that came over the network stands what etcd's snapshots end with, and nothing else may.
+/// A backup that was transferred like an etcd snapshot ends like one. No other data may follow a
+/// file.
 #[test]
 fn a_tail_is_let_stand_behind_a_backup_and_nowhere_else() {
     let world = World::new(1);
@@ -196,7 +198,8 @@ fn a_chunk_left_out_doubled_moved_or_of_another_file_is_seen() {
     let world = World::new(1);
     let (parts, _) = chunks(7, &some_pieces(3, 6));
     let (others, _) = chunks(7, &some_pieces(4, 6));
-    // Where it is, not only at the end: a transfer is taken up again behind what is sound.
+    // Damage must be detected at its position and not only at the end, because a transfer continues
+    // after the valid prefix.
     let damaged = |parts: Vec<Vec<u8>>, at: usize, what: &str| {
         let places = [at, at + 1]
             .map(|end| parts[..end.min(parts.len())].iter().map(Vec::len).sum::<usize>() as u64);
@@ -220,7 +223,7 @@ fn a_chunk_left_out_doubled_moved_or_of_another_file_is_seen() {
         if parts[at] != others[at] {
             let mut mixed = parts.clone();
             mixed[at].clone_from(&others[at]);
-            damaged(mixed, at, "of another file");
+            damaged(mixed, at, "does not match the file");
         }
     }
 }
@@ -236,10 +239,15 @@ fn a_file_of_another_cluster_or_a_newer_version_is_named_as_such() {
     let mut bytes = parts.concat();
     bytes[8] = 2;
     let error = world.read(&bytes).unwrap_err();
-    assert!(error.to_string().ends_with("snapshot in format 2: upgrade me"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("snapshot format 2 is newer than this build supports; upgrade this node"),
+        "{error}"
+    );
 }
 
-/// The power is cut, or the process killed, after every step that writing takes.
+/// Cuts the power or kills the process after every step of writing.
 #[test]
 fn wherever_writing_ends_the_older_snapshot_or_the_newer_one_is_there_and_whole() {
     let (old, new) = (some_pieces(1, 3), some_pieces(2, 4));
@@ -286,7 +294,7 @@ fn a_transfer_that_ends_at_any_byte_goes_on_and_ends_well() {
         let mut partial = world.folder().receive(id).unwrap();
         feed_until(&mut partial, &bytes, end);
         drop(partial);
-        // The process ends; then the machine.
+        // First only the process ends, then the machine.
         for crash in [false, true] {
             if crash {
                 world.sim.crash()
@@ -474,7 +482,7 @@ fn a_damaged_newest_snapshot_is_told_and_the_older_one_found() {
     assert!(wrong.len() == 1 && wrong[0].is_damaged(), "{wrong:?}");
     folder.discard(&newest).unwrap();
     assert_eq!(folder.list().unwrap().len(), 1);
-    // One with another's name is damaged, too.
+    // A file under the name of another snapshot counts as damaged too.
     let bytes = world.sim.read(&folder.list().unwrap()[0].path).unwrap();
     world.sim.replace(&newest.path, &bytes);
     assert_eq!(folder.newest().unwrap().1.len(), 1);
@@ -514,7 +522,7 @@ fn two_that_write_a_backup_to_one_path_do_not_meet() {
     for record in some_pieces(3, 4) {
         whole.write(&record).unwrap();
     }
-    // It is complete, and is being checked, when another member begins.
+    // The file is complete and being checked when another member starts to write.
     let check = whole.seal().unwrap();
     let unfinished = begin(2);
     let id = finish(check).unwrap();
@@ -522,7 +530,7 @@ fn two_that_write_a_backup_to_one_path_do_not_meet() {
     assert_eq!(reader.bytes(), id.bytes, "what it says it has written is there");
     drop(unfinished);
     assert_eq!(world.names(), ["shared.backup"]);
-    // What a crash has left is replaced by whoever left it.
+    // A member replaces the file that it left behind itself.
     std::mem::forget(begin(2));
     assert_eq!(world.names().len(), 2);
     finish(begin(2).seal().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Writing a snapshot to a file, one chunk a call.
+//! The writer of a snapshot file, one chunk per call.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotRecord, StateHead};
 use crate::mutant::{self, Mutant};
 
-/// After so many bytes the file is synced on the way: a sync of everything at its end would make the
-/// syncs of the log wait, as they share a disk.
+/// Number of bytes after which the file is synced while it is being written. Syncing the whole file
+/// at the end would delay the syncs of the log on the same disk.
 pub(super) const SYNC_BYTES: u64 = 4 << 20;
 
-/// A snapshot that is being written, under a name of its own. Dropped before it is whole, it is
-/// removed.
+/// A snapshot that is being written, under a temporary name. If it is dropped before it is
+/// complete, the file is removed.
 pub(crate) struct Writer {
     temporary: Temporary,
     path: PathBuf,
@@ -25,11 +25,11 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins the file that will be called `path`. Until it is whole it is called the same with `ending`
-    /// and `.writing` behind it; what has that name is replaced.
+    /// Creates the file that will get the name `path`. Until it is complete, `ending` and
+    /// `.writing` are appended to the name, and an existing file with that name is replaced.
     ///
     /// # Errors
-    /// The disk refuses, or is full.
+    /// Fails if the disk returns an error or is full.
     pub(super) fn create(
         disk: &Arc<dyn Disk>,
         path: &Path,
@@ -54,22 +54,22 @@ impl Writer {
     /// Writes the next piece.
     ///
     /// # Errors
-    /// The disk refuses, or is full: drop the writer.
+    /// Fails if the disk returns an error or is full. The caller must then drop the writer.
     pub(crate) fn write(&mut self, record: &SnapshotRecord) -> Result<(), SnapshotError> {
         let bytes = self.chunks.record(record);
         self.append(&bytes)
     }
 
-    /// How many bytes are written.
+    /// Returns the number of bytes written.
     pub(crate) fn bytes(&self) -> u64 {
         self.offset
     }
 
-    /// Ends the file and makes it durable, still under its temporary name. It has its own once the
-    /// check is done.
+    /// Completes the file and makes it durable, still under its temporary name. The returned check
+    /// renames it.
     ///
     /// # Errors
-    /// The disk refuses, or is full.
+    /// Fails if the disk returns an error or is full.
     pub(crate) fn seal(mut self) -> Result<Check, SnapshotError> {
         let (bytes, id) = self.chunks.end();
         self.append(&bytes)?;
@@ -96,16 +96,16 @@ impl Writer {
     }
 }
 
-/// A file under a name that it will not keep. Removed when dropped, unless it was renamed.
+/// A file under a temporary name. It is removed on drop, unless it was renamed.
 pub(super) struct Temporary {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) path: PathBuf,
-    /// Whether it is to be removed.
+    /// Whether it is removed on drop.
     pub(super) armed: bool,
 }
 
 impl Temporary {
-    /// Takes the name, and removes what has it.
+    /// Claims the name and removes an existing file with it.
     fn take(disk: &Arc<dyn Disk>, path: PathBuf) -> Result<Self, SnapshotError> {
         match disk.remove(&path) {
             Ok(()) => {}
@@ -119,7 +119,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if self.armed {
-            // What stays is removed at the next start.
+            // A file that cannot be removed now is removed at the next start.
             let _ = self.disk.remove(&self.path);
         }
     }

@@ -1,12 +1,17 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
-//! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends one of the address that has most, if that has more than a member makes, or else of any: the
-//! oldest of those that have not sent a preface (and with certificates, not proven anything before it),
-//! because members need milliseconds for it and the silent stay; only if there are none, the oldest of
-//! the others. So any number of silent connections costs a few tasks, and whoever makes them at one
-//! address ends its own. After it, there is one connection for each peer and lane: a newer one ends the
-//! older, and begins to read only when that has delivered its last message, so that the order holds.
+//! The number of connections that have not completed their handshake is limited. When the limit is
+//! exceeded, one of them is closed. If one address has more of them than a member makes, a
+//! connection of the address with the most is closed, otherwise one of any address. Among these the
+//! oldest silent one is chosen: one that has not sent a preface, or, with certificates, has not
+//! proven an identity. A member sends its preface within milliseconds, so it is unlikely to be the
+//! victim. Only if there are no silent ones, the oldest of the others is closed. Therefore a flood
+//! of silent connections costs only a few tasks, and if it comes from one address, it displaces
+//! only itself.
+//!
+//! After the handshake there is one connection for each peer and lane. A newer connection replaces
+//! the older one, and starts to read only after the older one has delivered its last message, which
+//! preserves the order.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,11 +33,13 @@ use super::wire::Wire;
 use crate::codec;
 use crate::model::{Hello, Lane, Moment, NodeId, PeerMessage};
 
-/// How long to wait after the operating system would not give a connection: it is out of something.
+/// Pause after the operating system fails to accept a connection, because it has run out of a
+/// resource.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// In this time connections that take the place of living ones are counted.
+/// Period in which replacements of open connections are counted.
 const CONTEST_TIME: Duration = Duration::from_secs(60);
-/// As often no member does that whose connections die by themselves.
+/// Number of replacements in that period that a member with ordinary connection failures does not
+/// reach.
 const CONTESTS_MAX: u32 = 30;
 
 /// Accepts connections until the transport stops.
@@ -42,19 +49,20 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 failing = false;
-                // Counted before the task runs, so that a flood is bounded while it comes in.
+                // The connection is counted before its task runs, so that a flood is limited while
+                // it arrives.
                 let waiting = Waiting::begin(context.clone(), origin(from.ip()));
                 let context = context.clone();
                 tokio::spawn(async move {
                     context.until_stopped(welcome(&context, stream, waiting)).await;
                 });
-                // In a flood, those that have something to say are heard before the next comes in.
+                // During a flood, connections with data are served before the next one is accepted.
                 tokio::task::yield_now().await;
             }
             Err(error) => {
                 if !failing {
                     let me = context.admission.me();
-                    tracing::warn!(%me, "cannot accept connections, trying on: {error}");
+                    tracing::warn!(%me, %error, "cannot accept connections; retrying");
                 }
                 failing = true;
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -63,8 +71,8 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
     }
 }
 
-/// Whose connections are counted together: those of one address, or of one network of IPv6, in which anybody has
-/// addresses without number.
+/// Returns the group in which connections are counted together: a single IPv4 address, or an IPv6
+/// network, because one host may have a whole network of IPv6 addresses.
 fn origin(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -72,7 +80,7 @@ fn origin(from: IpAddr) -> IpAddr {
     }
 }
 
-/// One connection from its first byte to its last.
+/// Serves one connection from its first byte to its last.
 async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
     let handshake = async {
         tcp.set_nodelay(true)?;
@@ -98,21 +106,20 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
     }
 }
 
-/// A connection of a member, after its handshake.
+/// Serves a connection of a member after its handshake.
 async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
     let (seat, before) = context.incoming.seat(lane, &hello, context.env.clock.now());
     if seat.contests == CONTESTS_MAX {
         let (me, name) = (context.admission.me(), context.admission.name(peer));
         tracing::warn!(
-            %me, %peer, name, ?lane,
-            "a member has dialed {CONTESTS_MAX} times in a minute while its connection before was still there: if two \
-             processes run with copies of one data directory, stop one of them, empty its directory, and let it join \
-             as a new member"
+            %me, %peer, name, ?lane, replaced = CONTESTS_MAX,
+            "member keeps replacing its own open connections; if two processes run with copies of one \
+             data directory, stop one of them, empty its directory, and let it join as a new member"
         );
     }
     if let Some(before) = before {
-        // Ends with an error when the older connection drops its end.
+        // Returns an error when the older connection drops its end, which is what we wait for.
         let _ = before.await;
     }
     context.peers.heard_from(peer, life_of(&hello));
@@ -127,13 +134,13 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     };
     drop(presence);
     context.incoming.leave(peer, lane, seat.number);
-    tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection from it lost: {end}");
+    tracing::debug!(me = %context.admission.me(), %peer, ?lane, %end, "incoming connection lost");
     if !matches!(end, Broken::Socket(_)) {
         context.report(Side::Acceptor, Some(peer), &end);
     }
 }
 
-/// Delivers what arrives until the connection breaks.
+/// Delivers incoming messages until the connection breaks.
 async fn receive(
     context: &Context,
     mut stream: Wire,
@@ -148,7 +155,7 @@ async fn receive(
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut silent_ticks, silent_ticks_max) = (0, context.settings.silent_ticks_max());
-    // Something has come since this end has last said that it lives.
+    // True if data has arrived since this end last sent a keepalive.
     let mut owes = false;
     loop {
         tokio::select! {
@@ -168,7 +175,8 @@ async fn receive(
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
                 silent_ticks += 1;
-                // The dialer's own sign of life may stand behind much else that is on its way.
+                // Acknowledge any data, because the dialer's own keepalive may be queued after a
+                // lot of other data.
                 if std::mem::take(&mut owes)
                     && let Err(broken) = say_alive(&stream, &alive)
                 {
@@ -213,24 +221,25 @@ async fn receive(
             }
         }
         if lane == Lane::Snapshot {
-            // There is always more of it: whoever else has something to do comes first.
+            // This loop may never run out of data, so let other tasks run first.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Answers a sign of life.
+/// Replies to a keepalive.
 fn say_alive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
     match stream.try_write(alive) {
         Ok(written) if written == alive.len() => Ok(()),
-        Ok(_) => Err(Broken::Socket(io::Error::other("half a sign of life was written"))),
-        // The dialer reads nothing. It will hear the next one, or hang up.
+        Ok(_) => Err(Broken::Socket(io::Error::other("a keepalive was only partly written"))),
+        // The dialer does not read at the moment. It will receive the next keepalive, or close the
+        // connection.
         Err(error) if is_passing(&error) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether the sender of `hello`, at the other end of `stream`, may talk to this member now.
+/// Checks whether the sender of `hello`, at the other end of `stream`, may talk to this member now.
 fn admit(context: &Context, hello: &Hello, stream: &Wire) -> Result<(), HelloRejection> {
     let mine = context.admission.hello(hello.from);
     context.admission.admit(&mine, hello, stream.proven_name())
@@ -239,18 +248,21 @@ fn admit(context: &Context, hello: &Hello, stream: &Wire) -> Result<(), HelloRej
 fn deliver(context: &Context, frame: Frame, hello: &Hello, stream: &Wire) -> Result<(), Broken> {
     let peer = hello.from;
     if frame.kind != FrameKind::Message {
-        return Err(Broken::Garbage(format!("{:?} where a message belongs", frame.kind)));
+        return Err(Broken::Garbage(format!(
+            "unexpected frame {:?} instead of a message",
+            frame.kind
+        )));
     }
     let message = match codec::decode_message(frame.body) {
         Ok(message) => message,
         Err(error) => {
-            let why = format!("member {peer} sent a message that cannot be read: {error}");
+            let why = format!("cannot decode a message of member {peer}: {error}");
             return Err(Broken::Refused { peer, why: why.into() });
         }
     };
     if let PeerMessage::Hello(newer) = &message {
         if (newer.from, newer.disk, newer.incarnation) != (peer, hello.disk, hello.incarnation) {
-            return Err(Broken::Garbage("a hello of somebody else".to_owned()));
+            return Err(Broken::Garbage("a hello from another member".to_owned()));
         }
         admit(context, newer, stream)
             .map_err(|refusal| Broken::Refused { peer, why: refusal.into() })?;
@@ -267,30 +279,31 @@ pub(super) struct Incoming {
 
 #[derive(Default)]
 struct IncomingState {
-    /// Counts connections; names each.
+    /// Number of the last connection. Each gets a unique number.
     last_number: u64,
-    /// In their handshake, and no preface was heard of them yet; the oldest first.
+    /// Connections in their handshake that have not sent a preface, oldest first.
     silent: BTreeMap<u64, Newcomer>,
-    /// In their handshake, and they have begun it; the oldest first.
+    /// Connections in their handshake that have sent a preface, oldest first.
     speaking: BTreeMap<u64, Newcomer>,
-    /// After it.
+    /// Connections after their handshake.
     seated: BTreeMap<(NodeId, Lane), Seated>,
 }
 
-/// One in its handshake.
+/// A connection in its handshake.
 struct Newcomer {
     origin: IpAddr,
     evicted: Arc<Notify>,
 }
 
 impl IncomingState {
-    /// Ends a connection in its handshake: see the module for which.
+    /// Closes one connection in its handshake. The module page states which.
     fn evict_one(&mut self) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for newcomer in self.silent.values().chain(self.speaking.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
-        // A member makes at most two attempts at a time on each lane: that is no crowd.
+        // A member makes at most two attempts at a time on each lane, so this number is not
+        // suspicious.
         let few = 2 * LANES.len();
         let size = |origin: &IpAddr| crowds.get(origin).copied().unwrap_or_default().max(few);
         let most = crowds.keys().map(size).max();
@@ -310,7 +323,7 @@ impl IncomingState {
 struct Seated {
     number: u64,
     life: Life,
-    /// Since when connections that take its place are counted, and how many there were.
+    /// Start of the current period, and the number of replacements in it.
     contests: (Moment, u32),
     replaced: Arc<Notify>,
     judge_again: Arc<Notify>,
@@ -325,7 +338,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Counts a new connection, and ends another if there are too many.
+    /// Counts a new connection, and closes another one if there are too many.
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
         while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
@@ -338,7 +351,7 @@ impl Waiting {
         Self { context, number, evicted }
     }
 
-    /// A preface was heard.
+    /// Records that the connection has sent a preface.
     fn supported_version(&self) {
         let mut state = self.context.incoming.state();
         if let Some(newcomer) = state.silent.remove(&self.number) {
@@ -358,13 +371,14 @@ impl Drop for Waiting {
 /// A connection after its handshake.
 struct Seat {
     number: u64,
-    /// How many connections of this life have taken a living one's place of late, with this one.
+    /// Number of recent connections of this incarnation that replaced an open one, including this
+    /// one.
     contests: u32,
-    /// A newer connection has taken its place.
+    /// Notified when a newer connection has replaced this one.
     replaced: Arc<Notify>,
-    /// Who belongs to the cluster has changed.
+    /// Notified when the membership has changed.
     judge_again: Arc<Notify>,
-    /// Dropped at the end: the next connection waits for it.
+    /// Dropped at the end of the connection, which the next one waits for.
     _ended: oneshot::Sender<()>,
 }
 
@@ -373,8 +387,8 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the connection's place on its lane. Whoever had it is told to end; the receiver waits
-    /// until it has.
+    /// Registers the connection for its lane and tells the previous one to end. The receiver
+    /// resolves when it has ended.
     fn seat(
         &self,
         lane: Lane,
@@ -383,7 +397,8 @@ impl Incoming {
     ) -> (Seat, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
         let life = life_of(hello);
-        // A connection of an earlier life on another lane is of a process that has gone.
+        // A connection of another incarnation on any lane belongs to a process that no longer
+        // exists.
         for (place, seated) in &state.seated {
             if *place == (hello.from, lane) || (place.0 == hello.from && seated.life != life) {
                 seated.replaced.notify_one();
@@ -392,7 +407,7 @@ impl Incoming {
         state.last_number += 1;
         let number = state.last_number;
         let (replaced, judge_again) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        // Who belongs to the cluster may have changed since it was judged.
+        // The membership may have changed since the hello was checked.
         judge_again.notify_one();
         let (sender, ended) = oneshot::channel();
         let before = state.seated.remove(&(hello.from, lane));
@@ -415,14 +430,14 @@ impl Incoming {
         (seat, before.map(|before| before.ended))
     }
 
-    /// Who belongs to the cluster has changed: has everyone who is connected judged again.
+    /// Makes every connection check its peer again, because the membership has changed.
     pub(super) fn judge_again(&self) {
         for seated in self.state().seated.values() {
             seated.judge_again.notify_one();
         }
     }
 
-    /// Frees the connection's place, if no newer one has taken it.
+    /// Unregisters the connection, unless a newer one has replaced it.
     fn leave(&self, peer: NodeId, lane: Lane, number: u64) {
         let mut state = self.state();
         if state.seated.get(&(peer, lane)).is_some_and(|seated| seated.number == number) {
@@ -466,7 +481,8 @@ mod tests {
         assert_eq!(counts, [0, 1, 2, 3]);
         assert_eq!(seat(1, 60).contests, 4);
         assert_eq!(seat(1, 61).contests, 1, "another minute");
-        // A later life, and one that comes when the one before has gone, take nobody's place.
+        // A later incarnation, or a connection after the previous one has ended, does not count as
+        // a replacement.
         assert_eq!(seat(2, 61).contests, 0);
         let last = seat(2, 62);
         incoming.leave(node(2), Lane::Control, last.number);
@@ -483,7 +499,7 @@ mod tests {
         let (second, before) = incoming.seat(Lane::Control, &hello(1), now);
         let mut before = before.expect("the first");
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // The first leaves its place to the second and not to nobody.
+        // Leaving does not unregister the second connection.
         incoming.leave(node(2), Lane::Control, first.number);
         drop(first);
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Closed));

@@ -1,8 +1,9 @@
-//! Why two members belong to different clusters: what their configurations differ in.
+//! Explains why two members belong to different clusters: compares their configurations.
 //!
-//! A cluster's id is made from its token and from the names of its founding members, the upper half from the token alone.
-//! So two ids tell which of the two differs. For the names, the member that was dialed appends its own list to its refusal,
-//! and the dialer compares that with its own.
+//! A cluster's id is derived from its token and the names of its founding members; the upper half
+//! depends on the token alone. Therefore two ids reveal which of the two differs. To compare the
+//! names, the member that was dialed appends its own list to its rejection, and the dialer compares
+//! that list with its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,17 +11,17 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::model::{ClusterId, Hello, NodeId};
 
-/// Comes before the list of names in a refusal, and after the name of the member that has it.
+/// Separates the name of the rejecting member from its list of names in a rejection.
 const LISTS: &str = " lists ";
-/// How many other clusters are remembered; more come only from invented hellos.
+/// Maximum number of other clusters to remember. More can only come from forged hellos.
 const CLUSTERS_MAX: usize = 16;
 
-/// Two members of different clusters, as one of them sees it.
+/// Two members of different clusters, from the view of one of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OtherCluster {
     mine: ClusterId,
     theirs: ClusterId,
-    /// The other member: where it says that it is reached, and its id.
+    /// The other member: the address that it reports, and its id.
     address: String,
     id: NodeId,
     /// The name of this member, and the names that it knows.
@@ -28,24 +29,25 @@ pub(crate) struct OtherCluster {
 }
 
 impl OtherCluster {
-    /// The difference between two hellos. Their ids are numbered by different lists, so an id does not identify a member.
+    /// Creates the difference between two hellos. Their ids are numbered by different lists, so an
+    /// id does not identify a member.
     pub(super) fn new(mine: &Hello, theirs: &Hello) -> Self {
         let own = (format!("member {}", mine.from), Vec::new());
         let (address, id) = (theirs.address.clone(), theirs.from);
         Self { mine: mine.cluster, theirs: theirs.cluster, address, id, own }
     }
 
-    /// The same, with what this member is called and the names that it knows.
+    /// Adds the name of this member and the names that it knows.
     pub(super) fn of(self, own: String, names: Vec<String>) -> Self {
         Self { own: (own, names), ..self }
     }
 
-    /// The cluster of the other member.
+    /// Returns the cluster of the other member.
     pub(super) fn theirs(&self) -> ClusterId {
         self.theirs
     }
 
-    /// Where the other member says that it is reached.
+    /// Returns the address that the other member reports.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
@@ -77,8 +79,9 @@ pub(super) struct OtherClusters {
 }
 
 impl OtherClusters {
-    /// What the refusal `why` of a member of another cluster says, with what differs between its list and the list of
-    /// this member, whose cluster is `mine`. `None` if it says something else.
+    /// Explains the rejection `why` of a member of another cluster: returns its text with the
+    /// difference between its list of names and the list of this member, whose cluster is `mine`.
+    /// Returns `None` if the rejection has another reason.
     pub(super) fn explain(
         &self,
         why: &str,
@@ -127,7 +130,8 @@ fn list(names: &[String]) -> String {
     format!("[{}]", names.join(", "))
 }
 
-/// The names in a list. A name with a comma in it counts as several: this is for people.
+/// Returns the names in a list. A name that contains a comma is split, which is good enough for a
+/// text that only people read.
 fn listed(list: &str) -> Option<Vec<String>> {
     let names = list.strip_prefix('[')?.strip_suffix(']')?;
     Some(names.split(", ").map(str::to_owned).collect())
@@ -195,7 +199,7 @@ mod tests {
         let all = OtherClusters::default();
         let explain = |why: &str| all.explain(why, ClusterId(1), "n1", &[]);
         for why in [
-            "member 1 knows no member 4",
+            "member 4 is unknown to member 1",
             "x lists [a]",
             "x; y lists a",
             "x; y lists [a",

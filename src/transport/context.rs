@@ -1,4 +1,4 @@
-//! What the connections of one member share.
+//! The state that all connections of one member share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -18,18 +18,19 @@ use super::wire::Wire;
 use crate::env::Env;
 use crate::model::{Hello, Lane, Moment, NodeId};
 
-/// RejectedRequests of one peer on one side are reported at most this often: it dials again and again.
+/// Minimum time between reports of rejections by or of one peer on one side. The peer dials
+/// repeatedly, so rejections repeat.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Which end of a connection this member is.
+/// The end of a connection that this member is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Side {
     Dialer,
     Acceptor,
 }
 
-/// What the connections of one member share. Each of its tasks holds one reference, so that the last
-/// to end drops it.
+/// The state that all connections of one member share. Each task of the transport holds a
+/// reference, so the last task to end drops it.
 pub(super) struct Context {
     pub(super) env: Env,
     pub(super) settings: TcpSettings,
@@ -43,7 +44,8 @@ pub(super) struct Context {
     pub(super) joiners: Joiners,
     reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
     stopping: watch::Receiver<bool>,
-    /// Never sent on: whoever waits for the tasks learns that this is dropped.
+    /// Nothing is ever sent on it. A receiver detects that the context was dropped, which means
+    /// that all tasks have ended.
     _ended: mpsc::Sender<()>,
 }
 
@@ -84,8 +86,8 @@ impl Context {
         }
     }
 
-    /// Reports why a connection with `peer`, if it is known who that is, did not come up or has ended, if
-    /// it is of interest to anybody.
+    /// Reports why a connection with `peer` (if known) failed or ended, if the reason is worth
+    /// reporting.
     pub(super) fn report(&self, side: Side, peer: Option<NodeId>, broken: &Broken) {
         let me = self.admission.me();
         match (broken, peer) {
@@ -96,39 +98,40 @@ impl Context {
                 self.receiver.refused(peer, why.clone().into());
             }
             (Broken::Garbage(why), Some(peer)) if self.may_report(side, Some(peer)) => {
-                tracing::warn!(%me, %peer, ?side, "connection closed: received data that no member sends: {why}");
+                tracing::warn!(%me, %peer, ?side, %why, "closed connection: received invalid data");
             }
             (Broken::Untrusted(why), None) if self.may_report(side, None) => {
-                tracing::warn!(%me, "rejected an incoming connection: {why}");
+                tracing::warn!(%me, %why, "rejected incoming connection");
             }
-            _ => tracing::debug!(%me, ?side, "no connection: {broken}"),
+            _ => tracing::debug!(%me, ?side, error = %broken, "connection failed"),
         }
     }
 
-    /// Reports why `peer`, which this member has dialed at `address`, was not reached there.
+    /// Reports why `peer` was not reached at `address`.
     pub(super) fn report_unreached(&self, peer: &Peer, address: &str, broken: &Broken) {
         let (me, id) = (self.admission.me(), peer.id);
         if matches!(broken, Broken::Refused { .. } | Broken::Untrusted(_)) {
             self.report(Side::Dialer, Some(id), broken);
         } else if peer.may_complain(self.env.clock.now()) {
             let name = self.admission.name(id).unwrap_or_default();
-            tracing::warn!(%me, peer = %id, name, address, "member {name:?} cannot be reached at {address}: {broken}");
+            tracing::warn!(%me, peer = %id, name, address, error = %broken, "cannot reach member");
         } else {
-            tracing::debug!(%me, peer = %id, address, "no connection: {broken}");
+            tracing::debug!(%me, peer = %id, address, error = %broken, "cannot reach member");
         }
     }
 
-    /// Warns of a new connection that is not encrypted although this member uses TLS, once for both lasting lanes.
+    /// Warns of a new connection that is not encrypted although this member uses TLS, once for both
+    /// permanent lanes.
     pub(super) fn warn_if_bare(&self, wire: &Wire, peer: NodeId, lane: Lane) {
         if lane == Lane::Control && self.security.is_bare(wire) {
             let (me, name) = (self.admission.me(), self.admission.name(peer).unwrap_or_default());
-            tracing::warn!(%me, %peer, name, "connection with a member that does not use TLS: not encrypted");
+            tracing::warn!(%me, %peer, name, "connection is not encrypted: the member does not use TLS");
         }
     }
 
-    /// Whether it is time to report something about a peer again.
+    /// Returns whether enough time has passed to report about this peer again.
     fn may_report(&self, side: Side, peer: Option<NodeId>) -> bool {
-        // Strangers share one place, so that made-up ids neither fill the table nor the report.
+        // All unknown peers share one entry, so that forged ids fill neither the table nor the log.
         let place = (side, peer.filter(|peer| self.admission.knows(*peer)));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,16 +144,17 @@ impl Context {
     }
 }
 
-/// Counts the connections with each peer, to say when the first is there and the last is gone.
+/// Counts the connections with each peer, to notify the receiver of the first and after the last
+/// one.
 pub(super) struct Presence {
     connections: Mutex<BTreeMap<NodeId, usize>>,
     receiver: Arc<dyn Receiver>,
 }
 
 impl Presence {
-    /// A connection with `peer` has come up. It is gone when the guard is dropped.
+    /// Records a new connection with `peer`. Dropping the guard records its end.
     pub(super) fn enter(&self, peer: NodeId, hello: Hello) -> PresenceGuard<'_> {
-        // The lock is held while the receiver is told, so that it hears things in their order.
+        // The lock is held during the call, so that the receiver sees the notifications in order.
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         *connections.entry(peer).or_default() += 1;
         self.receiver.connected(peer, hello);

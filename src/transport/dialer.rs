@@ -1,24 +1,28 @@
 //! The sending end: keeps one connection to one peer on one lane.
 //!
 //! ```text
-//!   dial ──► handshake ──► up: write what is queued, say "alive", hear the echo ──┐
-//!    ▲           │                                                                │
-//!    └── pause ◄─┴────────────────────────────────────────────────────────────────┘
+//!   dial ──► handshake ──► up: write the queue, send keepalives, read their echo ────────┐
+//!    ▲           │                                                                       │
+//!    └── pause ◄─┴───────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A peer that is going to move is dialed at its old and its new address in turn. The name is resolved again at each
-//! connect (`names`). If it has several addresses, the next attempt starts after the one whose handshake has failed,
-//! because another program may listen there. The pause grows to its maximum while connects or handshakes fail or
-//! connections die young. It starts small again after a connection that lived and was not refused. It ends early if the
-//! peer itself dials, because then the peer is back, and if the peer moves to another address. A connection to an address
-//! that the peer has left, or to an earlier life of the peer, is closed.
+//! A peer that is about to move is dialed at its old and its new address in turn. The name is
+//! resolved again for each connect (`names`). If it has several addresses, the next attempt starts
+//! after the one whose handshake failed, because another program may listen there.
 //!
-//! **After a black hole.** A network may swallow bytes without closing anything. An attempt that is in progress then
-//! learns nothing for its whole handshake timeout, and an open connection nothing for its idle timeout. So while an attempt
-//! hangs or a connection is silent, a short new attempt is made every `redial_every`; the first that succeeds is used.
+//! The pause grows to its maximum while connects or handshakes fail or connections break soon. It
+//! starts small again after a connection that lasted and was not rejected. It ends early if the
+//! peer itself dials, because then the peer is reachable again, and if the peer moves to another
+//! address. A connection to an address that the peer has left, or to an earlier incarnation of the
+//! peer, is closed.
 //!
-//! A lane that is used now and then is dialed when something is to be sent, and closed when nothing
-//! was for a while: see [`Pipe::wanted`].
+//! **After a black hole.** A network may drop packets without closing anything. An attempt in
+//! progress then stays silent for its whole handshake timeout, and an open connection for its idle
+//! timeout. Therefore, while an attempt hangs or a connection is silent, a short new attempt is
+//! made every `redial_every`. The first one that succeeds is used.
+//!
+//! A lane that is used on demand is dialed when something is to be sent, and closed after it was
+//! unused for a while: see [`Pipe::wanted`].
 
 use std::io;
 use std::sync::Arc;
@@ -39,15 +43,15 @@ use super::wire::Wire;
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
 
-/// Ticks without a byte from the peer after which a second connection is tried.
+/// Number of ticks without a byte from the peer after which a second connection is tried.
 const SUSPICIOUS_TICKS: u32 = 2;
 
-/// Keeps the connection until the peer is none any more or the transport stops.
+/// Keeps the connection until the peer is removed or the transport stops.
 pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let pipe = peer.pipe(lane);
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
-    // Which of its places is next, and which of the addresses that the name of one has.
+    // The index of the next of the peer's addresses, and of the resolved address to try first.
     let (mut turn, first) = (0_usize, AtomicUsize::new(0));
     loop {
         let address = match target.borrow_and_update().as_deref() {
@@ -75,7 +79,7 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     }
 }
 
-/// Until a peer is not looked for at an address any more.
+/// Waits until a peer's targets no longer include an address.
 async fn left(target: &mut watch::Receiver<Option<Vec<String>>>, address: &String) {
     let is_left =
         |places: &Option<Vec<String>>| !places.iter().flatten().any(|place| place == address);
@@ -96,7 +100,8 @@ struct Route<'a> {
 }
 
 impl Route<'_> {
-    /// Runs one connection, from the first attempt to its end. Returns whether the peer was reached.
+    /// Runs one connection, from the first attempt to its end. Returns whether the peer was
+    /// reached.
     async fn run(&self, pause: &mut Pause) -> bool {
         let dialing = self.pipe().wanted().await;
         match self.reach().await {
@@ -104,7 +109,7 @@ impl Route<'_> {
                 let began = self.context.env.clock.now();
                 let end = self.hold(established, dialing).await;
                 let (me, peer, lane) = (self.context.admission.me(), self.peer.id, self.lane);
-                tracing::debug!(%me, %peer, ?lane, "connection lost: {end}");
+                tracing::debug!(%me, %peer, ?lane, %end, "outgoing connection lost");
                 let lasted = self.context.env.clock.now().since(began);
                 match end {
                     Broken::Socket(_) if lasted >= self.context.settings.pause_max => {
@@ -126,9 +131,10 @@ impl Route<'_> {
         self.peer.pipe(self.lane)
     }
 
-    /// Dials until an attempt has an outcome. The first attempt may take the whole handshake timeout, because a slow
-    /// network may need it. If the network swallows its bytes, it stays silent for all that time although the peer may be
-    /// reachable again, so [`Self::probe`] makes further attempts in parallel.
+    /// Dials until an attempt has an outcome. The first attempt may take the whole handshake
+    /// timeout, because a slow network may need it. If the network drops its packets, it stays
+    /// silent for all that time although the peer may be reachable again, so [`Self::probe`] makes
+    /// further attempts in parallel.
     async fn reach(&self) -> Result<Established, Broken> {
         let settings = &self.context.settings;
         let first = self.connect(self.first.load(Ordering::Relaxed));
@@ -149,7 +155,8 @@ impl Route<'_> {
         }
     }
 
-    /// Makes one short attempt in each `redial_every` until one succeeds; the next one begins early if the peer itself dials.
+    /// Makes one short attempt in each `redial_every` until one succeeds. The next one begins early
+    /// if the peer itself dials.
     async fn probe(&self) -> Established {
         let settings = &self.context.settings;
         // If a name has several addresses, each attempt starts with another one.
@@ -174,7 +181,7 @@ impl Route<'_> {
         unreachable!("the numbers do not end")
     }
 
-    /// Connects and shakes hands, once.
+    /// Connects and performs the handshake once.
     async fn connect(&self, first: usize) -> Result<Established, Broken> {
         let context = self.context;
         let (tcp, at) = open(self.address, &context.names, &context.settings, first).await?;
@@ -204,7 +211,8 @@ impl Route<'_> {
             tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected");
             let life = life_of(&hello);
             peer.met(life);
-            // Before the earlier one ends, so that the peer does not count as disconnected in between.
+            // Entered before the earlier one ends, so that the peer does not count as disconnected
+            // in between.
             let presence = context.presence.enter(peer.id, hello);
             drop(earlier.replace(presence));
             let stream = Arc::new(stream);
@@ -214,17 +222,17 @@ impl Route<'_> {
             established = tokio::select! {
                 biased;
                 () = peer.born_again(life) => {
-                    return Broken::Socket(io::Error::other("it was met in another life"));
+                    return Broken::Socket(io::Error::other("the peer has connected in another incarnation"));
                 }
                 end = serve(context, self.pipe(), &stream, peer.id, &silent) => return end,
                 fresh = self.replace(&silent) => fresh,
             };
-            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "replaced a silent connection");
+            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "replaced silent connection");
         }
     }
 
-    /// Makes a new connection while the present one is silent: the network may have lost that one, and the system
-    /// repeats lost bytes after pauses that become ever longer.
+    /// Makes a new connection while the current one is silent. The network may have lost the
+    /// current one, and TCP retransmits after ever longer pauses.
     async fn replace(&self, silent: &watch::Sender<bool>) -> Established {
         let mut silent = silent.subscribe();
         loop {
@@ -238,14 +246,15 @@ impl Route<'_> {
     }
 }
 
-/// Until the peer itself dials: it can be reached again, so an attempt that hangs is best replaced. An attempt younger
-/// than the shortest pause does not hang.
+/// Waits until the peer itself dials. It is reachable again then, so an attempt that hangs should
+/// be replaced. An attempt younger than the shortest pause is not considered hanging.
 async fn heard_meanwhile(pipe: &Pipe, settings: &TcpSettings) {
     tokio::time::sleep(settings.pause_min).await;
     pipe.retry.notified().await;
 }
 
-/// Connects to the first address of the name that answers, beginning with a certain one. Says which it was.
+/// Connects to the first address of the name that answers, starting with the address at index
+/// `first`. Returns the connection and the index.
 pub(super) async fn open(
     address: &str,
     names: &Names,
@@ -254,14 +263,16 @@ pub(super) async fn open(
 ) -> io::Result<(TcpStream, usize)> {
     let addresses = names.addresses(address, settings.handshake_timeout / 4).await?;
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    // An address that swallows packets must not use up the time of the next.
+    // An address that drops packets must not use up the time of the next ones.
     let count = addresses.len();
     let share = settings.handshake_timeout / u32::try_from(count).unwrap_or(1).max(1);
     let limit = share.min(settings.connect_timeout);
     for at in (first..first + count).map(|at| at % count) {
         let address = addresses[at];
         if !settings.may_leave_loopback() && !is_loopback(address.ip()) {
-            error = io::Error::other("the name leads off loopback and insecure_peers is not set");
+            error = io::Error::other(
+                "the name resolves to a non-loopback address, and insecure_peers is not set",
+            );
             continue;
         }
         match tokio::time::timeout(limit, TcpStream::connect(address)).await {
@@ -292,7 +303,7 @@ async fn serve(
     let silent_ticks_max = context.settings.silent_ticks_max();
     let mut doubt = context.security.doubt();
     let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);
-    // What is being written: `batch[at..]`.
+    // The bytes being written are `batch[at..]`.
     let (mut batch, mut at) = (Vec::new(), 0);
     loop {
         tokio::select! {
@@ -306,13 +317,14 @@ async fn serve(
                     stream.try_flush().map(|()| 0)
                 };
                 match written {
-                    // No sign of life: the system takes a lot that nobody acknowledges.
+                    // A successful write does not prove that the peer is alive: the system buffers
+                    // a lot without an acknowledgement.
                     Ok(written) => at += written,
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),
                 }
                 if pipe.is_on_demand() {
-                    // What is large and in no hurry lets everything else pass.
+                    // Bulk data is not urgent, so other tasks run first.
                     tokio::task::yield_now().await;
                 }
             }
@@ -344,7 +356,7 @@ async fn serve(
                             return Broken::Refused { peer, why };
                         }
                         Ok(Some(other)) => {
-                            return Broken::Garbage(format!("{:?} on the way back", other.kind));
+                            return Broken::Garbage(format!("unexpected frame {:?} from the acceptor", other.kind));
                         }
                         Err(error) => return error.into(),
                     }
@@ -360,7 +372,7 @@ async fn serve(
                 (ticks, silent_ticks) = (ticks.wrapping_add(1), silent_ticks + 1);
                 echoes.rest();
                 if ticks.is_multiple_of(silent_ticks_max) && pipe.rest_if_unused() {
-                    return Broken::Socket(io::Error::other("nothing was sent for a while"));
+                    return Broken::Socket(io::Error::other("it was unused for a while"));
                 }
                 pipe.send_alive(&alive);
             }
@@ -374,8 +386,8 @@ async fn serve(
     }
 }
 
-/// How long to wait before dialing again: twice as long each time, up to a maximum, and drawn from the
-/// upper half so that members do not dial in step.
+/// The pause before dialing again. It doubles each time up to a maximum. A random value from the
+/// upper half of the range is used, so that members do not dial in step.
 struct Pause {
     min: Duration,
     max: Duration,

@@ -1,19 +1,19 @@
-//! The first words on a connection, from both ends.
+//! The handshake on a connection, from both ends.
 //!
 //! ```text
 //!   dialer                                     acceptor
-//!     preface | hello  ────────────────────►     judges
+//!     preface | hello  ────────────────────►     checks it
 //!                      ◄────────────────────     preface | hello       or    preface | refused
-//!     judges
+//!     checks it
 //!     alive            ────────────────────►     up                    or    refused
 //!
 //!   preface = "bowline\0" | least version u16 | greatest version u16 | lane u8 | 0 0 0
 //! ```
 //!
-//! The preface, and the frame that says `refused`, are the same in every version of the protocol, so
-//! that members of versions that cannot talk can still say so. A dialer that begins neither with the magic
-//! nor with TLS is not answered. Everything here is read to an exact length, so that no byte of a message is read
-//! before both ends have agreed, and runs under the caller's timeout.
+//! The preface and the `refused` frame are the same in every version of the protocol, so that
+//! members with incompatible versions can still report it. A dialer that begins neither with the
+//! magic nor with TLS gets no reply. Everything here is read to an exact length, so that no byte of
+//! a message is read before both ends have agreed. The caller sets a timeout.
 
 use bytes::{Bytes, BytesMut};
 use std::io;
@@ -34,41 +34,41 @@ use crate::model::{Hello, JoinAsk, Lane, NodeId, PeerMessage};
 
 const MAGIC: [u8; 8] = *b"bowline\0";
 const PREFACE_BYTES: usize = 16;
-/// What stands for a lane in the preface of somebody who wants to join.
+/// The value in place of a lane in the preface of a process that wants to join.
 pub(super) const JOIN_LANE: u8 = 255;
-/// How a message of TLS begins that says that something went wrong.
+/// The first bytes of a TLS alert.
 const TLS_ALERT: [u8; 2] = [21, 3];
-/// How a message of TLS begins that belongs to its handshake.
+/// The first bytes of a TLS handshake message.
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
-/// The versions of the protocol that this build speaks.
+/// The versions of the protocol that this build supports.
 const VERSIONS: Versions = Versions { least: 1, greatest: 1 };
-/// How long a refused connection is kept open so that the reason arrives: closing a socket with
-/// unread bytes in it destroys what was sent last.
+/// Time for which a rejected connection is kept open so that the reason arrives. Closing a socket
+/// with unread bytes in it destroys the data sent last.
 const LINGER_MAX: Duration = Duration::from_millis(500);
-/// How many bytes of a refused peer are thrown away meanwhile.
+/// Number of bytes from a rejected peer that are discarded in that time.
 const LINGER_BYTES_MAX: usize = 64 << 10;
-/// How many of them at a time.
+/// Number of bytes discarded in one read.
 const LINGER_READ_BYTES: usize = 4 << 10;
 
-/// Why a connection did not come up.
+/// The reason why a connection was not established.
 #[derive(Debug, Error)]
 pub(super) enum Broken {
-    /// The socket failed or closed.
+    /// The socket failed or was closed.
     #[error("{0}")]
     Socket(io::Error),
-    /// The two secure their connections in different ways, or one does not accept the other's
+    /// The two ends secure their connections in different ways, or one does not accept the other's
     /// certificate.
     #[error("{0}")]
     Untrusted(String),
-    /// What came is not what a member says.
+    /// The data does not follow the protocol.
     #[error("{0}")]
     Garbage(String),
-    /// One of the two has refused the other.
+    /// One of the ends has rejected the other.
     #[error("{why}")]
     Refused {
-        /// The other end, as it calls itself.
+        /// The other end, by its own account.
         peer: NodeId,
-        /// Why.
+        /// The reason.
         why: Refused,
     },
 }
@@ -98,14 +98,13 @@ struct Versions {
 }
 
 impl Versions {
-    /// Nothing, if there is a version that both speak; the greatest such is spoken.
+    /// Checks that both ends support a common version. The greatest one is used.
     fn judge(self, theirs: Versions) -> Result<(), String> {
         if self.least.max(theirs.least) <= self.greatest.min(theirs.greatest) {
             return Ok(());
         }
         Err(format!(
-            "no version of the protocol in common: one end supported_version {} to {}, the other {} to {}; \
-             upgrade the older one",
+            "no common protocol version: one end supports {} to {}, the other {} to {}; upgrade the older one",
             self.least, self.greatest, theirs.least, theirs.greatest
         ))
     }
@@ -140,7 +139,7 @@ impl Preface {
         Ok(Self { versions: Versions { least, greatest }, lane })
     }
 
-    /// The other end's, which must have a version in common with this one.
+    /// Reads the preface of the other end and checks that it supports a common version.
     pub(super) async fn read_answer(stream: &mut Wire) -> Result<(), Result<String, Broken>> {
         let preface = Self::read(stream).await.map_err(Err)?;
         VERSIONS.judge(preface.versions).map_err(Ok)
@@ -150,9 +149,10 @@ impl Preface {
         let mut bytes = [0; PREFACE_BYTES];
         let (first, rest) = bytes.split_at_mut(TLS_ALERT.len());
         stream.read_exact(first).await?;
-        // An alert is shorter than a preface.
+        // A TLS alert is shorter than a preface.
         if [TLS_ALERT, TLS_HANDSHAKE].iter().any(|tls| first == tls) {
-            let why = "the other end supported_version TLS, and this member does not: give both certificates";
+            let why =
+                "the other end uses TLS, but this member does not: configure certificates on both";
             return Err(Broken::Untrusted(why.to_owned()));
         }
         stream.read_exact(rest).await?;
@@ -168,7 +168,7 @@ const fn lane_byte(lane: Lane) -> u8 {
     }
 }
 
-/// Introduces this member to `peer`, which it has dialed.
+/// Performs the handshake with `peer`, which this member has dialed.
 pub(super) async fn dial(
     stream: &mut Wire,
     peer: NodeId,
@@ -191,7 +191,7 @@ pub(super) async fn dial(
             return Err(Broken::Refused { peer, why });
         }
         Frame { kind, .. } => {
-            return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
+            return Err(Broken::Garbage(format!("unexpected frame {kind:?} instead of a hello")));
         }
     };
     if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
@@ -203,8 +203,8 @@ pub(super) async fn dial(
     Ok(theirs)
 }
 
-/// Reads the preface of a dialer. One that begins with TLS is told that this member does not use it: otherwise all that it
-/// saw were a closed connection.
+/// Reads the preface of a dialer. If the dialer uses TLS and this member does not, replies with an
+/// error, because the dialer would otherwise only see a closed connection.
 pub(super) async fn hear(stream: &mut Wire) -> Result<Preface, Broken> {
     let heard = Preface::read(stream).await;
     if let Err(Broken::Untrusted(_)) = &heard {
@@ -214,15 +214,16 @@ pub(super) async fn hear(stream: &mut Wire) -> Result<Preface, Broken> {
     heard
 }
 
-/// Who has dialed.
+/// The other end of an accepted connection.
 pub(super) enum Met {
-    /// A member, to send messages on this lane.
+    /// A member, which sends messages on this lane.
     Member(Hello, Lane),
-    /// Somebody who wants to become one.
+    /// A process that wants to become a member.
     Joiner(JoinAsk),
 }
 
-/// Hears who has dialed this member with this preface, on which lane, and answers.
+/// Performs the handshake with a dialer that has sent this preface, and returns its identity and
+/// lane.
 pub(super) async fn accept(
     stream: &mut Wire,
     preface: Preface,
@@ -242,7 +243,7 @@ pub(super) async fn accept(
             return Ok(Met::Joiner(join::hear(stream, &answer, context).await?));
         }
         lane => {
-            let why = format!("no lane {lane}");
+            let why = format!("unknown lane {lane}");
             refuse(stream, &answer, FrameKind::Refused, &why).await;
             return Err(Broken::Garbage(why));
         }
@@ -250,7 +251,7 @@ pub(super) async fn accept(
     let theirs = match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         Frame { kind, .. } => {
-            return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
+            return Err(Broken::Garbage(format!("unexpected frame {kind:?} instead of a hello")));
         }
     };
     let peer = theirs.from;
@@ -271,11 +272,11 @@ pub(super) async fn accept(
             return Err(Broken::Refused { peer, why: rejection_of(&last, mine.from) });
         }
         Frame { kind, .. } => {
-            return Err(Broken::Garbage(format!("{kind:?} in answer to a hello")));
+            return Err(Broken::Garbage(format!("unexpected frame {kind:?} in reply to a hello")));
         }
     }
-    // The dialer chose when to answer. Meanwhile a later life of it may have been met, or the cluster
-    // founded without its disk.
+    // The dialer chose when to send its last frame. Meanwhile a later incarnation of it may have
+    // connected, or the cluster may have been founded without its disk.
     if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &[], peer, refusal.into()).await);
     }
@@ -287,7 +288,7 @@ fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
     frame::put_frame(words, FrameKind::Hello, |words| codec::encode_message(&message, words));
 }
 
-/// Refuses `peer`, after `preface` if none was sent yet, and closes.
+/// Rejects `peer`, after sending `preface` if none was sent yet, and closes the connection.
 pub(super) async fn turn_away(
     stream: &mut Wire,
     preface: &[u8],
@@ -299,19 +300,19 @@ pub(super) async fn turn_away(
     Broken::Refused { peer, why }
 }
 
-/// Says why, after `preface` if none was sent yet, and closes.
+/// Sends the reason, after `preface` if none was sent yet, and closes the connection.
 pub(super) async fn refuse(stream: &mut Wire, preface: &[u8], kind: FrameKind, why: &str) {
     let mut words = preface.to_vec();
-    // A character cut in two is the reader's to mend.
+    // The cut may split a character; the reader decodes it lossily.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
     frame::put_frame(&mut words, kind, |words| words.extend_from_slice(why));
     say_last(stream, &words).await;
 }
 
-/// Says the last words and closes.
+/// Sends the last bytes and closes the connection.
 pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
-    // Then waits a moment until the other end has closed. Whether the words arrive is its affair, so
-    // errors end this early and are nobody's.
+    // Waits a moment until the other end has closed the connection. Errors end the wait early and
+    // are ignored: delivery is only attempted.
     let last = async {
         stream.write_all(words).await?;
         stream.finish().await?;
@@ -330,7 +331,7 @@ pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
     let _ = tokio::time::timeout(LINGER_MAX, last).await;
 }
 
-/// Reads one frame and not a byte more.
+/// Reads exactly one frame.
 pub(super) async fn read_frame(stream: &mut Wire, bytes_max: usize) -> Result<Frame, Broken> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await?;
@@ -344,19 +345,19 @@ pub(super) async fn read_frame(stream: &mut Wire, bytes_max: usize) -> Result<Fr
 fn hello_of(body: Bytes) -> Result<Hello, Broken> {
     match codec::decode_message(body) {
         Ok(PeerMessage::Hello(hello)) => Ok(hello),
-        Ok(_) => Err(Broken::Garbage("a message where a hello belongs".to_owned())),
+        Ok(_) => Err(Broken::Garbage("unexpected message instead of a hello".to_owned())),
         Err(error) => Err(Broken::Garbage(error.to_string())),
     }
 }
 
-/// What the other end's last frame says to `me`.
+/// Decodes the rejection in the last frame that the other end sent to `me`.
 pub(super) fn rejection_of(last: &Frame, me: NodeId) -> Refused {
     let removed = (last.kind == FrameKind::Removed).then_some(me);
     Refused { removed, ..reason_of(&last.body).into() }
 }
 
-/// The other end's words, made safe to print: at most the length that this end would write, and no
-/// control characters.
+/// Makes the text of the other end safe to print: truncates it to the length that this end would
+/// send, and replaces control characters.
 pub(super) fn reason_of(body: &[u8]) -> String {
     String::from_utf8_lossy(&body[..body.len().min(REFUSED_BODY_BYTES_MAX)])
         .chars()

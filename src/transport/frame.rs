@@ -1,4 +1,4 @@
-//! Frames: how a stream of bytes falls into pieces that were not damaged on the way.
+//! Frames: the units into which a byte stream is split, with checksums.
 //!
 //! ```text
 //!  0         4         8         12     13
@@ -9,43 +9,44 @@
 //!                       of these  \____ length counts these
 //! ```
 //!
-//! The length is compared with its own checksum and with the lane's limit before anything is allocated for it, and
-//! the buffer grows with what has arrived, not with what was announced. Without that checksum a length that was damaged on
-//! the way would swallow all frames behind it, up to the lane's limit, before anybody noticed: signs of life
-//! among them, so that the connection would seem alive. The second checksum covers kind and body and is
-//! compared before either is looked at. They find accidents, not attackers.
+//! The length is checked against its own checksum and the lane's limit before anything is allocated
+//! for it. The buffer grows with the data that has arrived, not with the announced length. Without
+//! the first checksum, a corrupted length could swallow all following frames up to the lane's
+//! limit. These include keepalives, so the connection would seem alive. The second checksum covers
+//! kind and body, and is checked before either is interpreted. The checksums detect accidental
+//! damage, not attacks.
 //!
 //! A small body is copied out of the read buffer, so that a key of ten bytes does not keep 64 KiB
-//! alive; a large one is a slice of it.
+//! alive. A large body is a slice of the buffer.
 
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
 
 use crate::model::Lane;
 
-/// The longest body on the control lane.
+/// Maximum size of a body on the control lane.
 pub(super) const CONTROL_BODY_BYTES_MAX: usize = 1 << 20;
-/// The longest body on the bulk lane.
+/// Maximum size of a body on the bulk lane.
 pub(super) const BULK_BODY_BYTES_MAX: usize = 16 << 20;
-/// The longest body on the snapshot lane.
+/// Maximum size of a body on the snapshot lane.
 pub(super) const SNAPSHOT_BODY_BYTES_MAX: usize = 4 << 20;
-/// The longest hello: room for the founding map of some nine hundred members.
+/// Maximum size of a hello: enough for the founding map of about 900 members.
 pub(super) const HELLO_BODY_BYTES_MAX: usize = 16 << 10;
-/// The longest question whether somebody may join.
+/// Maximum size of a join request.
 pub(super) const JOIN_ASK_BODY_BYTES_MAX: usize = 4 << 10;
-/// The longest answer to it: room for all members.
+/// Maximum size of the reply to a join request: enough for all members.
 pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 1 << 20;
-/// The longest reason of a refusal.
+/// Maximum size of the reason of a rejection.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
 
-/// Length, its checksum, and the checksum of what follows.
+/// Length, its checksum, and the checksum of kind and body.
 pub(super) const HEADER_BYTES: usize = 12;
-/// Room made in the buffer before each read.
+/// Free space in the buffer before each read.
 const READ_BYTES: usize = 64 << 10;
-/// Bodies up to this length are copied out of the read buffer.
+/// Bodies up to this size are copied out of the read buffer.
 const COPIED_BODY_BYTES_MAX: usize = 16 << 10;
 
-/// The longest body on `lane`.
+/// Returns the maximum size of a body on `lane`.
 pub(super) fn body_bytes_max(lane: Lane) -> usize {
     match lane {
         Lane::Control => CONTROL_BODY_BYTES_MAX,
@@ -54,24 +55,25 @@ pub(super) fn body_bytes_max(lane: Lane) -> usize {
     }
 }
 
-/// What a body is.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FrameKind {
     /// A hello, encoded as a message.
     Hello,
-    /// Text that says why the connection is about to be closed.
+    /// Text with the reason why the connection is about to be closed.
     Refused,
     /// A message.
     Message,
-    /// Nothing: a sign of life.
+    /// An empty keepalive.
     Alive,
-    /// As `Refused`, and for good: whoever reads it was removed from the cluster.
+    /// A permanent rejection: the receiver was removed from the cluster. Contains the reason like
+    /// `Refused`.
     Removed,
-    /// A number for whoever wants to join, to prove with that it knows the token.
+    /// A number with which a joining process proves that it knows the token.
     Challenge,
-    /// The question whether somebody may join.
+    /// A join request.
     JoinAsk,
-    /// The answer.
+    /// The reply to a join request.
     JoinAnswer,
 }
 
@@ -105,27 +107,27 @@ impl FrameKind {
         .ok_or(FrameError::Kind(byte))
     }
 
-    /// Whether it is the last word on a connection.
+    /// Returns whether this is the last frame of a connection.
     pub(super) fn refuses(self) -> bool {
         matches!(self, FrameKind::Refused | FrameKind::Removed)
     }
 }
 
-/// One piece.
+/// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Frame {
     pub(super) kind: FrameKind,
     pub(super) body: Bytes,
 }
 
-/// The stream does not consist of frames; nothing after this point can be trusted.
+/// The stream does not consist of valid frames; nothing after this point can be trusted.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum FrameError {
-    #[error("a frame of {bytes} bytes, where 1 to {max} are allowed")]
+    #[error("invalid frame length {bytes}: must be 1 to {max} bytes")]
     Length { bytes: usize, max: usize },
-    #[error("a frame whose checksum does not match")]
+    #[error("frame checksum mismatch")]
     Checksum,
-    #[error("a frame of unknown kind {0}")]
+    #[error("unknown frame kind {0}")]
     Kind(u8),
 }
 
@@ -143,7 +145,7 @@ pub(super) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, body: impl FnOnce(&m
     header[8..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
 }
 
-/// A message as it is on the wire.
+/// Returns a message in a frame, as it is sent.
 #[cfg(any(test, feature = "sim"))]
 pub(crate) fn framed(message: &crate::model::PeerMessage) -> Vec<u8> {
     let mut out = Vec::new();
@@ -151,7 +153,7 @@ pub(crate) fn framed(message: &crate::model::PeerMessage) -> Vec<u8> {
     out
 }
 
-/// The body of the message in a frame; `None` if the stream breaks here, or stands still.
+/// Returns the body of the message in a frame, or `None` if the frame is invalid or incomplete.
 #[cfg(any(test, feature = "sim"))]
 pub(crate) fn unframed(bytes: &[u8], lane: Lane) -> Option<Bytes> {
     let mut reader = FrameReader::new(body_bytes_max(lane));
@@ -160,7 +162,8 @@ pub(crate) fn unframed(bytes: &[u8], lane: Lane) -> Option<Bytes> {
     (frame.kind == FrameKind::Message).then_some(frame.body)
 }
 
-/// The length of kind and body that a header announces, if a body may have up to `body_bytes_max`.
+/// Returns the length of kind and body that a header announces, and checks it against
+/// `body_bytes_max`.
 pub(super) fn announced(
     header: [u8; HEADER_BYTES],
     body_bytes_max: usize,
@@ -190,7 +193,7 @@ fn numbers(header: [u8; HEADER_BYTES]) -> [u32; 3] {
     [[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_le_bytes)
 }
 
-/// Cuts what was read into frames.
+/// Splits the received bytes into frames.
 pub(super) struct FrameReader {
     buffer: BytesMut,
     body_bytes_max: usize,
@@ -201,20 +204,20 @@ impl FrameReader {
         Self { buffer: BytesMut::new(), body_bytes_max }
     }
 
-    /// Where the next bytes belong, with room for some.
+    /// Returns the buffer for the next bytes, with free space.
     pub(super) fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_BYTES);
         &mut self.buffer
     }
 
-    /// Gives back the memory of a buffer with nothing in it.
+    /// Releases the memory of the buffer if it is empty.
     pub(super) fn rest(&mut self) {
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
         }
     }
 
-    /// The next whole frame, if it has arrived.
+    /// Returns the next frame if it has arrived completely.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some(&header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let end = HEADER_BYTES + announced(header, self.body_bytes_max)?;
@@ -303,7 +306,7 @@ mod tests {
         for bit in 0..whole.len() * 8 {
             let mut damaged = whole.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            // Nothing waits for bytes of a greater length that may never come.
+            // A damaged length is detected at once, without waiting for more bytes.
             assert!(read(&damaged, 1000).is_err(), "bit {bit}");
             if bit / 8 < HEADER_BYTES - 4 {
                 assert!(read(&damaged[..HEADER_BYTES], 1000).is_err(), "bit {bit}, by its header");

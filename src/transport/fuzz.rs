@@ -1,5 +1,5 @@
-//! Bytes that are to be frames, and bytes of somebody who dials or was dialed: who gets in was judged, and
-//! nothing that did not belong there was read.
+//! Fuzz targets for frames and for the handshake, in both roles. Every admitted peer must have been
+//! checked, and no byte of a message may be read before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -26,10 +26,11 @@ use crate::sim::Rng;
 
 // ---- frames -------------------------------------------------------------------------------
 
-/// How many bytes of a body are taken here.
+/// Maximum size of a body here.
 const BODY_BYTES_MAX: usize = 20 << 10;
 
-/// A stream is cut into the same frames wherever it is cut while it arrives, and the frames are the stream.
+/// Checks that a stream is split into the same frames however it is fragmented on arrival, and that
+/// the frames add up to the stream.
 pub(crate) fn frames(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let (way, step) = (feed.byte(), 1 + usize::from(feed.byte()));
@@ -69,7 +70,7 @@ fn cut(stream: &[u8], step: usize) -> (Vec<Frame>, Result<(), frame::FrameError>
     (frames, Ok(()))
 }
 
-/// Frames with the right checksums, mostly.
+/// Returns frames, most of them with correct checksums.
 fn stream(feed: &mut Feed<'_>) -> Vec<u8> {
     let mut stream = Vec::new();
     while !feed.is_empty() {
@@ -91,7 +92,7 @@ fn put(stream: &mut Vec<u8>, feed: &mut Feed<'_>, kind: Option<FrameKind>, body:
     match feed.byte() {
         0..208 => {}
         208..240 if kind.is_none() => {
-            // Another kind, perhaps none that there is.
+            // Another kind, possibly an unknown one.
             header[HEADER_BYTES] = feed.byte() % 10;
             let crc = crc32fast::hash(&header[HEADER_BYTES..]);
             header[8..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
@@ -127,7 +128,7 @@ pub(crate) fn frame_seeds() -> Vec<Vec<u8>> {
 
 // ---- the wire -----------------------------------------------------------------------------
 
-/// The other end of a connection whose words are known beforehand, and take what is said to it.
+/// A scripted other end: its output is fixed in advance, and it records its input.
 pub(super) struct Script {
     unread: Mutex<Bytes>,
     said: Mutex<Vec<u8>>,
@@ -146,7 +147,7 @@ impl Script {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what there is room for; nothing at the end.
+    /// Reads as much as there is room for; nothing at the end.
     pub(super) fn read(&self, mut out: impl BufMut, room: usize) -> usize {
         let mut unread = self.unread();
         let some = room.min(unread.len());
@@ -190,7 +191,7 @@ fn founding() -> BTreeMap<NodeId, DiskId> {
     [1, 2, 3].map(|id| (node(id), disk(id))).into()
 }
 
-/// Member 1, and whom it knows.
+/// Member 1, with the peers that it knows.
 struct Myself {
     standing: FoundingState,
     known: Known,
@@ -238,7 +239,7 @@ impl Introducer for Myself {
     }
 }
 
-/// Nobody reads what arrives: only handshakes happen here.
+/// A receiver that is never called: only handshakes happen here.
 struct Nobody;
 
 impl Receiver for Nobody {
@@ -249,7 +250,7 @@ impl Receiver for Nobody {
     fn join(&self, _: JoinAsk, _: JoinReply) {}
 }
 
-/// Some connections, one after the other, each with words of its own.
+/// Runs some connections, one after the other, each with its own input.
 pub(crate) fn handshake(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let introducer: Arc<dyn Introducer> = Arc::new(Myself::draw(&mut feed));
@@ -259,7 +260,7 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
         disk: Arc::new(RealDisk),
         points: Arc::new(NoPoints),
     };
-    // The challenges are known, so that some proofs are right.
+    // The challenges are known, so that some proofs are correct.
     let challenges = Rng::new(9);
     let settings = TcpSettings { token: TOKEN.to_owned(), ..TcpSettings::default() };
     let ((_stop, stopping), (ended, _)) = (watch::channel(false), mpsc::channel());
@@ -269,7 +270,7 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
     let context = Context::new(env, settings, security, admission, receiver, stopping, ended);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("a runtime without sockets");
-    // In which life each was met last, and with which disk: another disk counts its own lives.
+    // The last seen disk and incarnation of each member. Incarnations are counted for each disk.
     let mut met: BTreeMap<NodeId, (DiskId, Incarnation)> = BTreeMap::new();
     let mut came = Came::Refused;
     for _ in 0..1 + feed.below(4) {
@@ -308,7 +309,7 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
                     }),
                     "an earlier life was let in"
                 );
-                // Not a byte of a message was read.
+                // No byte of a message was read.
                 let mut read = BytesMut::from(&words[16..words.len() - unread.len()]);
                 let hello = next(&mut read).expect("a hello");
                 assert_eq!(hello.kind, FrameKind::Hello);
@@ -335,7 +336,8 @@ fn next(bytes: &mut BytesMut) -> Option<Frame> {
     Some(frame)
 }
 
-/// Whoever does not begin with the magic is not answered; everybody else gets whole frames.
+/// Checks the output: a dialer that does not begin with the magic gets no reply, and all others get
+/// complete frames.
 fn judge_what_was_said(said: &[u8], heard: &[u8], dials: bool) {
     const MAGIC: &[u8] = b"bowline\0";
     if !dials && !heard.starts_with(MAGIC) {
@@ -354,7 +356,7 @@ fn judge_what_was_said(said: &[u8], heard: &[u8], dials: bool) {
     assert!(kinds[..kinds.len() - 1].iter().all(|kind| !kind.refuses()), "{kinds:?}");
 }
 
-/// What somebody may say who knows the protocol.
+/// Returns input that mostly follows the protocol.
 fn words(
     feed: &mut Feed<'_>,
     answers: bool,
@@ -431,7 +433,7 @@ fn a_hello(feed: &mut Feed<'_>) -> Vec<u8> {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut sample = Sample::new(4);
     let mut seeds = Vec::new();
-    // What members really say, word for word: to a founder, and to one of a founded cluster.
+    // The exact bytes of real members: to a founder, and to a member of a founded cluster.
     for (known, standing) in [(0, FoundingState::Blank), (1, FoundingState::Founded(founding()))] {
         for lane in 0..3 {
             let mut words = Preface::new(lane).bytes().to_vec();
@@ -441,7 +443,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             });
             frame::put_frame(&mut words, FrameKind::Alive, |_| {});
             let len = (words.len() as u16).to_le_bytes();
-            // One connection, which this member accepts (then: has dialed), with these bytes.
+            // One connection with these bytes, which this member first accepts and then dials.
             for dials in [0, 2] {
                 seeds.push([&[known, 0, dials, 0], &len[..], &words].concat());
             }

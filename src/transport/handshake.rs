@@ -1,11 +1,19 @@
-//! Who may talk to whom: two hellos compared. Knows no bytes and no sockets.
+//! The check of whether two members may talk: compares two hellos. Uses no bytes and no sockets.
 //!
-//! Refused is whoever is of another cluster, was meant for somebody else, is no member or none any
-//! more, has lost the disk that it voted with, knows another disk of ours, or is an earlier life of a
-//! member that has already been met in a later one. A member that this one has not heard of yet is
-//! let in if it says that it was added by a log entry that this one has not applied. The words are read on both sides, so they name members and never
-//! say "I" or "you". Of the ids of disks, which are random, they show a few digits: enough to compare, too few to
-//! repeat. Ids of clusters are shown whole, because those of similar configurations have many digits in common.
+//! A peer is rejected if it
+//!
+//! - belongs to another cluster,
+//! - wants to talk to another member,
+//! - is not a member, or no longer one,
+//! - has lost the disk with which it voted,
+//! - expects another disk of this member, or
+//! - is an earlier incarnation of a member that has already connected in a later one.
+//!
+//! A member that this one does not know yet is admitted if it claims to have been added by a log
+//! entry that this one has not applied. The error texts are read at both ends, so they name members
+//! and never say "I" or "you". Disk ids are random, so the texts show only a few digits of them:
+//! enough to compare, too few to forge. Cluster ids are shown completely, because the ids of
+//! similar configurations have many digits in common.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,11 +24,11 @@ use super::clusters::{OtherCluster, OtherClusters};
 use super::{Introducer, Known, Refused};
 use crate::model::{DiskId, FoundingState, Hello, Incarnation, Members, NodeId};
 
-/// In how many members' lives a member remembers having met them; more than a cluster has members, so
-/// that only made-up ids can make it forget.
+/// Maximum number of members whose last incarnation is remembered. It is larger than the number of
+/// members of a cluster, so only forged ids can displace entries.
 const SEEN_MAX: usize = 4 * Members::MEMBERS_MAX;
 
-/// The first digits of an id that is a long random number.
+/// The first digits of a random id.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digits(u128);
 
@@ -42,109 +50,108 @@ impl From<DiskId> for Digits {
     }
 }
 
-/// Why two members do not talk.
+/// The reason why two members do not talk.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum HelloRejection {
-    /// Two clusters are wired together, or two members of one have different configurations.
+    /// Two clusters are connected by mistake, or two members of one cluster have different
+    /// configurations.
     #[error("{0}")]
     OtherCluster(OtherCluster),
     /// An address leads to the wrong member.
-    #[error(
-        "member {them} wants to talk to member {meant}, but this is member {me}: an address is wrong"
-    )]
+    #[error("member {them} dialed member {meant} but reached member {me}: an address is wrong")]
     NotForMe {
         /// This member.
         me: NodeId,
-        /// The other.
+        /// The other member.
         them: NodeId,
-        /// Whom the other meant.
+        /// The member that the other one wants to talk to.
         meant: NodeId,
     },
-    /// An address leads to the wrong member, seen from the other side.
-    #[error(
-        "member {me} dialed member {meant}, but member {them} has answered: an address is wrong"
-    )]
+    /// An address leads to the wrong member, seen from the dialing side.
+    #[error("member {me} dialed member {meant} but reached member {them}: an address is wrong")]
     WrongAnswer {
         /// This member.
         me: NodeId,
-        /// Whom this member dialed.
+        /// The member that this one dialed.
         meant: NodeId,
-        /// Who is there.
+        /// The member that replied.
         them: NodeId,
     },
-    /// The other has this member's id: two configured alike, or one that dials itself.
-    #[error("both ends say that they are member {me}: two nodes share an id, or one dials itself")]
+    /// The other end has this member's id: two nodes have the same configuration, or one dials
+    /// itself.
+    #[error("both ends claim to be member {me}: two nodes share an id, or one dials itself")]
     Myself {
         /// The id.
         me: NodeId,
     },
-    /// Not one of the members.
-    #[error("member {me} knows no member {them}")]
+    /// The other end is not a member.
+    #[error("member {them} is unknown to member {me}")]
     UnknownMember {
         /// This member.
         me: NodeId,
-        /// The other.
+        /// The other member.
         them: NodeId,
     },
-    /// It was one of the members.
+    /// The other end is a former member.
     #[error(
-        "member {member} was removed from the cluster: it can come back only as a new member, with an \
-         empty data directory"
+        "member {member} was removed from the cluster: it can return only as a new member with an empty data \
+         directory"
     )]
     Removed {
-        /// Who.
+        /// The removed member.
         member: NodeId,
     },
-    /// The member's disk is not the one that it became a member with: what it promised there is lost,
-    /// and it must not vote again under this id.
+    /// The member's disk is not the one with which it became a member. Its votes on the old disk
+    /// are lost, so it must not vote again under this id.
     #[error(
-        "member {member} belongs to the cluster with disk {expected} and now has disk {found}: a \
-         member that lost its disk cannot come back under its old id"
+        "member {member} belongs to the cluster with disk {expected} but now has disk {found}: a member that \
+         lost its disk cannot return under its old id"
     )]
     ReplacedDisk {
-        /// Whose disk: either end's.
+        /// The member with the wrong disk, which may be either end.
         member: NodeId,
-        /// The one that the cluster knows.
+        /// The disk that the cluster knows.
         expected: Digits,
-        /// The one it has.
+        /// The disk that it has.
         found: Digits,
     },
-    /// One end's founding map does not hold the other, or the two maps differ.
-    #[error("members {me} and {them} do not agree on who founded the cluster with which disk")]
+    /// One end's founding map does not contain the other end, or the two maps differ.
+    #[error("members {me} and {them} have different records of the founders and their disks")]
     OtherFounding {
         /// This member.
         me: NodeId,
-        /// The other.
+        /// The other member.
         them: NodeId,
     },
-    /// The certificate is another member's.
-    #[error("member {them} is called {name:?}, and its certificate is that of {proven:?}")]
+    /// The certificate belongs to another member.
+    #[error("member {them} is named {name:?}, but its certificate is for {proven:?}")]
     OtherName {
-        /// The other.
+        /// The other member.
         them: NodeId,
-        /// What the cluster calls it.
+        /// Its name in the cluster.
         name: String,
-        /// Whose certificate it has shown.
+        /// The name in the certificate.
         proven: String,
     },
-    /// An earlier life of a member that has been met in a later one.
+    /// An earlier incarnation of a member that has connected in a later one.
     #[error(
-        "member {them} was met in its life {seen} before and now says it is in life {found}: an old process, or an old copy of its disk"
+        "member {them} has gone back from incarnation {seen} to {found}: an old process or an old copy of its \
+         disk is running"
     )]
     OldIncarnation {
-        /// The other.
+        /// The other member.
         them: NodeId,
         /// Its highest incarnation so far.
         seen: Incarnation,
-        /// The one that it claims.
+        /// The incarnation that it claims.
         found: Incarnation,
     },
 }
 
-/// Whether the sender of `theirs` may talk to the sender of `mine`.
+/// Checks whether the sender of `theirs` may talk to the sender of `mine`.
 ///
 /// # Errors
-/// The first reason against it.
+/// Returns the first reason for a rejection.
 pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRejection> {
     let (me, them) = (mine.from, theirs.from);
     if theirs.cluster != mine.cluster {
@@ -159,8 +166,8 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     if mine.to != them {
         return Err(HelloRejection::WrongAnswer { me, meant: mine.to, them });
     }
-    // This member's own log says who founded with what: another's word does not make its disk a lost one, nor a
-    // member a removed one. It makes two foundings.
+    // This member's own log records the founders and their disks. A different map from a peer
+    // proves neither a lost disk nor a removed member; it means that there are two foundings.
     if let (FoundingState::Founded(mine), FoundingState::Founded(theirs)) =
         (&mine.standing, &theirs.standing)
         && mine != theirs
@@ -186,11 +193,12 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     }
 }
 
-/// Whether the sender of `theirs` belongs to the cluster with its disk.
+/// Checks that the sender of `theirs` is a member with its recorded disk.
 fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRejection> {
     let them = theirs.from;
     if let Some(member) = members.get(them) {
-        // Its place was taken further on in the log than this member has come.
+        // A process has claimed the reserved member in a log entry that this member has not applied
+        // yet.
         let comes_later =
             matches!(theirs.standing, FoundingState::Founded(_)) && theirs.since > member.since;
         return match member.is_taken() || !comes_later {
@@ -201,11 +209,12 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     if members.is_removed(them) {
         return Err(HelloRejection::Removed { member: them });
     }
-    // On its way out: it is needed until its successor and the others agree without it.
+    // It is being replaced, and is needed until the members have agreed on the new configuration.
     if members.outgoing().contains(&them) {
         return Ok(());
     }
-    // Added further on in the log than this member has come: its id is not minted here yet.
+    // It was added in a log entry that this member has not applied yet, so its id is not assigned
+    // here.
     let newest = members.rows().values().map(|member| member.since).max();
     if matches!(theirs.standing, FoundingState::Founded(_)) && Some(theirs.since) > newest {
         return Ok(());
@@ -221,7 +230,7 @@ fn judge_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), Hel
     Err(HelloRejection::ReplacedDisk { member, expected, found })
 }
 
-/// Judges everyone that one member meets, and remembers in which life each was met.
+/// Checks every peer that connects to one member, and remembers the incarnation of each.
 pub(super) struct Admission {
     me: NodeId,
     introducer: Arc<dyn Introducer>,
@@ -238,7 +247,7 @@ impl Admission {
         self.me
     }
 
-    /// What a member is called, as far as this one knows.
+    /// Returns the name of a member, if this one knows it.
     pub(super) fn name(&self, of: NodeId) -> Option<String> {
         self.introducer.name(of)
     }
@@ -247,7 +256,7 @@ impl Admission {
         self.name(self.me).unwrap_or_else(|| format!("member {}", self.me))
     }
 
-    /// The names of all members that this one knows, itself among them.
+    /// Returns the names of all members that this one knows, including itself.
     fn names(&self, known: &Known) -> Vec<String> {
         let mut ids: BTreeSet<NodeId> = match known {
             Known::Founders(founders) => founders.clone(),
@@ -259,8 +268,9 @@ impl Admission {
         ids.into_iter().filter_map(|id| self.name(id)).collect()
     }
 
-    /// What a member that this one has dialed as `peer` says about two clusters, with what exactly differs between the two
-    /// configurations. Anything else is left as it is.
+    /// Adds the exact difference between the two configurations to the rejection by `peer`, which
+    /// this member has dialed, if the peer belongs to another cluster. Returns any other rejection
+    /// unchanged.
     pub(super) fn explained(&self, peer: NodeId, mut refused: Refused) -> Refused {
         let (mine, known) = (self.hello(peer).cluster, self.introducer.known());
         let (own, names) = (self.own_name(), self.names(&known));
@@ -270,7 +280,8 @@ impl Admission {
         refused
     }
 
-    /// How to report that this member has refused another one: as [`Self::explained`] has it, if that was seen.
+    /// Returns the report of a rejection by this member, with the explanation of
+    /// [`Self::explained`] if there is one.
     pub(super) fn refusal(&self, refusal: HelloRejection) -> Refused {
         let explained = match &refusal {
             HelloRejection::OtherCluster(other) => self.other_clusters.explained(other.theirs()),
@@ -283,20 +294,20 @@ impl Admission {
         refused
     }
 
-    /// Whether this is a member.
+    /// Returns whether this is a member.
     pub(super) fn knows(&self, id: NodeId) -> bool {
         self.introducer.known().knows(id)
     }
 
-    /// This member's hello to `peer`, as of now.
+    /// Returns this member's current hello to `peer`.
     pub(super) fn hello(&self, peer: NodeId) -> Hello {
         let hello = self.introducer.hello(peer);
         assert!(hello.from == self.me && hello.to == peer, "a hello for somebody else");
         hello
     }
 
-    /// Whether the sender of `theirs` may talk to this member, which has said `mine`. Remembers the
-    /// incarnation.
+    /// Checks whether the sender of `theirs` may talk to this member, which has sent `mine`.
+    /// Remembers the incarnation.
     ///
     /// `proven` is the name in the certificate of the other end, if it has shown one.
     pub(super) fn admit(
@@ -323,8 +334,8 @@ impl Admission {
             seen.retain(|id, _| known.knows(*id));
         }
         match seen.get(&theirs.from) {
-            // Incarnations are counted on a disk. Another disk passed the judgement, so nobody has
-            // founded anything with the one before.
+            // Incarnations are counted for each disk. A different disk passed the check, so nothing
+            // was founded with the previous one.
             Some((disk, seen)) if *disk == theirs.disk && *seen > theirs.incarnation => {
                 let (seen, found) = (*seen, theirs.incarnation);
                 Err(HelloRejection::OldIncarnation { them: theirs.from, seen, found })
@@ -380,7 +391,7 @@ mod tests {
         Known::Members(Arc::new(members))
     }
 
-    /// What the sender of a hello knows, if nobody was added or removed.
+    /// Returns the peers that the sender of a hello knows if no member was added or removed.
     fn known_to(hello: &Hello) -> Known {
         match &hello.standing {
             FoundingState::Blank => founders(),
@@ -427,7 +438,7 @@ mod tests {
         let told = |all: &Members, theirs: &Hello| {
             judge(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
         };
-        // Not heard of yet, unless what added it is no further on than what is known.
+        // Unknown but admissible, unless the entry that added it has been applied here.
         assert_eq!(told(&all, &added(4, 50)), Ok(()));
         let (me, them) = (node(1), node(4));
         assert_eq!(told(&all, &added(4, 1)), Err(HelloRejection::UnknownMember { me, them }));
@@ -440,7 +451,7 @@ mod tests {
             told(&all, &lost),
             Err(HelloRejection::ReplacedDisk { member, .. }) if member == node(4)
         ));
-        // A place that was kept, and taken further on than what is known.
+        // A reserved member that was claimed in an entry not applied here.
         let mut kept = all.clone();
         let (id, address) = (node(5), "h:5".to_owned());
         let (name, replaces) = (String::new(), Some(id));
@@ -468,7 +479,8 @@ mod tests {
         assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
         let unsettled = Known::Unsettled(Arc::new(all.clone()));
         assert_eq!(judge(&founded(1, 2), &founded(2, 1), &unsettled), Ok(()), "may be needed");
-        // Of another cluster with the same names, whose second member is none of those that went.
+        // A member of another cluster with the same names, in which member 2 is not the one that
+        // was removed.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
         let stranger = Hello { standing: FoundingState::Founded(other), ..founded(2, 1) };
         let refused = told(&all, &stranger);
@@ -493,32 +505,36 @@ mod tests {
                 other,
                 "belongs to cluster 0000000000000007, member 2 to cluster 0000000000000008",
             ),
-            (blank(1, 2), blank(1, 1), "both ends say that they are member 1"),
-            (blank(1, 2), blank(2, 3), "wants to talk to member 3, but this is member 1"),
-            (blank(1, 2), blank(3, 1), "dialed member 2, but member 3 has answered"),
-            (blank(1, 4), blank(4, 1), "member 1 knows no member 4"),
+            (blank(1, 2), blank(1, 1), "both ends claim to be member 1"),
+            (blank(1, 2), blank(2, 3), "member 2 dialed member 3 but reached member 1"),
+            (blank(1, 2), blank(3, 1), "dialed member 2 but reached member 3"),
+            (blank(1, 4), blank(4, 1), "member 4 is unknown to member 1"),
             (
                 founded(1, 2),
                 lost(blank(2, 1)),
-                "member 2 belongs to the cluster with disk 00000002.. and now has disk dead0000..",
+                "member 2 belongs to the cluster with disk 00000002.. but now has disk dead0000..",
             ),
             (founded(1, 2), lost(founded(2, 1)), "member 2 belongs to the cluster with disk"),
             (
                 lost(blank(1, 2)),
                 founded(2, 1),
-                "member 1 belongs to the cluster with disk 00000001.. and now has disk dead0000..",
+                "member 1 belongs to the cluster with disk 00000001.. but now has disk dead0000..",
             ),
             (
                 founded(1, 2),
                 with(&[(1, 9), (2, 2), (3, 3)], blank(2, 1)),
-                "do not agree on who founded",
+                "have different records of the founders",
             ),
-            (with(&[(1, 1), (3, 3)], blank(1, 4)), blank(4, 1), "member 1 knows no member 4"),
-            (blank(1, 2), with(&[(2, 2), (3, 3)], blank(2, 1)), "do not agree on who founded"),
+            (with(&[(1, 1), (3, 3)], blank(1, 4)), blank(4, 1), "member 4 is unknown to member 1"),
+            (
+                blank(1, 2),
+                with(&[(2, 2), (3, 3)], blank(2, 1)),
+                "have different records of the founders",
+            ),
             (
                 founded(1, 2),
                 with(&[(1, 1), (2, 2), (3, 9)], blank(2, 1)),
-                "do not agree on who founded",
+                "have different records of the founders",
             ),
         ];
         for (mine, theirs, words) in cases {
@@ -553,7 +569,7 @@ mod tests {
         assert!(admit(&liar, None).is_err());
         let late = Hello { incarnation: Incarnation(9), ..blank(2, 1) };
         let refusal = admit(&late, Some("m3")).expect_err("another member's certificate");
-        assert!(refusal.to_string().contains("is called \"m2\""), "{refusal}");
+        assert!(refusal.to_string().contains("is named \"m2\""), "{refusal}");
         assert_eq!(admit(&blank(2, 1), Some("m2")), Ok(()));
     }
 }

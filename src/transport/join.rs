@@ -1,24 +1,24 @@
-//! How somebody who is no member yet becomes one: it dials any member and asks.
+//! The join protocol: a process that is not a member dials any member and requests to join.
 //!
 //! ```text
 //!   joiner                                     member
 //!     preface (join)       ────────────────►
 //!                          ◄────────────────   preface | challenge: a random number
-//!     proof | who it is    ────────────────►   judges the proof, asks its node, which asks the cluster
+//!     proof | identity     ────────────────►   checks the proof, asks its node, which asks the cluster
 //!                          ◄────────────────   joined | not the leader: ask there | later | refused
 //! ```
 //!
-//! **What the proof is worth.** It shows that the joiner has been told the token of this cluster, so
-//! that a process with a wrong address or an old configuration does not end up in a cluster that is not
-//! its own. The token does not cross the wire, and a proof fits one challenge only. But the hash in it
-//! is none for secrets: whoever can listen to an unencrypted connection can find a token that fits. There,
-//! the network has to keep strangers out, which is what `insecure_peers` says. With certificates both
-//! ends have proven who they are before, the joiner may only ask in the name of its certificate, and
-//! nobody can listen.
+//! **The value of the proof.** It shows that the joiner knows the token of this cluster. This
+//! prevents a process with a wrong address or an old configuration from joining a foreign cluster.
+//! The token is not sent, and a proof is valid for one challenge only. But the hash is not
+//! cryptographic: an eavesdropper on an unencrypted connection can find a token that matches.
+//! There, the network must keep strangers out, which is what `insecure_peers` asserts. With
+//! certificates, both ends have already proven their identity, the joiner may only join under the
+//! name in its certificate, and eavesdropping is impossible.
 //!
-//! **What an asker can cost.** Until its proof is judged, it is one of the connections in their
-//! handshake, with their limits. After that, a limited number may wait for an answer, for a limited
-//! time, and only so many a second reach the node.
+//! **The cost of requests.** Until its proof is checked, a joiner is one of the connections in
+//! their handshake, with their limits. After that, a limited number of joiners may wait for a reply
+//! for a limited time, and a limited number of requests per second reach the node.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -42,57 +42,57 @@ use crate::env::Env;
 use crate::model;
 use crate::model::{JoinAnswer, JoinAsk, Joined, Moment};
 
-/// How many questions reach the node in a second.
+/// Maximum number of requests per second that reach the node.
 const ASKS_PER_SECOND_MAX: usize = 16;
-/// How often a joiner looks whether anybody still waits for it.
+/// Interval at which a joiner checks whether it was given up.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the joiner waits before it asks again.
+/// Pause before the joiner tries all members again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// After the node's own time for an answer, the joiner gives the connection so much more.
+/// Extra time that the joiner waits for a reply, in addition to the member's own time limit.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
-/// Challenge and proof are numbers of so many bytes.
+/// Size of challenge and proof in bytes.
 const NUMBER_BYTES: usize = 16;
 
-/// What is given back to somebody who wants to join. Dropped, it says: ask again later.
+/// The channel for the reply to a join request. Dropping it tells the joiner to retry later.
 #[derive(Debug)]
 pub(crate) struct JoinReply {
     sender: oneshot::Sender<JoinAnswer>,
 }
 
 impl JoinReply {
-    /// A reply, and where it arrives.
+    /// Creates a reply channel and its receiver.
     pub(crate) fn new() -> (Self, oneshot::Receiver<JoinAnswer>) {
         let (sender, receiver) = oneshot::channel();
         (Self { sender }, receiver)
     }
 
-    /// Answers. Nobody may be there any more.
+    /// Sends the reply. The joiner may already be gone.
     pub(crate) fn send(self, answer: JoinAnswer) {
         let _ = self.sender.send(answer);
     }
 }
 
-/// Why somebody has not become a member.
+/// The reason why a process has not become a member.
 #[derive(Debug, Error)]
 pub(crate) enum JoinError {
-    /// The cluster does not want it.
+    /// The cluster rejected the request.
     #[error("{0}")]
     Refused(String),
-    /// No answer came in time. It may have been added all the same: who asks again with the same disk is
-    /// told so.
-    #[error("no member has taken this one in in time: {0}")]
+    /// No reply arrived in time. The process may have been added nevertheless; a new request with
+    /// the same disk then succeeds.
+    #[error("not joined: deadline exceeded; last failure: {0}")]
     TooLate(String),
-    /// Nobody waits for it any more. It may have been added all the same.
-    #[error("it was given up")]
+    /// The caller gave up. The process may have been added nevertheless.
+    #[error("not joined: the caller gave up")]
     GivenUp,
-    /// Nobody could be asked.
+    /// The network could not be started.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
 
-/// The answer to a challenge: see the module for what it is worth.
+/// Returns the reply to a challenge. The module page explains what it proves.
 pub(super) fn proof(token: &str, challenge: [u8; NUMBER_BYTES]) -> [u8; NUMBER_BYTES] {
-    // FNV-1a.
+    // The hash is FNV-1a.
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let bytes = challenge.iter().chain(token.as_bytes()).chain(&challenge);
@@ -102,7 +102,7 @@ pub(super) fn proof(token: &str, challenge: [u8; NUMBER_BYTES]) -> [u8; NUMBER_B
 
 // ---- the member's side ---------------------------------------------------------------------
 
-/// Those that wait for an answer.
+/// The joiners that wait for a reply.
 #[derive(Default)]
 pub(super) struct Joiners {
     state: Mutex<JoinersState>,
@@ -111,12 +111,12 @@ pub(super) struct Joiners {
 #[derive(Default)]
 struct JoinersState {
     waiting: usize,
-    /// When the last ones were asked about.
+    /// Times of the most recent requests.
     asked: VecDeque<Moment>,
 }
 
 impl Joiners {
-    /// A place, if there is one.
+    /// Reserves a slot for a joiner, if one is free.
     fn enter(&self, now: Moment, waiting_max: usize) -> Option<JoinersGuard<'_>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.asked.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(1)) {
@@ -141,7 +141,7 @@ impl Drop for JoinersGuard<'_> {
     }
 }
 
-/// Hears who wants to join, and whether it may ask.
+/// Reads a join request and checks its proof.
 pub(super) async fn hear(
     stream: &mut Wire,
     preface: &[u8],
@@ -154,41 +154,43 @@ pub(super) async fn hear(
     let body = match exchange::read_frame(stream, JOIN_ASK_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::JoinAsk, body } => body,
         Frame { kind, .. } => {
-            return Err(Broken::Garbage(format!("{kind:?} where a question to join belongs")));
+            return Err(Broken::Garbage(format!(
+                "unexpected frame {kind:?} instead of a join request"
+            )));
         }
     };
     let Some((proven, ask)) = body.split_first_chunk::<NUMBER_BYTES>() else {
-        return Err(Broken::Garbage("half a question to join".to_owned()));
+        return Err(Broken::Garbage("truncated join request".to_owned()));
     };
     let refusal = if *proven != proof(&context.settings.token, challenge) {
-        "the token is not this cluster's".to_owned()
+        "the token does not match this cluster".to_owned()
     } else {
         let ask = codec::decode_join_ask(body.slice_ref(ask))
             .map_err(|error| Broken::Garbage(error.to_string()))?;
         match stream.proven_name() {
             Some(name) if name != ask.name => {
-                format!("it is called {:?}, and its certificate is that of {name:?}", ask.name)
+                format!("it is named {:?}, but its certificate is for {name:?}", ask.name)
             }
             _ => return Ok(ask),
         }
     };
     exchange::refuse(stream, &[], FrameKind::Refused, &refusal).await;
-    Err(Broken::Untrusted(format!("it wanted to join, but {refusal}")))
+    Err(Broken::Untrusted(format!("join request rejected: {refusal}")))
 }
 
-/// Asks the node, and passes on what it says.
+/// Passes a request to the node, and the node's reply to the joiner.
 pub(super) async fn answer(context: &Context, mut stream: Wire, ask: JoinAsk) {
     let later = |why: &str| JoinAnswer::Later(why.to_owned());
     let now = context.env.clock.now();
     let answer = match context.joiners.enter(now, context.settings.joiners_max) {
-        None => later("too many want to join at this time"),
+        None => later("too many join requests are waiting"),
         Some(_place) => {
             let (reply, answered) = JoinReply::new();
             context.receiver.join(ask, reply);
             match tokio::time::timeout(context.settings.join_timeout, answered).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => later("the member that was asked has stopped"),
-                Err(_) => later("the cluster has not decided in time"),
+                Ok(Err(_)) => later("the contacted member has stopped"),
+                Err(_) => later("the cluster has not decided before the deadline"),
             }
         }
     };
@@ -197,16 +199,17 @@ pub(super) async fn answer(context: &Context, mut stream: Wire, ask: JoinAsk) {
         codec::encode_join_answer(&answer, out);
     });
     exchange::say_last(&mut stream, &words).await;
-    tracing::debug!(me = %context.admission.me(), side = ?Side::Acceptor, "told a joiner: {answer:?}");
+    tracing::debug!(me = %context.admission.me(), side = ?Side::Acceptor, ?answer, "replied to join request");
 }
 
 // ---- the joiner's side ---------------------------------------------------------------------
 
-/// Asks the members at `addresses`, and whomever they name, one after the other and again and again,
-/// until one has an answer, `limit` is over, or it is `given_up`. Blocks; not for a thread that runs tasks.
+/// Asks the members at `addresses`, and the leaders that they name, one after the other and
+/// repeatedly. Ends when a member replies with a result, `limit` has passed, or `given_up` is set.
+/// Blocks, so it must not be called on an async executor's thread.
 ///
 /// # Errors
-/// See [`JoinError`].
+/// Returns a [`JoinError`].
 pub(crate) fn join(
     env: &Env,
     settings: &TcpSettings,
@@ -225,7 +228,7 @@ pub(crate) fn join(
         settings: settings.clone(),
         names: Names::default(),
         ask: ask.clone(),
-        last: Mutex::new("nobody was asked".to_owned()),
+        last: Mutex::new("no member was asked".to_owned()),
     };
     let asking = Arc::new(asking);
     let (sender, done) = mpsc::channel();
@@ -251,25 +254,26 @@ pub(crate) fn join(
     }
 }
 
-/// Somebody who wants to join.
+/// A process that requests to join.
 struct Asking {
     security: Security,
     settings: TcpSettings,
     names: Names,
     ask: JoinAsk,
-    /// What went wrong last, for people.
+    /// Text of the last failure.
     last: Mutex<String>,
 }
 
 impl Asking {
-    /// Until somebody has an answer: it is a member, or why it will not be one.
+    /// Asks the members in turn until one replies with a result. Returns the new membership, or the
+    /// reason for the rejection.
     async fn ask_around(&self, addresses: Vec<String>) -> Result<Joined, String> {
         let mut turn = 0;
         let mut named = None;
         loop {
             let from_list = named.is_none();
             let Some(address) = named.take().or_else(|| addresses.get(turn).cloned()) else {
-                // All have been asked.
+                // All members have been asked.
                 turn = 0;
                 tokio::time::sleep(PAUSE).await;
                 continue;
@@ -280,11 +284,12 @@ impl Asking {
                 Ok(JoinAnswer::Refused(why)) => return Err(why),
                 Ok(JoinAnswer::Later(why)) => why,
                 Ok(JoinAnswer::NotLeader(leader)) => {
-                    // Once: two that name each other must not be asked for ever without a pause.
+                    // Follow a redirect only once: two members that name each other must not be
+                    // asked endlessly without a pause.
                     let first =
                         |leader: String| model::addresses(&leader).next().map(str::to_owned);
                     named = leader.filter(|_| from_list).and_then(first);
-                    "it does not lead".to_owned()
+                    "it is not the leader".to_owned()
                 }
                 Err(Broken::Refused { why, .. }) => return Err(why.why),
                 Err(broken) => broken.to_string(),
@@ -306,13 +311,13 @@ impl Asking {
             Frame { kind: FrameKind::Refused, body } => {
                 Ok(JoinAnswer::Refused(exchange::reason_of(&body)))
             }
-            Frame { kind, .. } => {
-                Err(Broken::Garbage(format!("{kind:?} in answer to a question to join")))
-            }
+            Frame { kind, .. } => Err(Broken::Garbage(format!(
+                "unexpected frame {kind:?} in reply to a join request"
+            ))),
         }
     }
 
-    /// Puts the question.
+    /// Sends the request.
     async fn put(&self, address: &str) -> Result<Wire, Broken> {
         let open = async || dialer::open(address, &self.names, &self.settings, 0).await;
         let (tcp, _) = open().await?;
@@ -327,11 +332,13 @@ impl Asking {
         let challenge = match exchange::read_frame(&mut stream, NUMBER_BYTES).await? {
             Frame { kind: FrameKind::Challenge, body } => body,
             Frame { kind, .. } => {
-                return Err(Broken::Garbage(format!("{kind:?} where a challenge belongs")));
+                return Err(Broken::Garbage(format!(
+                    "unexpected frame {kind:?} instead of a challenge"
+                )));
             }
         };
         let Ok(challenge) = <[u8; NUMBER_BYTES]>::try_from(&challenge[..]) else {
-            return Err(Broken::Garbage("half a challenge".to_owned()));
+            return Err(Broken::Garbage("truncated challenge".to_owned()));
         };
         let mut words = Vec::new();
         frame::put_frame(&mut words, FrameKind::JoinAsk, |out| {

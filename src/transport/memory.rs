@@ -1,9 +1,9 @@
-//! Messages inside one process: clusters for tests, without sockets.
+//! A transport inside one process: clusters for tests, without sockets.
 //!
-//! The same judgement as over TCP, the same limits, the same calls to the receiver; a message is
-//! handed over as a value, on the sender's own thread. In debug builds it is encoded and decoded on the
-//! way, to prove that it survives. Wires can be cut, each direction by itself: what is sent into a cut
-//! wire is lost without a word, as on a real one.
+//! It uses the same checks as the TCP transport, the same limits, and the same calls to the
+//! receiver. A message is passed as a value, on the sender's own thread. Debug builds encode and
+//! decode it on the way, to test the codec. Links can be cut in each direction separately: a
+//! message sent over a cut link is lost silently, as on a real network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -16,27 +16,27 @@ use crate::codec;
 use crate::env::{Network, SendOutcome};
 use crate::model::{Hello, JoinAnswer, JoinAsk, Joined, Lane, NodeId, PeerMessage};
 
-/// How long somebody who wants to join waits before it asks around again.
+/// Pause before a joiner tries all members again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Where the members of a cluster in one process meet. Clones are the same hub.
+/// The place where the members of a cluster in one process meet. Clones refer to the same hub.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryHub {
-    // Held while a receiver is called, so that nobody hears anything after it has left, and all hear
-    // things in one order. Receivers do not block and do not call back.
+    // Held while a receiver is called. Therefore no receiver is called after its member has left,
+    // and all receivers see events in one order. Receivers neither block nor call back.
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Counts joins; names each.
+    /// Number of the last join. Each gets a unique number.
     last_number: u64,
     seats: BTreeMap<NodeId, Seat>,
-    /// From, to.
+    /// Cut links, as (from, to).
     cut: BTreeSet<(NodeId, NodeId)>,
-    /// Who has admitted each other, the lower id first.
+    /// Pairs of members that have admitted each other, the lower id first.
     linked: BTreeSet<(NodeId, NodeId)>,
-    /// Who has refused each other, and the words last reported.
+    /// Pairs of members that have rejected each other, with the last reported reason.
     refused: BTreeMap<(NodeId, NodeId), Refused>,
 }
 
@@ -44,12 +44,12 @@ struct Seat {
     number: u64,
     admission: Admission,
     receiver: Arc<dyn Receiver>,
-    /// Whom it wants to be connected with: everybody, until it has said.
+    /// The peers that it wants to connect to. Until it sets them, all members.
     peers: Option<BTreeSet<NodeId>>,
 }
 
 impl Seat {
-    /// Whether this one and another accept each other.
+    /// Checks that both members accept each other.
     fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRejection> {
         self.admission.admit(mine, theirs, None)?;
         other.admission.admit(theirs, mine, None)
@@ -65,8 +65,8 @@ impl MemoryHub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Member `me` comes in, and meets everyone who is there and will come, until it says that it wants
-    /// only some of them. If it is there already, its earlier self is put out. It leaves when the network
+    /// Adds member `me` and connects it to all present and future members, until it restricts its
+    /// peers. If it is present already, the earlier instance is removed. It leaves when the network
     /// is dropped.
     pub(crate) fn join(
         &self,
@@ -86,15 +86,15 @@ impl MemoryHub {
         MemoryNetwork { hub: self.clone(), me, number }
     }
 
-    /// Asks the members that are there, one after the other, until one has an answer, or it is
-    /// `given_up`. Blocks.
+    /// Asks the present members one after the other until one replies with a result, or `given_up`
+    /// is set. Blocks.
     pub(crate) fn ask_to_join(
         &self,
         ask: &JoinAsk,
         limit: Duration,
         given_up: &dyn Fn() -> bool,
     ) -> Result<Joined, JoinError> {
-        let mut last = "nobody is here".to_owned();
+        let mut last = "no member is running".to_owned();
         let pauses = limit.as_millis() / ASK_AGAIN.as_millis();
         let (_silent, pause) = mpsc::channel::<()>();
         for _ in 0..pauses.max(1) {
@@ -113,24 +113,24 @@ impl MemoryHub {
             if given_up() {
                 return Err(JoinError::GivenUp);
             }
-            // Nobody sends: it is a pause.
+            // Nothing is ever sent; this is only a pause.
             let _ = pause.recv_timeout(ASK_AGAIN);
         }
         Err(JoinError::TooLate(last))
     }
 
-    /// Puts a member out, as a crash does: its own sends and those to it are unreachable.
+    /// Removes a member as if it had crashed. Sends from and to it report `Unreachable`.
     pub(crate) fn leave(&self, node: NodeId) {
         self.state().leave(node);
     }
 
-    /// Loses everything that is sent from `from` to `to` until [`heal_all`](Self::heal_all).
+    /// Drops everything that is sent from `from` to `to` until [`heal_all`](Self::heal_all).
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
         self.state().cut.insert((from, to));
     }
 
-    /// Mends all wires. What was lost stays lost.
+    /// Restores all links. Lost messages stay lost.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn heal_all(&self) {
         let mut state = self.state();
@@ -149,8 +149,8 @@ impl State {
         self.seats.keys().copied().filter(|id| *id != me).collect()
     }
 
-    /// Lets two members judge each other, if they can hear each other and have not yet. Whether they
-    /// are linked afterwards.
+    /// Lets two members check each other if they can communicate and have not done so yet. Returns
+    /// whether they are connected afterwards.
     fn meet(&mut self, a: NodeId, b: NodeId) -> bool {
         let pair = pair(a, b);
         if self.linked.contains(&pair) {
@@ -181,7 +181,7 @@ impl State {
         }
     }
 
-    /// Tells both, unless these were the last words.
+    /// Reports a rejection to both members, unless it was the last one reported.
     fn refuse(&mut self, a: NodeId, b: NodeId, why: Refused) {
         if self.refused.get(&pair(a, b)) == Some(&why) {
             return;
@@ -194,7 +194,7 @@ impl State {
         self.refused.insert(pair(a, b), why);
     }
 
-    /// Has `me`, about whom something has changed, and each of the others judge each other again.
+    /// Makes `me`, which has changed, and each of the other members check each other again.
     fn judge_again(&mut self, me: NodeId) {
         for other in self.others(me) {
             if !self.linked.contains(&pair(me, other)) {
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// Ends the link between two, if there is one.
+    /// Disconnects two members if they are connected.
     fn part(&mut self, a: NodeId, b: NodeId) {
         if !self.linked.remove(&pair(a, b)) {
             return;
@@ -296,7 +296,7 @@ impl Drop for MemoryNetwork {
     }
 }
 
-/// The message as it would arrive over a wire.
+/// Returns the message after encoding and decoding.
 fn through_codec(message: &PeerMessage) -> PeerMessage {
     let mut bytes = Vec::new();
     codec::encode_message(message, &mut bytes);

@@ -1,8 +1,8 @@
-//! Messages between members: over TCP, or inside one process.
+//! The transport of messages between members: over TCP, or inside one process.
 //!
-//! A member hands a message to its [`Network`](crate::env::Network) and forgets it; what arrives is
-//! given to a [`Receiver`]. In between, any message may be lost, and none is damaged, doubled or, on
-//! its lane, overtaken by a later one. Nothing here knows what a message means, except the hello.
+//! A member passes a message to its [`Network`](crate::env::Network) and does not wait for it.
+//! Incoming messages are passed to a [`Receiver`]. Any message may be lost, but none is damaged,
+//! duplicated or, on its lane, reordered. The transport interprets no message except the hello.
 //!
 //! ```text
 //!   driver thread                        'bowline-net' threads                 driver thread
@@ -11,47 +11,53 @@
 //!                       and lane                           and lane
 //! ```
 //!
-//! **One way each.** A pair of members has four connections: on the lanes for control and for bulk one
-//! that the first has dialed and one that the second has. The dialer sends messages, the acceptor only receives them (what
-//! flows back are signs of life), so no connection has to be elected when both dial at once, and a
-//! lane's order is a connection's order. Bulk has connections of its own: it fills its own buffers and
-//! never stands before a heartbeat. Snapshots have a third lane, whose connection is made when
-//! something is sent on it and closed when nothing is.
+//! **Unidirectional connections.** A pair of members has four connections: on the control lane and
+//! on the bulk lane one connection in each direction. The dialer sends messages and the acceptor
+//! only receives them; only keepalives flow back. Therefore simultaneous dialing needs no
+//! tie-break, and the order on a lane is the order on its connection. Bulk messages have a
+//! connection of their own, so they fill their own buffers and never delay a heartbeat. Snapshots
+//! have a third lane, whose connection is opened on demand and closed when it is unused.
 //!
-//! **The way out is short.** `send` encodes, and if nothing is queued before it, writes to the
-//! socket from the caller's own thread: no other thread has to wake up. What the socket does not take
-//! is queued, bounded in bytes and messages, and written by the dialer's task in batches. A full queue
-//! drops the new message; a lost connection drops the whole queue. Consensus repeats what it needs.
+//! **A short send path.** `send` encodes the message. If nothing is queued, it writes to the socket
+//! from the caller's own thread, so no other thread has to wake up. Data that the socket does not
+//! accept is queued, with a limit in bytes and messages, and the dialer's task writes it in
+//! batches. If the queue is full, the new message is dropped. If the connection breaks, the whole
+//! queue is dropped. The consensus retransmits what it needs.
 //!
-//! **Who is there.** The first thing on a connection is a [`preface`](exchange) that settles the
-//! protocol's version, the second a hello in each direction. [`handshake::judge`] compares them; who is
-//! refused is told why, in words, and both sides report it. Not one byte of a message is looked at
-//! before. The hello names and compares; it proves nothing. With certificates ([`tls`], feature `tls`),
-//! which come between connect and preface, both ends prove which member they are before the first byte
-//! of it. Without, whoever reaches the port can claim to be a member, so listening on, or dialing,
-//! anything but loopback needs `insecure_peers`, which says that the network keeps strangers away.
+//! **Identity.** Each connection begins with a [`preface`](exchange), which negotiates the protocol
+//! version, and a hello in each direction. [`handshake::judge`] compares the hellos before any byte
+//! of a message is read. A rejected peer receives the reason as text, and both sides report it. The
+//! hello proves nothing. With certificates ([`tls`], feature `tls`), both ends prove which member
+//! they are before the preface. Without certificates, every process that reaches the port can pose
+//! as a member. Therefore listening on or dialing a non-loopback address needs `insecure_peers`,
+//! which asserts that the network keeps strangers out.
 //!
-//! **Who belongs.** Members come, go and move while the transport runs:
-//! [`set_peers`](crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at
-//! each handshake whom this member knows. When either changes, everyone who is connected is judged again;
-//! one that was removed is told that it was, in a frame of its own kind, so that it stops, as soon as the others can do
-//! without it.
+//! **Membership.** Members are added, removed and moved while the transport runs.
+//! [`set_peers`](crate::env::Network::set_peers) sets the members to dial and their addresses. An
+//! [`Introducer`] supplies the known members for each handshake. When either changes, every open
+//! connection is checked again. A removed member receives a frame of a special kind, so that it
+//! stops, once the other members no longer need its vote.
 //!
-//! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join()`].
+//! **Joining.** A process that is not a member yet knows one address and the cluster's token:
+//! [`join()`].
 //!
-//! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
-//! for a limited time, each for a few kilobytes; when there are too many, the oldest silent one goes of the address that
-//! has most, if those are more than a member makes, or else of any, so that a flood of silent ones does not keep a member
-//! out. A frame's length is checked before a byte is allocated for it, its checksum before it is decoded ([`frame`]).
+//! **The cost of strangers.** The number of connections in their handshake is limited, as are their
+//! duration and their memory of a few kilobytes. If there are too many, the oldest silent one is
+//! closed, from the address with the most such connections if it has more than a member makes.
+//! Therefore a flood of silent connections does not keep a member out. The length of a frame is
+//! checked before memory is allocated for it, and its checksum before it is decoded ([`frame`]).
 //!
-//! **Half-open connections.** The dialer says that it lives a few times in each idle timeout and the
-//! acceptor echoes it; and it answers as often for whatever else has come, since the dialer's word may stand
-//! behind megabytes. Whoever hears nothing for the whole of it closes: what the system takes to be sent
-//! is no sign of life. The timeout follows the election timeout, so that a network that has forgotten its
-//! connections and takes new ones costs no session. Long before that, a silent connection is replaced if a new one
-//! succeeds, and a handshake that hangs is overtaken by later ones ([`dialer`]). So a network that swallowed bytes and is
-//! sound again is used within a fraction of the election timeout. A connection to an earlier life of a peer, however
-//! alive it seems, is given up when a later one is met.
+//! **Half-open connections.** The dialer sends keepalives several times in each idle timeout, and
+//! the acceptor echoes them. The acceptor also acknowledges other data at the same rate, because
+//! the keepalive may be queued after megabytes. An end that receives nothing for the whole idle
+//! timeout closes the connection; a successful write does not count. The idle timeout follows the
+//! election timeout, so that a network that lost its connections but accepts new ones costs no
+//! session.
+//!
+//! Long before that, a silent connection is replaced if a new one succeeds, and a handshake that
+//! hangs is superseded by later ones ([`dialer`]). Therefore a network that dropped packets and
+//! works again is used within a fraction of the election timeout. A connection to an earlier
+//! incarnation of a peer is closed when a later one connects, even if it seems alive.
 
 mod acceptor;
 mod clusters;
@@ -98,43 +104,45 @@ pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
 pub use tls::{MemberUri, PeerProof, PeerTls};
 
-/// What becomes of what arrives. Called from the network's threads, several at a time, but one at a
-/// time for each peer and lane. Must not block: put it into an inbox and return. Must not call back
-/// into the transport.
+/// The receiver of incoming messages and events. It is called on the network's threads:
+/// concurrently for different peers or lanes, sequentially for one peer and lane. An implementation
+/// must not block, and must not call back into the transport. It should put the data into an inbox
+/// and return.
 pub(crate) trait Receiver: Send + Sync + 'static {
-    /// A message from `from`. On each lane in the order in which they were sent, with gaps where some
-    /// were lost.
+    /// Delivers a message from `from`. Messages on one lane are delivered in the order of sending,
+    /// possibly with gaps.
     fn deliver(&self, from: NodeId, message: PeerMessage);
 
-    /// A connection with `peer` has come up, in either direction and on either lane, so this is called
-    /// several times in a row. Its hello has been judged and was found right.
+    /// Reports a connection with `peer`. This is called for each direction and lane, so several
+    /// times in a row. The hello has been checked.
     fn connected(&self, peer: NodeId, hello: Hello);
 
-    /// The last connection with `peer` is gone.
+    /// Reports that the last connection with `peer` has ended.
     fn disconnected(&self, peer: NodeId);
 
-    /// A connection was refused, by this member or by the other, and why. `peer` is whom this member
-    /// has dialed, or who the other one claims to be: possibly no member at all. At most one a second
-    /// is reported for each peer and end of a connection.
+    /// Reports that a connection was rejected, by this member or by the other one. `peer` is the
+    /// member that this one has dialed, or the id that the other end claims, which may be forged.
+    /// At most one rejection per second is reported for each peer and end of a connection.
     fn refused(&self, peer: NodeId, why: Refused);
 
-    /// Somebody who knows the cluster's token wants to become a member. Some may wait for their answers
-    /// at a time, each for a limited time; who asks again may have been answered before.
+    /// Passes a join request of a process that knows the cluster's token. A limited number of them
+    /// may wait for a reply, each for a limited time. A repeated request may already have been
+    /// answered.
     fn join(&self, ask: JoinAsk, reply: JoinReply);
 }
 
-/// Why two members do not talk.
+/// The reason why two members do not talk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
-    /// In words.
+    /// The reason as text.
     pub(crate) why: String,
-    /// Set if this end has found that a member, possibly itself, has not the disk any more with which
-    /// it founded the cluster.
+    /// A member, possibly this one, that no longer has the disk with which it founded the cluster,
+    /// according to this end.
     pub(crate) disk_lost: Option<NodeId>,
-    /// Set if a member, possibly this one, was removed from the cluster and must not come back under
-    /// its id. If it is this one, the other end has said so.
+    /// A member, possibly this one, that was removed from the cluster and must not return under its
+    /// id. If it is this one, the other end has reported it.
     pub(crate) removed: Option<NodeId>,
-    /// Where the other member says that it is reached, if its id does not tell which one it is.
+    /// The address that the other member reports, if its id does not identify it.
     pub(crate) at: Option<String>,
 }
 
@@ -168,32 +176,33 @@ impl std::fmt::Display for Refused {
     }
 }
 
-/// Says who this member is and whom it knows. Called from the network's threads.
+/// Supplies this member's hello and the members that it knows. Called on the network's threads.
 pub(crate) trait Introducer: Send + Sync + 'static {
-    /// The hello for a peer, as of now. It changes when the cluster is founded. Asked with any id.
+    /// Returns the current hello for a peer. It changes when the cluster is founded. `to` may be
+    /// any id.
     fn hello(&self, to: NodeId) -> Hello;
 
-    /// Whom this member knows, as of now.
+    /// Returns the members that this one knows currently.
     fn known(&self) -> Known;
 
-    /// What a member is called, as far as this one knows: a certificate must be for that name.
+    /// Returns the name of a member, if this one knows it. A certificate must be for that name.
     fn name(&self, of: NodeId) -> Option<String>;
 }
 
-/// Whom a member knows.
+/// The members that a member knows.
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
-    /// No cluster is founded yet: these, and this member itself, are to found one.
+    /// No cluster is founded yet. These members and this one are to found it.
     Founders(BTreeSet<NodeId>),
     /// The members of a cluster.
     Members(Arc<Members>),
-    /// The same, of whom not enough may know yet who was removed: the others may need its vote still, as if it were
-    /// one of them.
+    /// The members of a cluster in which too few members may know of a removal yet. The others may
+    /// still need the removed member's vote, so it is treated as a member.
     Unsettled(Arc<Members>),
 }
 
 impl Known {
-    /// Whether this is one of them.
+    /// Returns whether this id is one of them.
     pub(crate) fn knows(&self, id: NodeId) -> bool {
         match self {
             Known::Founders(founders) => founders.contains(&id),
@@ -202,25 +211,26 @@ impl Known {
     }
 }
 
-/// Why a transport cannot start.
+/// The reason why a transport cannot start.
 #[derive(Debug, Error)]
 pub enum TransportError {
-    /// An address outside this machine, and no leave to use it.
+    /// An address is not a loopback address, but unencrypted connections to other machines are not
+    /// permitted.
     #[error(
-        "{what} {address} is not on loopback, and connections between members are neither encrypted \
-         nor authenticated: give this member certificates with peer_tls (feature \"tls\"), or set \
-         insecure_peers if nobody else can reach that network"
+        "{what} {address} is not a loopback address, and connections between members are neither encrypted \
+         nor authenticated: configure certificates with peer_tls (feature \"tls\"), or set insecure_peers if \
+         only members can reach that network"
     )]
     Insecure {
-        /// Whose address.
+        /// The purpose of the address.
         what: String,
         /// The address.
         address: String,
     },
-    /// Not of the form `host:port`.
-    #[error("{what} {address:?} is not of the form host:port")]
+    /// The address does not have the form `host:port`.
+    #[error("invalid {what} {address:?}: must be host:port")]
     Address {
-        /// Whose address.
+        /// The purpose of the address.
         what: String,
         /// The address.
         address: String,
@@ -230,13 +240,13 @@ pub enum TransportError {
     Bind {
         /// The address.
         address: String,
-        /// Why.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// The files with certificates cannot be used.
-    #[error("the certificates for connections between members cannot be used: {0}")]
+    /// The certificate files cannot be used.
+    #[error("cannot use the certificates for connections between members: {0}")]
     Certificates(String),
-    /// The operating system gives no thread.
-    #[error("cannot start the network's threads: {0}")]
+    /// The operating system cannot create a thread.
+    #[error("cannot start the network threads: {0}")]
     Threads(std::io::Error),
 }

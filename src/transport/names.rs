@@ -1,8 +1,9 @@
-//! Which addresses a name has: the system is asked at each connect, and not waited for where it hangs.
+//! Name resolution for each connect, without waiting for a resolver that hangs.
 //!
-//! Its question cannot be taken back, and keeps a thread for as long as it takes. So a name is asked for once at a
-//! time, however many want it, and one that hangs costs the others nothing. Until it is answered, or when it says no,
-//! the addresses are good that it had last: who is reached there has to prove who it is.
+//! A call to the system resolver cannot be cancelled, and occupies a thread until it returns.
+//! Therefore each name has at most one call in progress, however many callers wait for it, and a
+//! call that hangs does not delay other names. Until the call returns, and also if it fails, the
+//! last known addresses are used. This is safe because the other end must prove its identity.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,14 +14,15 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How many names are remembered; beyond that those are forgotten that nobody waits for.
+/// Maximum number of names to remember. Beyond that, names without a call in progress are
+/// forgotten.
 const NAMES_MAX: usize = 256;
 
-/// What the system says of a name.
+/// The result of the system resolver for a name.
 type Answer = Result<Vec<SocketAddr>, Arc<io::Error>>;
 pub(super) type Asking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// See the module. Cheap to clone.
+/// A resolver with a cache. See the module page. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Names {
     known: Arc<Mutex<BTreeMap<String, Name>>>,
@@ -29,9 +31,9 @@ pub(super) struct Names {
 
 #[derive(Default)]
 struct Name {
-    /// The addresses that it had last.
+    /// The last known addresses.
     last: Vec<SocketAddr>,
-    /// The question that is under way.
+    /// The call in progress.
     asked: Option<watch::Receiver<Option<Answer>>>,
 }
 
@@ -46,14 +48,15 @@ impl Names {
         Self { known: Arc::default(), ask }
     }
 
-    /// The addresses of `HOST:PORT`. Those that it had last, if the system has nothing else to say within `patience`;
-    /// if there are none, whoever asks decides how long to wait.
+    /// Returns the addresses of `HOST:PORT`. If the resolver does not return within `patience`,
+    /// returns the last known addresses. If there are none, waits until the resolver returns; the
+    /// caller sets the time limit.
     pub(super) async fn addresses(
         &self,
         address: &str,
         patience: Duration,
     ) -> io::Result<Vec<SocketAddr>> {
-        // An address needs no name service, and no thread that could hang in it.
+        // An IP address needs no resolver, and no thread that could hang in it.
         if let Ok(address) = address.parse() {
             return Ok(vec![address]);
         }
@@ -71,11 +74,12 @@ impl Names {
             Ok(Some(Ok(addresses))) => Ok(addresses.clone()),
             Ok(Some(Err(_))) | Err(_) if !last.is_empty() => Ok(last),
             Ok(Some(Err(error))) => Err(io::Error::new(error.kind(), Arc::clone(error))),
-            Ok(None) | Err(_) => Err(io::Error::other("the name service was not asked to the end")),
+            Ok(None) | Err(_) => Err(io::Error::other("the name resolution was aborted")),
         }
     }
 
-    /// Asks, unless the question is under way. Says what is known, and where the answer comes.
+    /// Starts a call unless one is in progress. Returns the last known addresses, and a receiver of
+    /// the result.
     fn ask(&self, address: &str) -> (Vec<SocketAddr>, watch::Receiver<Option<Answer>>) {
         let mut known = self.lock();
         if known.len() >= NAMES_MAX {
@@ -117,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// How often anything was asked for; from the second time on the system hangs.
+    /// Number of calls; from the second one on the resolver hangs.
     static ASKED: AtomicUsize = AtomicUsize::new(0);
 
     fn asking(name: String) -> Asking {
@@ -139,7 +143,7 @@ mod tests {
         assert_eq!(names.addresses("10.0.0.1:1", soon).await.unwrap(), sound);
         assert_eq!(ASKED.load(Ordering::SeqCst), 0, "an address is no name");
         assert_eq!(names.addresses("sound:1", soon).await.unwrap(), sound);
-        // From now on the system hangs.
+        // From now on the resolver hangs.
         for _ in 0..3 {
             assert_eq!(names.addresses("sound:1", soon).await.unwrap(), sound);
         }
@@ -151,7 +155,7 @@ mod tests {
         assert_eq!(ASKED.load(Ordering::SeqCst), 3);
         let none = names.addresses("none:1", soon).await.unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
-        // Answered, if only with a no: it is asked for again.
+        // The previous call has returned, although with an error, so a new call is made.
         names.addresses("none:1", soon).await.unwrap_err();
         assert_eq!(ASKED.load(Ordering::SeqCst), 5);
     }

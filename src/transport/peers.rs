@@ -1,9 +1,9 @@
-//! The peers that this member dials: they come, go and move while it runs.
+//! The peers that this member dials. They are added, removed and moved while it runs.
 //!
 //! ```text
-//!   set_peers ──► Peers ──► Peer ── target ──► a dialer a lane: keeps dialing where it leads,
-//!                            │                 ends when it leads nowhere
-//!                            └─ a pipe a lane: what the driver sends into
+//!   set_peers ──► Peers ──► Peer ── target ──► one dialer per lane: dials the target's addresses,
+//!                            │                 ends when the target is removed
+//!                            └─ one pipe per lane: the driver sends into it
 //! ```
 
 use std::collections::BTreeMap;
@@ -15,30 +15,32 @@ use super::pipe::Pipe;
 use super::tcp::TcpSettings;
 use crate::model::{DiskId, Hello, Incarnation, Lane, Moment, NodeId};
 
-/// That a peer cannot be reached is said at most this often: it is dialed again and again.
+/// Minimum time between reports that a peer is unreachable. The peer is dialed repeatedly, so the
+/// failure repeats.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
-/// Each with a connection of its own.
+/// The lanes. Each has a connection of its own.
 pub(crate) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
 
-/// One that this member dials.
+/// A peer that this member dials.
 pub(super) struct Peer {
     pub(super) id: NodeId,
     control: Pipe,
     bulk: Pipe,
     snapshot: Pipe,
-    /// Where it is looked for, in turn: at least one `host:port`; `None` once it is not to be dialed any more.
+    /// Its addresses, tried in turn: at least one `host:port`, or `None` once it is no longer to be
+    /// dialed.
     target: watch::Sender<Option<Vec<String>>>,
-    /// In which life it was met last, whoever has dialed.
+    /// The last incarnation that connected, in either direction.
     life: watch::Sender<Option<Life>>,
-    /// When it was last said that it cannot be reached.
+    /// Time of the last report that it is unreachable.
     complained: Mutex<Option<Moment>>,
 }
 
-/// Which life of a member: on which disk, and how often it was started on that.
+/// An incarnation of a member: its disk, and the number of starts on that disk.
 pub(super) type Life = (DiskId, Incarnation);
 
-/// The life of a member that has introduced itself.
+/// Returns the incarnation of the sender of a hello.
 pub(super) fn life_of(hello: &Hello) -> Life {
     (hello.disk, hello.incarnation)
 }
@@ -56,7 +58,7 @@ impl Peer {
         }
     }
 
-    /// The way out on one lane.
+    /// Returns the pipe of one lane.
     pub(super) fn pipe(&self, lane: Lane) -> &Pipe {
         match lane {
             Lane::Control => &self.control,
@@ -65,15 +67,16 @@ impl Peer {
         }
     }
 
-    /// Where it is, and where it goes.
+    /// Returns a receiver of the addresses, which may change.
     pub(super) fn target(&self) -> watch::Receiver<Option<Vec<String>>> {
         self.target.subscribe()
     }
 
-    /// It was let in, in this life.
+    /// Records that this incarnation was admitted.
     pub(super) fn met(&self, life: Life) {
         self.life.send_if_modified(|last| {
-            // Who was let in a moment ago may be slower to come here than its own next life.
+            // A later incarnation may have been recorded before this one, although this one was
+            // admitted first.
             let is_over = last.is_some_and(|last| last.0 == life.0 && last.1 > life.1);
             if is_over || *last == Some(life) {
                 return false;
@@ -83,7 +86,7 @@ impl Peer {
         });
     }
 
-    /// Whether it is time to say that it cannot be reached.
+    /// Returns whether enough time has passed to report again that it is unreachable.
     pub(super) fn may_complain(&self, now: Moment) -> bool {
         let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
         let may = last.is_none_or(|last| now.since(last) >= COMPLAIN_EVERY);
@@ -93,7 +96,7 @@ impl Peer {
         may
     }
 
-    /// Until it is met in another life than this.
+    /// Waits until another incarnation than this one connects.
     pub(super) async fn born_again(&self, life: Life) {
         let mut last = self.life.subscribe();
         let other = last.wait_for(|last| last.is_some_and(|last| last != life)).await;
@@ -101,7 +104,7 @@ impl Peer {
     }
 }
 
-/// All of them.
+/// All peers.
 #[derive(Default)]
 pub(super) struct Peers {
     peers: Mutex<BTreeMap<NodeId, Arc<Peer>>>,
@@ -112,8 +115,9 @@ impl Peers {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces them by those of `targets`. Who stays keeps its connections, unless it has moved; the
-    /// others' end. Returns those that are new, whose dialers must be started, and all.
+    /// Replaces the peers by those in `targets`. A peer that stays keeps its connections, unless it
+    /// has moved; those of removed peers end. Returns the new peers, whose dialers must be started,
+    /// and all peers.
     pub(super) fn set(
         &self,
         targets: &BTreeMap<NodeId, Vec<String>>,
@@ -144,8 +148,8 @@ impl Peers {
         (new, peers.clone())
     }
 
-    /// The peer has just been heard from, in this life: dial it at once, if it is waited for. What leads to
-    /// an earlier life ends.
+    /// Records that the peer has just connected in this incarnation. Dialers that wait for it dial
+    /// at once, and connections to an earlier incarnation end.
     pub(super) fn heard_from(&self, id: NodeId, life: Life) {
         if let Some(peer) = self.peers().get(&id) {
             peer.met(life);

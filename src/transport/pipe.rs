@@ -1,4 +1,4 @@
-//! The way out to one peer on one lane: a bounded queue before a socket.
+//! The send path to one peer on one lane: a bounded queue in front of a socket.
 //!
 //! ```text
 //!                up                       takes a batch
@@ -7,17 +7,17 @@
 //!     └─────────────────────┘  └──────► Up, backed up ──┘
 //!         down: the queue is dropped
 //!
-//!   on demand:  Down ──► Resting ── a message ──► Dialing ──► Up ── nothing for a while ──► Resting
+//!   on demand:  Down ──► Resting ── a message ──► Dialing ──► Up ── unused for a while ──► Resting
 //!                 ▲                                  │        │
 //!                 └──────────────────────────────────┴────────┘ failed: the queue is dropped
 //! ```
 //!
-//! While nothing is queued, the caller's thread writes to the socket itself. Once the socket takes no
-//! more, everything goes through the queue until the dialer's task has emptied it, so bytes never
-//! overtake bytes. The lock is held for one non-blocking write or one copy at a time.
+//! While nothing is queued, the caller's thread writes to the socket itself. Once the socket is
+//! full, everything goes through the queue until the dialer's task has emptied it, which preserves
+//! the order of the bytes. The lock is held for one non-blocking write or one copy at a time.
 //!
-//! A pipe on demand has a connection only while it is used. What is sent while it is being dialed
-//! waits in the queue; and the caller's thread never writes, because what is sent there is large.
+//! A pipe on demand has a connection only while it is used. Messages sent while it is being dialed
+//! wait in the queue. The caller's thread never writes to it, because its messages are large.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,39 +26,39 @@ use tokio::sync::Notify;
 use super::wire::Wire;
 use crate::env::SendOutcome;
 
-/// An emptied buffer larger than this is given back.
+/// If an emptied buffer is larger than this, its memory is released.
 const BUFFER_KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// How much may wait.
+/// The limit of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct QueueLimit {
-    /// In bytes, frames counted whole.
+    /// Maximum number of bytes, including the frame headers.
     pub(crate) bytes: usize,
-    /// In messages.
+    /// Maximum number of messages.
     pub(crate) messages: usize,
 }
 
-/// The way out to one peer on one lane.
+/// The send path to one peer on one lane.
 pub(super) struct Pipe {
     limit: QueueLimit,
     on_demand: bool,
     link: Mutex<Link>,
-    /// There is something to write, or the link is down.
+    /// Notified when there is something to write, or the link is down.
     pub(super) work: Notify,
-    /// The peer has just been heard from: dial again at once.
+    /// Notified when the peer has just connected, so that it is dialed again at once.
     pub(super) retry: Notify,
-    /// There is something to send and no connection.
+    /// Notified when there is something to send but no connection.
     demand: Notify,
 }
 
 enum Link {
-    /// No connection, and nobody dials right now.
+    /// There is no connection, and none is being dialed right now.
     Down,
     /// On demand: no connection is needed.
     Resting,
-    /// On demand: these wait for one.
+    /// On demand: these messages wait for a connection.
     Dialing(Queue),
-    /// There is one.
+    /// There is a connection.
     Up(Up),
 }
 
@@ -69,13 +69,14 @@ struct Queue {
 }
 
 impl Queue {
-    /// Appends the rest of a frame.
+    /// Appends a frame, or the rest of one.
     fn push(&mut self, frame: &[u8]) {
         self.bytes.extend_from_slice(frame);
         self.messages += 1;
     }
 
-    /// Whether another frame fits, beside what has been taken out and still counts.
+    /// Returns whether another frame fits, in addition to the bytes that were taken out but still
+    /// count.
     fn has_room(&self, frame: &[u8], taken: Taken, limit: QueueLimit) -> bool {
         self.bytes.len() + taken.bytes + frame.len() <= limit.bytes
             && self.messages + taken.messages < limit.messages
@@ -85,9 +86,10 @@ impl Queue {
 struct Up {
     stream: Arc<Wire>,
     queue: Queue,
-    /// What the task has taken out of the queue and not yet written whole: it still counts.
+    /// The part that the task has taken out of the queue and not completely written. It still
+    /// counts.
     taken: Option<Taken>,
-    /// A message was sent since the last look of [`Pipe::rest_if_unused`].
+    /// Whether a message was sent since the last call of [`Pipe::rest_if_unused`].
     used: bool,
 }
 
@@ -104,7 +106,7 @@ impl Up {
 }
 
 impl Pipe {
-    /// One whose connection is always kept.
+    /// Creates a pipe whose connection is always kept.
     pub(super) fn new(limit: QueueLimit) -> Self {
         Self {
             limit,
@@ -116,12 +118,12 @@ impl Pipe {
         }
     }
 
-    /// One that has a connection only while it is used.
+    /// Creates a pipe that has a connection only while it is used.
     pub(super) fn on_demand(limit: QueueLimit) -> Self {
         Self { on_demand: true, link: Mutex::new(Link::Resting), ..Self::new(limit) }
     }
 
-    /// Whether it has a connection only while it is used.
+    /// Returns whether it has a connection only while it is used.
     pub(super) fn is_on_demand(&self) -> bool {
         self.on_demand
     }
@@ -130,7 +132,7 @@ impl Pipe {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many bytes wait.
+    /// Returns the number of queued bytes.
     pub(super) fn queued_bytes(&self) -> usize {
         match &*self.link() {
             Link::Down | Link::Resting => 0,
@@ -139,7 +141,7 @@ impl Pipe {
         }
     }
 
-    /// Sends one whole frame that carries a message.
+    /// Sends one complete frame that carries a message.
     pub(super) fn send(&self, frame: &[u8]) -> SendOutcome {
         let mut link = self.link();
         let up = match &mut *link {
@@ -168,7 +170,8 @@ impl Pipe {
         self.push(link, frame)
     }
 
-    /// Sends a sign of life, which must not be lost to a full queue: the peer would hang up.
+    /// Sends a keepalive. It is queued even if the queue is full, because the peer would otherwise
+    /// close the connection.
     pub(super) fn send_alive(&self, frame: &[u8]) {
         self.push(self.link(), frame);
     }
@@ -193,8 +196,8 @@ impl Pipe {
                 }
             };
         }
-        // What the socket has begun must be finished, however long it is: the limit is on what waits
-        // behind it.
+        // The rest of a partly written frame must be sent, whatever its length. The limit applies
+        // to the frames after it.
         up.queue.push(&frame[written..]);
         let idle = up.taken.is_none();
         drop(link);
@@ -204,8 +207,8 @@ impl Pipe {
         SendOutcome::Queued
     }
 
-    /// Waits until a connection is needed, which is at once unless it is on demand. What waits for it is
-    /// lost when the guard is dropped.
+    /// Waits until a connection is needed, which is immediately unless the pipe is on demand.
+    /// Messages that wait for the connection are lost when the guard is dropped.
     pub(super) async fn wanted(&self) -> Dialing<'_> {
         if self.on_demand {
             while !self.is_wanted() {
@@ -215,7 +218,7 @@ impl Pipe {
         Dialing { pipe: self }
     }
 
-    /// Whether something waits for a connection. If not, the next message will.
+    /// Returns whether a message waits for a connection. If none does, the next message will.
     fn is_wanted(&self) -> bool {
         match &mut *self.link() {
             Link::Dialing(_) => true,
@@ -226,7 +229,7 @@ impl Pipe {
         }
     }
 
-    /// Opens the pipe onto `stream`, until the guard is dropped.
+    /// Connects the pipe to `stream` until the guard is dropped.
     pub(super) fn up(&self, stream: Arc<Wire>) -> UpGuard<'_> {
         let mut link = self.link();
         let queue = match std::mem::replace(&mut *link, Link::Down) {
@@ -240,8 +243,8 @@ impl Pipe {
         UpGuard { pipe: self }
     }
 
-    /// Ends the connection if it is on demand and nothing was sent since the last call, or is being
-    /// sent. Whether it did.
+    /// Ends the connection if it is on demand, was unused since the last call, and has nothing
+    /// queued. Returns whether it did.
     pub(super) fn rest_if_unused(&self) -> bool {
         let mut link = self.link();
         let Link::Up(up) = &mut *link else { return false };
@@ -253,8 +256,8 @@ impl Pipe {
         rests
     }
 
-    /// Says that the batch taken last is written, and takes everything that has been queued since.
-    /// `batch` is the old one, whose room is used again.
+    /// Marks the last batch as written, and takes everything queued since. `batch` is the old
+    /// batch, whose memory is reused.
     pub(super) fn next_batch(&self, batch: &mut Vec<u8>) -> Batch {
         batch.clear();
         if batch.capacity() > BUFFER_KEPT_BYTES_MAX {
@@ -273,18 +276,18 @@ impl Pipe {
     }
 }
 
-/// What there is to write.
+/// The data to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Batch {
-    /// Nothing.
+    /// There is nothing to write.
     Empty,
-    /// This.
+    /// A batch was taken.
     Taken,
-    /// A caller has found the connection dead.
+    /// A caller has found the connection broken.
     Down,
 }
 
-/// A connection is being made.
+/// A connection is being dialed.
 pub(super) struct Dialing<'a> {
     pipe: &'a Pipe,
 }
@@ -312,7 +315,7 @@ impl Drop for UpGuard<'_> {
     }
 }
 
-/// Whether an error of a non-blocking call means "later".
+/// Returns whether an error of a non-blocking call means that it should be retried later.
 pub(super) fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
@@ -325,7 +328,7 @@ mod tests {
 
     const LIMIT: QueueLimit = QueueLimit { bytes: 1000, messages: 5 };
 
-    /// A pipe whose socket takes no more, and the silent other end.
+    /// Returns a pipe whose socket is full, and the silent other end.
     async fn backed_up(pipe: &Pipe) -> (UpGuard<'_>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -345,12 +348,13 @@ mod tests {
         let (_up, _far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
         assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
-        // What the socket had begun is longer than the limit: nothing more until it is written.
+        // The partly written frame exceeds the limit, so nothing more is accepted until it is
+        // written.
         assert!(batch.len() > LIMIT.bytes);
         assert_eq!(pipe.queued_bytes(), batch.len());
         assert_eq!(pipe.send(&[2; 10]), SendOutcome::Full);
         assert_eq!(pipe.next_batch(&mut batch), Batch::Empty, "as if it had been written");
-        // The socket is still full, so this waits, and 990 bytes fit behind it.
+        // The socket is still full, so this frame is queued, and 990 more bytes fit.
         assert_eq!(pipe.send(&[3; 10]), SendOutcome::Queued);
         assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
         assert_eq!(pipe.send(&[4; 991]), SendOutcome::Full);
@@ -371,7 +375,7 @@ mod tests {
         let (up, mut far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
         assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
-        // The socket has room again, and the batch is not written yet: nobody may pass it.
+        // The socket has room again, but the batch is not written yet. No frame may overtake it.
         let mut some = vec![0; 1 << 20];
         far.read_exact(&mut some).await.expect("what was sent");
         assert_eq!(pipe.send(b"later"), SendOutcome::Queued);

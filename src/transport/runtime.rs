@@ -1,35 +1,37 @@
-//! The threads that serve sockets: few, and shared by all nodes of a process.
+//! The network threads: few, and shared by all nodes of a process.
 //!
-//! Not the host's runtime: a host whose executor hangs must not lose its leases because of it.
+//! They do not run on the host's runtime: if the host's executor hangs, the node must not lose its
+//! leases.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// The name of each of the threads.
+/// Name of each of the threads.
 pub(super) const THREAD_NAME: &str = "bowline-net";
-/// Threads that may wait for the name service, one a name, or for files with certificates, at a time.
+/// Maximum number of threads that may block at a time: one for each name being resolved, and for
+/// reading certificate files.
 const WAITING_THREADS_MAX: usize = 32;
-/// How long the end waits for a thread that hangs there.
+/// Maximum time to wait for such a thread on shutdown.
 const SHUTDOWN_WAIT_MAX: Duration = Duration::from_millis(500);
 
 static SHARED: Mutex<Weak<NetRuntime>> = Mutex::new(Weak::new());
 
-/// The runtime, alive as long as somebody holds it.
+/// The runtime. It is shut down when the last reference is dropped.
 pub(super) struct NetRuntime {
     runtime: Option<Runtime>,
 }
 
 impl NetRuntime {
-    /// The one of this process.
+    /// Returns the runtime of this process.
     pub(super) fn shared() -> io::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = shared.upgrade() {
             return Ok(runtime);
         }
-        // Where there are two cores, driver and log need one of them: a second thread would only
-        // add wake-ups.
+        // On a machine with two cores, the driver and the log need one of them, and a second
+        // network thread would only add wake-ups.
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let runtime = Builder::new_multi_thread()
             .worker_threads(if cores > 2 { 2 } else { 1 })
@@ -51,8 +53,9 @@ impl NetRuntime {
 impl Drop for NetRuntime {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
-        // A runtime must not be waited for on a thread that runs tasks of another one, which the
-        // caller's may be. So a thread of its own waits, and is waited for.
+        // A runtime must not be shut down on a thread that runs tasks of another runtime, which the
+        // caller's thread may be. Therefore a separate thread shuts it down, and this one waits for
+        // it.
         let ended = std::thread::Builder::new()
             .name("bowline-net-end".to_owned())
             .spawn(move || runtime.shutdown_timeout(SHUTDOWN_WAIT_MAX));

@@ -1,4 +1,4 @@
-//! What stands between a socket and the words on it: nothing, or TLS.
+//! The layer between the socket and the protocol: nothing, or TLS.
 
 use std::io;
 use tokio::net::TcpStream;
@@ -14,21 +14,22 @@ use {
 
 use super::wire::Wire;
 
-/// How often a connection looks whether the other end's certificate has expired meanwhile.
+/// Interval at which a connection checks whether the other end's certificate has expired.
 #[cfg(feature = "tls")]
 const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// The security of connections. See the module page.
 pub(super) enum Security {
-    /// Nothing: whoever reaches the port is believed.
+    /// No protection: any process that reaches the port is trusted.
     None,
-    /// Certificates.
+    /// TLS with certificates.
     #[cfg(feature = "tls")]
     Tls(Arc<Tls>),
 }
 
 impl Security {
-    /// The dialer's end. During a migration, `again` makes another connection, for a peer that does not use TLS.
+    /// Secures a connection as the dialer. During a migration to TLS, `again` opens another
+    /// connection, for a peer that does not use TLS.
     pub(super) async fn dial(
         &self,
         tcp: TcpStream,
@@ -49,7 +50,7 @@ impl Security {
         }
     }
 
-    /// The end that was dialed.
+    /// Secures a connection that was accepted.
     pub(super) async fn accept(&self, tcp: TcpStream) -> io::Result<Wire> {
         match self {
             Security::None => Ok(Wire::Plain(tcp)),
@@ -64,7 +65,7 @@ impl Security {
         }
     }
 
-    /// Whether `wire` is not encrypted although this member uses TLS.
+    /// Returns whether `wire` is not encrypted although this member uses TLS.
     pub(super) fn is_bare(&self, wire: &Wire) -> bool {
         match self {
             Security::None => false,
@@ -73,7 +74,8 @@ impl Security {
         }
     }
 
-    /// For a connection that has just come up. What is trusted may have changed since its handshake began.
+    /// Returns the recheck of trust for a new connection. The trusted certificates may have changed
+    /// since its handshake began.
     pub(super) fn doubt(&self) -> Doubt {
         match self {
             Security::None => Doubt::default(),
@@ -89,7 +91,8 @@ impl Security {
     }
 }
 
-/// Whether the first byte that a dialer sends begins a handshake of TLS. Waits for it, and leaves it to be read.
+/// Returns whether the first byte from a dialer begins a TLS handshake. Waits for the byte and does
+/// not consume it.
 #[cfg(feature = "tls")]
 async fn begins_tls(tcp: &TcpStream) -> io::Result<bool> {
     const HANDSHAKE_RECORD: u8 = 22;
@@ -100,7 +103,7 @@ async fn begins_tls(tcp: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Whether the other end of a connection that is up should still be trusted.
+/// The repeated check of whether the other end of an open connection is still trusted.
 #[derive(Default)]
 pub(super) struct Doubt {
     #[cfg(feature = "tls")]
@@ -108,8 +111,8 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Waits until it is time to look: what is trusted has changed, or time has passed. Never comes
-    /// back where there is nothing to look at. May be dropped and called again.
+    /// Waits until the next check is due: the trusted certificates have changed, or the interval
+    /// has passed. Without TLS, never returns. Safe to cancel.
     pub(super) async fn raised(&mut self) {
         #[cfg(feature = "tls")]
         if let Some((changes, look)) = &mut self.trust {
@@ -121,7 +124,7 @@ impl Doubt {
         std::future::pending().await
     }
 
-    /// Looks.
+    /// Checks whether the other end is still trusted.
     pub(super) fn settle(&mut self, wire: &Wire) -> io::Result<()> {
         #[cfg(feature = "tls")]
         if let Some((changes, _)) = &mut self.trust {

@@ -1,4 +1,4 @@
-//! Messages over TCP: settings, start and stop.
+//! The TCP transport: settings, start and stop.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,68 +21,68 @@ use crate::codec;
 use crate::env::{Env, Network, SendOutcome, accept_ipv4};
 use crate::model::{Lane, NodeId, PeerMessage, addresses, is_address};
 
-/// How often the dialer says in one idle timeout that it lives, at the least.
+/// Minimum number of keepalives that the dialer sends in one idle timeout.
 const ALIVE_PER_IDLE: u32 = 3;
-/// The shortest idle timeout of a member: pauses of a busy machine are shorter.
+/// Minimum idle timeout of a member. It is longer than the pauses of a busy machine.
 const IDLE_MIN: Duration = Duration::from_secs(2);
-/// The longest.
+/// Maximum idle timeout of a member.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// The shortest and the longest time between two attempts to reach a peer.
+/// Minimum and maximum time between two attempts to reach a peer.
 const REDIAL_MIN: Duration = Duration::from_millis(100);
 const REDIAL_MAX: Duration = Duration::from_millis(500);
-/// How many connections may wait to be accepted: when there are too many, the operating system drops
-/// attempts, and whoever dials tries again only after a second. The system may have a lower limit.
+/// Length of the accept queue. If it is full, the operating system drops connection attempts, and
+/// the dialer retries only after a second. The system may impose a lower limit.
 const BACKLOG: u32 = 4096;
-/// However short the idle timeout, signs of life are not sent more often.
+/// Minimum interval of keepalives, however short the idle timeout is.
 const TICK_MIN: Duration = Duration::from_millis(1);
-/// How long a stop waits for a receiver that does not return.
+/// Maximum time that a stop waits for a receiver that does not return.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// A buffer for encoding larger than this is given back after use.
+/// If the encoding buffer is larger than this, its memory is released after use.
 const SCRATCH_KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// Times and limits of a member's connections.
+/// Timeouts and limits of a member's connections.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpSettings {
-    /// Whether members may listen on and dial addresses off loopback, unencrypted and with peers
-    /// that prove nothing. Default no.
+    /// Whether members may listen on and dial non-loopback addresses without encryption and
+    /// authentication. Default: false.
     pub(crate) insecure_peers: bool,
-    /// What somebody who wants to join must know.
+    /// The token that a joining process must know.
     pub(crate) token: String,
     /// The certificates, if connections are to be encrypted.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<super::PeerTls>,
-    /// How often the certificates are read again. Default 10 s.
+    /// Interval at which the certificate files are read again. Default: 10 s.
     #[cfg(feature = "tls")]
     pub(crate) tls_reload_every: Duration,
-    /// From connecting to the end of the handshake, for the patient one of the attempts that run in parallel, and for
-    /// everyone who dials. Default 5 s.
+    /// Time limit from connecting to the end of the handshake. It applies to accepted connections,
+    /// and to the longest of the dialer's parallel attempts. Default: 5 s.
     pub(crate) handshake_timeout: Duration,
-    /// How many connections may be in their handshake; of which one more ends one, [`acceptor`](super::acceptor) says.
-    /// Default 64.
+    /// Maximum number of connections in their handshake. [`acceptor`](super::acceptor) states which
+    /// one is closed if there are more. Default: 64.
     pub(crate) handshakes_max: usize,
-    /// How many that want to join may wait for their answers. Default 16.
+    /// Maximum number of joiners that wait for a reply. Default: 16.
     pub(crate) joiners_max: usize,
-    /// How long each of them may wait. Default 10 s.
+    /// Maximum time that each of them waits. Default: 10 s.
     pub(crate) join_timeout: Duration,
-    /// How long one address may take to answer a connect. Default 1 s.
+    /// Time limit of a connect to one address. Default: 1 s.
     pub(crate) connect_timeout: Duration,
-    /// A connection on which nothing was heard for so long, or up to a third longer, is closed.
-    /// Default 10 s.
+    /// A connection without incoming data is closed after this time, or up to a third later.
+    /// Default: 10 s.
     pub(crate) idle_timeout: Duration,
-    /// How often signs of life are said at the least, so that they are enough for a member with a
-    /// shorter idle timeout. Default a third of the shortest.
+    /// Maximum interval between keepalives. It must suit a member with a shorter idle timeout than
+    /// this one. Default: a third of the shortest idle timeout.
     pub(crate) alive_every: Duration,
-    /// How often another attempt is made while one hangs or a connection is silent. Default 500 ms.
+    /// Interval of further attempts while one hangs or a connection is silent. Default: 500 ms.
     pub(crate) redial_every: Duration,
-    /// The first pause before dialing again. Default 20 ms.
+    /// First pause before dialing again. Default: 20 ms.
     pub(crate) pause_min: Duration,
-    /// The longest pause before dialing again. Default 500 ms.
+    /// Maximum pause before dialing again. Default: 500 ms.
     pub(crate) pause_max: Duration,
-    /// What may wait for one peer on the control lane. Default 4 MiB, 16,384 messages.
+    /// Limit of the queue to one peer on the control lane. Default: 4 MiB, 16,384 messages.
     pub(crate) control_queue: QueueLimit,
-    /// What may wait for one peer on the bulk lane. Default 32 MiB, 16,384 messages.
+    /// Limit of the queue to one peer on the bulk lane. Default: 32 MiB, 16,384 messages.
     pub(crate) bulk_queue: QueueLimit,
-    /// What may wait for one peer on the snapshot lane. Default 16 MiB, 1,024 messages.
+    /// Limit of the queue to one peer on the snapshot lane. Default: 16 MiB, 1,024 messages.
     pub(crate) snapshot_queue: QueueLimit,
 }
 
@@ -113,10 +113,10 @@ impl Default for TcpSettings {
 }
 
 impl TcpSettings {
-    /// Those of a member that stands for election after so long a silence. Sessions live for at least
-    /// four such times, so a connection that has died without a word is noticed, and dialed again, in less than
-    /// half of that, unless two seconds are longer. A peer that is reachable again is found within a quarter of the
-    /// election timeout.
+    /// Returns the settings for a member with this election timeout. A session lives for at least
+    /// four election timeouts. A connection that broke silently is detected and redialed in less
+    /// than half of that, or within two seconds if that is longer. A peer that becomes reachable
+    /// again is found within a quarter of the election timeout.
     pub(crate) fn with_election_timeout(timeout: Duration) -> Self {
         let idle_timeout = (timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX);
         let redial_every = (timeout / 4).clamp(REDIAL_MIN, REDIAL_MAX);
@@ -130,18 +130,20 @@ impl TcpSettings {
         }
     }
 
-    /// How often a connection looks whether the other end lives, and both say that they do.
+    /// Returns the interval at which a connection checks for incoming data, and at which both ends
+    /// send keepalives.
     pub(super) fn tick(&self) -> Duration {
         (self.idle_timeout / self.silent_ticks_max()).max(TICK_MIN)
     }
 
-    /// After so many looks in a row at which nothing was heard the other end counts as gone.
+    /// Returns the number of consecutive checks without incoming data after which the other end
+    /// counts as dead.
     pub(super) fn silent_ticks_max(&self) -> u32 {
         let ticks = self.idle_timeout.as_nanos().div_ceil(self.alive_every.as_nanos().max(1));
         u32::try_from(ticks).unwrap_or(u32::MAX).max(ALIVE_PER_IDLE)
     }
 
-    /// Whether others than this machine's programs may be dialed and dial.
+    /// Returns whether connections to and from other machines are permitted.
     pub(super) fn may_leave_loopback(&self) -> bool {
         #[cfg(feature = "tls")]
         if self.tls.as_ref().is_some_and(|tls| tls.proof != super::PeerProof::Nothing) {
@@ -150,7 +152,7 @@ impl TcpSettings {
         self.insecure_peers
     }
 
-    /// What secures connections.
+    /// Returns the security of connections.
     pub(super) fn security(
         &self,
         env: &Env,
@@ -165,10 +167,10 @@ impl TcpSettings {
         Ok(Security::None)
     }
 
-    /// Whether a peer may be dialed at `address`, as far as its looks say.
+    /// Checks whether a peer may be dialed at `address`, without resolving it.
     ///
     /// # Errors
-    /// It is off loopback without leave, or no address.
+    /// Fails if the address is invalid, or is a non-loopback address and those are not permitted.
     pub(crate) fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
         let what = format!("address of member {peer}");
         check_address(&what, address)?;
@@ -179,21 +181,23 @@ impl TcpSettings {
     }
 }
 
-/// A port that is taken and not yet served, so that its number is known before anybody is told.
+/// A bound port that is not served yet, so that its number is known before it is announced.
 pub(crate) struct TcpBound {
     runtime: Arc<NetRuntime>,
     /// At least one.
     listeners: Vec<TcpListener>,
-    /// The first's.
+    /// Address of the first listener.
     address: SocketAddr,
     settings: TcpSettings,
 }
 
 impl TcpBound {
-    /// Takes the port of `listen`, a `host:port`, or of several with commas between them. Port 0 takes a free one.
+    /// Binds the port of `listen`, a `host:port` or a comma-separated list of them. Port 0 selects
+    /// a free port.
     ///
     /// # Errors
-    /// If an address is off loopback without leave, not an address, or taken.
+    /// Fails if an address is invalid or in use, or is a non-loopback address and those are not
+    /// permitted.
     pub(crate) fn bind(listen: &str, settings: TcpSettings) -> Result<Self, TransportError> {
         let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
         let entered = runtime.handle().enter();
@@ -205,12 +209,12 @@ impl TcpBound {
         Ok(Self { runtime, listeners, address, settings })
     }
 
-    /// Takes one port, on the threads of the network.
+    /// Binds one port on the network's runtime.
     fn listener(listen: &str, settings: &TcpSettings) -> Result<TcpListener, TransportError> {
         let bind = |error| TransportError::Bind { address: listen.to_owned(), error };
         check_address("listen address", listen)?;
         let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
-        // A name is first of all where those look for it that do not know of IPv6.
+        // IPv4 comes first, because clients without IPv6 look for a name there.
         addresses.sort_by_key(SocketAddr::is_ipv6);
         if !settings.may_leave_loopback()
             && !addresses.iter().all(|address| is_loopback(address.ip()))
@@ -221,22 +225,23 @@ impl TcpBound {
         listen_on(&both_families(addresses)).map_err(bind)
     }
 
-    /// The address that is listened on.
+    /// Returns the address that is listened on.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// All addresses that are listened on.
+    /// Returns all addresses that are listened on.
     #[cfg(test)]
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect()
     }
 
-    /// Starts member `me`, which dials `peers` until [`set_peers`](Network::set_peers) names others.
+    /// Starts member `me`, which dials `peers` until [`set_peers`](Network::set_peers) replaces
+    /// them.
     ///
     /// # Errors
-    /// If there are no threads.
+    /// Fails if the threads cannot be started.
     pub(crate) fn start(
         self,
         env: &Env,
@@ -282,21 +287,21 @@ impl TcpBound {
     }
 }
 
-/// Sends over TCP. Whoever has it is the member: when it is dropped, the port and all connections are
-/// closed, in a moment and without being waited for, which is what [`TcpHandle`] is for.
+/// The sending half of the TCP transport. Dropping it closes the port and all connections soon
+/// afterwards, without waiting. Use [`TcpHandle`] to wait.
 pub(crate) struct TcpNetwork {
     me: NodeId,
     peers: BTreeMap<NodeId, Arc<Peer>>,
     context: Weak<Context>,
     runtime: Handle,
-    /// The frame being sent.
+    /// Buffer for the frame being sent.
     scratch: Vec<u8>,
     stopping: Arc<watch::Sender<bool>>,
 }
 
 impl Drop for TcpNetwork {
     fn drop(&mut self) {
-        // A node that has stopped by itself must not look alive to its peers.
+        // A node that has stopped by itself must not seem alive to its peers.
         self.stopping.send_replace(true);
     }
 }
@@ -333,12 +338,12 @@ impl Network for TcpNetwork {
     }
 
     fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>) {
-        // Only a task holds it for long, so nothing here keeps the transport from stopping.
+        // Only tasks hold the context for long, so this does not keep the transport from stopping.
         let Some(context) = self.context.upgrade() else { return };
         let may_be_dialed = |peer: NodeId, address: &str| {
             let checked = context.settings.check_peer(peer, address);
             if let Err(error) = &checked {
-                tracing::warn!(me = %self.me, %peer, "cannot be dialed: {error}");
+                tracing::warn!(me = %self.me, %peer, %error, "cannot dial member");
             }
             checked.is_ok()
         };
@@ -360,17 +365,17 @@ impl Network for TcpNetwork {
     }
 }
 
-/// Whether a message fits into a frame of its lane. One that does not will never arrive, however
-/// often it is repeated: that is somebody's bug, so it is said aloud.
+/// Returns whether a message fits into a frame of its lane. A message that does not fit never
+/// arrives, however often it is repeated. That is a bug, so it is logged as an error.
 pub(super) fn fits(me: NodeId, to: NodeId, lane: Lane, message: &PeerMessage) -> bool {
     let (bytes, max) = (codec::message_len(message), frame::body_bytes_max(lane));
     if bytes > max {
-        tracing::error!(%me, %to, ?lane, bytes, max, "dropped a message that no frame has room for");
+        tracing::error!(%me, %to, ?lane, bytes, max, "dropped message: too large for a frame");
     }
     bytes <= max
 }
 
-/// Stops a member's connections. Dropping it does so too.
+/// A handle that stops a member's connections. Dropping it stops them too.
 pub(crate) struct TcpHandle {
     address: SocketAddr,
     running: Mutex<Option<Running>>,
@@ -383,22 +388,23 @@ struct Running {
 }
 
 impl TcpHandle {
-    /// The address that is listened on.
+    /// Returns the address that is listened on.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes the port and all connections, and waits until the receiver will not be called any more.
-    /// The last one to stop in a process ends the network's threads. Takes milliseconds, and at most
-    /// two seconds if a receiver or the name service hangs. Not to be called by a receiver.
+    /// Closes the port and all connections, and waits until the receiver will not be called any
+    /// more. The last transport to stop in a process ends the network's threads. Takes
+    /// milliseconds, or at most two seconds if a receiver or the resolver hangs. Must not be called
+    /// by a receiver.
     pub(crate) fn stop(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { stopping, ended, runtime }) = running else { return };
         stopping.send_replace(true);
-        // Nothing is ever sent: the last task to end hangs up.
+        // Nothing is ever sent. The channel closes when the last task has ended.
         if ended.recv_timeout(STOP_WAIT_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!(address = %self.address, "the network did not stop: a receiver hangs");
+            tracing::warn!(address = %self.address, "network did not stop: a receiver hangs");
         }
         drop(runtime);
     }
@@ -410,14 +416,16 @@ impl Drop for TcpHandle {
     }
 }
 
-/// Listens on the first of the addresses that this machine has. If the port is taken there, somebody else
-/// is who is meant by the name, and the next address would hide it.
+/// Listens on the first of the addresses that this machine has. If the port is in use at that
+/// address, fails instead of trying the next one: clients that resolve the name would reach the
+/// other program.
 fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut first = None;
     for address in addresses {
         match listen_at(*address) {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                // What is said of the next may only be that this machine has no IPv6.
+                // The errors of later addresses may only mean that this machine has no IPv6, so the
+                // first one is reported.
                 first.get_or_insert(error);
             }
             listener_or_taken => return listener_or_taken,
@@ -427,7 +435,8 @@ fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(first.unwrap_or_else(nowhere))
 }
 
-/// Replaces an unspecified address by that of both families, then of IPv4 alone, for machines without IPv6.
+/// Replaces an unspecified address by the one for both families, then the one for IPv4 alone, for
+/// machines without IPv6.
 fn both_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     match addresses.iter().find(|address| address.ip().is_unspecified()) {
         Some(any) => {
@@ -447,7 +456,7 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
         // Some machines have `net.ipv6.bindv6only` set.
         accept_ipv4(&socket)?;
     }
-    // Or the port stays taken for minutes after a member has stopped.
+    // Otherwise the port stays in use for minutes after a member has stopped.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -457,8 +466,8 @@ pub(super) fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Whether an address leads to this machine by its looks. A name that does may still resolve to
-/// something else, so what it resolved to is judged again.
+/// Returns whether an address is a loopback address or `localhost`. The name may still resolve to
+/// another address, so the resolved address is checked again.
 fn says_loopback(address: &str) -> bool {
     match address.parse::<SocketAddr>() {
         Ok(address) => is_loopback(address.ip()),
@@ -494,7 +503,7 @@ mod tests {
         let next = SocketAddr::new("127.0.0.2".parse().unwrap(), first.port());
         let error = listen_on(&[first, next]).expect_err("the first is taken");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        // An address that this machine does not have is passed over.
+        // An address that this machine does not have is skipped.
         let foreign = SocketAddr::new("192.0.2.1".parse().unwrap(), first.port());
         assert_eq!(listen_on(&[foreign, next]).unwrap().local_addr().unwrap(), next);
         let error = listen_on(&[foreign]).expect_err("nothing else");
@@ -531,7 +540,8 @@ mod tests {
             let (tick, ticks) = (settings.tick(), settings.silent_ticks_max());
             let longest = settings.idle_timeout * 4 / 3;
             assert!(tick * (ticks + 1) <= longest, "{tick:?}, {ticks} times");
-            // Whoever has the shortest timeout hears enough of one that has the longest.
+            // A member with the shortest timeout receives enough keepalives from one with the
+            // longest timeout.
             assert!(tick * ALIVE_PER_IDLE <= IDLE_MIN, "{tick:?}");
         }
     }

@@ -1,8 +1,8 @@
-//! The bytes of one connection: over TCP as they are, or through TLS.
+//! The byte stream of one connection: plain TCP, or TLS.
 //!
-//! Both have the same non-blocking calls, which may come from several threads at once: the driver
-//! writes while a task reads. What TLS has encrypted and the socket did not take is *pending*; whoever
-//! sees that flushes it when the socket can be written.
+//! Both kinds have the same non-blocking calls. Several threads may call them at once: the driver
+//! writes while a task reads. Data that TLS has encrypted but the socket has not accepted is
+//! *pending*; a caller that sees pending data flushes it when the socket is writable.
 
 use bytes::{BufMut, BytesMut};
 use std::io;
@@ -13,20 +13,20 @@ use super::pipe::is_passing;
 #[cfg(feature = "tls")]
 use super::tls::{TlsWire, Trust};
 
-/// See the module.
+/// The byte stream of one connection. See the module page.
 pub(super) enum Wire {
-    /// Anybody on the way can read and change it.
+    /// Plain TCP. Anyone on the network path can read and change the data.
     Plain(TcpStream),
-    /// Nobody can.
+    /// TLS. The traffic is encrypted.
     #[cfg(feature = "tls")]
     Tls(Box<TlsWire>),
-    /// Words that a fuzzer has made up.
+    /// The scripted input of a fuzzer.
     #[cfg(feature = "fuzzing")]
     Script(Box<super::fuzz::Script>),
 }
 
 impl Wire {
-    /// Waits until something can be read, or the end.
+    /// Waits until data can be read, or the stream has ended.
     pub(super) async fn readable(&self) -> io::Result<()> {
         match self {
             Wire::Plain(tcp) => tcp.readable().await,
@@ -37,7 +37,7 @@ impl Wire {
         }
     }
 
-    /// Appends what has come to `buffer`, up to the room that it has. Nothing at the end.
+    /// Appends received data to `buffer`, up to its capacity. Returns 0 at the end of the stream.
     pub(super) fn try_read_buf(&self, buffer: &mut BytesMut) -> io::Result<usize> {
         match self {
             Wire::Plain(tcp) => tcp.try_read_buf(buffer),
@@ -51,7 +51,7 @@ impl Wire {
         }
     }
 
-    /// Fills `out`, and reads not a byte more.
+    /// Fills `out`, and does not read beyond it.
     pub(super) async fn read_exact(&self, out: &mut [u8]) -> io::Result<()> {
         let mut rest = out;
         while rest.has_remaining_mut() {
@@ -79,7 +79,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits until something can be written.
+    /// Waits until data can be written.
     pub(super) async fn writable(&self) -> io::Result<()> {
         #[cfg(feature = "fuzzing")]
         if matches!(self, Wire::Script(_)) {
@@ -88,7 +88,7 @@ impl Wire {
         self.tcp().writable().await
     }
 
-    /// Takes as much as there is room for.
+    /// Writes as much as there is room for.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Wire::Plain(tcp) => tcp.try_write(bytes),
@@ -99,7 +99,7 @@ impl Wire {
         }
     }
 
-    /// Whether something was taken that the socket does not have yet.
+    /// Returns whether data was accepted here but not by the socket yet.
     pub(super) fn is_pending(&self) -> bool {
         match self {
             Wire::Plain(_) => false,
@@ -110,7 +110,7 @@ impl Wire {
         }
     }
 
-    /// Gives the socket what is pending, as far as it has room.
+    /// Writes pending data, as far as the socket has room.
     pub(super) fn try_flush(&self) -> io::Result<()> {
         match self {
             Wire::Plain(_) => Ok(()),
@@ -121,7 +121,7 @@ impl Wire {
         }
     }
 
-    /// Writes everything.
+    /// Writes all of the data.
     pub(super) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() || self.is_pending() {
             self.writable().await?;
@@ -136,7 +136,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Says that nothing more comes.
+    /// Sends the end of the stream.
     pub(super) async fn finish(&mut self) -> io::Result<()> {
         match self {
             Wire::Plain(tcp) => tcp.shutdown().await,
@@ -147,7 +147,7 @@ impl Wire {
         }
     }
 
-    /// The name of the member at the other end, if a certificate proves it.
+    /// Returns the name of the member at the other end, if a certificate proves it.
     pub(super) fn proven_name(&self) -> Option<&str> {
         match self {
             Wire::Plain(_) => None,
@@ -158,7 +158,7 @@ impl Wire {
         }
     }
 
-    /// Whether the other end's certificate still holds, as of now.
+    /// Checks whether the other end's certificate is still accepted.
     #[cfg(feature = "tls")]
     pub(super) fn still_trusted(&self, trust: &Trust) -> io::Result<()> {
         match self {

@@ -1,13 +1,14 @@
-//! Cutting off the front of the log.
+//! Truncation of the oldest segments of the log.
 //!
 //! ```text
-//! | segment 3 | segment 4 | segment 5 ... Keep 5 |      from here on 5 is the first that is needed
+//! | segment 3 | segment 4 | segment 5 ... Keep 5 |      segment 5 is now the first that is needed
 //! ```
 //!
-//! A segment may go when no entry behind what a snapshot covers stands in it: all else that it says
-//! is said again where the next one begins. First the log says which segment it needs, durably; then
-//! the ones before it are removed, from the oldest. Recovery takes a log without its front only if
-//! the log says so itself: any other segment that is missing is damage.
+//! A segment may be removed if it contains no entry after the snapshot's index: everything else in
+//! it is repeated at the start of the next segment. First the log durably records the first segment
+//! that it still needs. Then it removes the segments before that one, oldest first. Recovery
+//! accepts missing segments only if the log itself recorded their removal. Any other missing
+//! segment is damage.
 
 use super::format::{Kind, Record};
 use super::writer::{TAIL_BYTES, Writer, impossible};
@@ -15,29 +16,31 @@ use super::{Base, LogError};
 use crate::env::Point;
 use crate::model::LogIndex;
 
-/// How many segments a cut removes itself. Removing one takes milliseconds, and groups wait meanwhile.
+/// Number of segments that one truncation removes at once. Removing one takes milliseconds, during
+/// which groups wait.
 const REMOVED_AT_ONCE: usize = 4;
 
-/// How many more go in an idle moment.
+/// Number of segments removed in one idle step.
 pub(super) const REMOVED_WHEN_IDLE: usize = 8;
 
-/// How many more go when a further segment is begun, so that a log that is never idle does not grow.
+/// Number of segments removed whenever a new segment is started, so that a log that is never idle
+/// does not grow.
 pub(super) const REMOVED_AT_ROLL: usize = 2;
 
-/// What a cut writes.
+/// Size of the record that a truncation writes.
 pub(super) const CUT_BYTES: u32 = Record::bytes(size_of::<u64>()) as u32;
 
 impl Writer {
-    /// Lets go of the segments that are not needed for the entries behind `up_to`, where a durable
-    /// snapshot covers everything up to there. What the log does not know to be committed is needed
-    /// in any case. Where no segment can go, nothing changes; where the disk is so full that not
-    /// even a cut can be written, neither.
+    /// Discards the segments that are not needed for the entries after `up_to`. A durable snapshot
+    /// must cover everything up to `up_to`. Entries that the log does not know to be committed are
+    /// kept in any case. If no segment can be discarded, or the disk has no room even for the
+    /// record, nothing changes.
     ///
-    /// Afterwards [`super::LogReader::first`] is the oldest entry that is left. The files go from the
-    /// oldest on, a few at a time: some now, the others as the log goes on.
+    /// Afterwards [`super::LogReader::first`] is the oldest remaining entry. Files are removed
+    /// oldest first, a few at a time: some now, the others during later commits and idle steps.
     ///
     /// # Errors
-    /// As [`Writer::commit`].
+    /// Same as [`Writer::commit`].
     pub(crate) fn cut(&mut self, up_to: LogIndex) -> Result<(), LogError> {
         self.unless_failed(|writer| {
             writer.write_cut(up_to)?;
@@ -56,8 +59,8 @@ impl Writer {
         let index = before.max(state.base.index);
         let term = state.index.term(index).expect("it lies between the base and the last entry");
         let base = Base { index, term };
-        // Every segment has kept room for one cut, so that a full disk does not stand in the way of
-        // what makes room.
+        // Every segment reserves room for one truncation record, so that a full disk cannot block
+        // the operation that frees space.
         let has_room = self.segment.length - self.offset() >= CUT_BYTES + TAIL_BYTES;
         if !has_room && !self.make_room(CUT_BYTES as usize)? {
             return Ok(());
@@ -71,7 +74,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Records a base, and lets the index know.
+    /// Records a base and updates the index.
     pub(super) fn append_base(
         &mut self,
         kind: Kind,
@@ -86,12 +89,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether there are segments that are not needed.
+    /// Returns whether there are segments that are no longer needed.
     pub(super) fn has_passed(&self) -> bool {
         self.older.front().is_some_and(|(number, _)| *number < self.state.needed_from)
     }
 
-    /// Removes segments that are not needed, at most so many.
+    /// Removes segments that are no longer needed, at most `at_most` of them.
     pub(super) fn remove_passed(&mut self, at_most: usize) -> Result<(), LogError> {
         let passed = self.older.iter().take_while(|(number, _)| *number < self.state.needed_from);
         let passed: Vec<u32> = passed.take(at_most).map(|(number, _)| *number).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong with the log. Every one of them stops this node, and none of them the host.
+//! The errors of the log. Each of them stops this node, and none of them stops the host process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use super::Identity;
 use crate::model::{DiskId, LogIndex};
 
-/// Why the log cannot be opened, written or read.
+/// The reason why the log cannot be opened, written or read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogError {
-    /// The disk refused. What was written and not yet confirmed may or may not be there.
-    #[error("the disk failed to {what} {path}: {source}", path = path.display())]
+    /// The disk returned an error. Unconfirmed writes may or may not be durable.
+    #[error("disk error: cannot {what} {path}: {source}", path = path.display())]
     Io {
         what: &'static str,
         path: PathBuf,
@@ -18,11 +18,11 @@ pub(crate) enum LogError {
         source: io::Error,
     },
 
-    /// Bytes that had been durable are not what they were.
+    /// Bytes that were durable have changed.
     #[error(
-        "the log is damaged at byte {offset} of {segment}: {why}. Nothing was changed. This member \
-         may have acknowledged what is lost, so it must not go on with this directory: move the \
-         directory away and replace the member; the other members have the data",
+        "log damaged at byte {offset} of {segment}: {why}; nothing was changed. This member may have \
+         acknowledged data that is lost, so it must not continue with this directory: move the directory away \
+         and replace the member; the other members have the data",
         segment = segment.display()
     )]
     Corrupt { segment: PathBuf, offset: u64, why: String },
@@ -47,40 +47,41 @@ pub(crate) enum LogError {
     )]
     Foreign { dir: PathBuf, found: Identity, own: Identity },
 
-    /// The log is another disk's than the caller believes.
+    /// The log has a different disk id than the caller expects.
     #[error("{dir} has the disk id {found}, not {own}", dir = dir.display())]
     OtherDisk { dir: PathBuf, found: DiskId, own: DiskId },
 
     /// The log was written by a later release.
     #[error(
-        "{segment} has log format {found}, this program knows formats up to {known}: upgrade me",
+        "log format {found} of {segment} is newer than this build supports ({known}); upgrade this node",
         segment = segment.display()
     )]
     Newer { segment: PathBuf, found: u32, known: u32 },
 
-    /// The log cannot even note that the member was started.
+    /// The log has no room even to record the start of the member.
     #[error(
-        "the disk is full: the log in {dir} needs {bytes} bytes more to start. Make room and start \
-         the node again; nothing is lost",
+        "disk full: the log in {dir} needs {bytes} more bytes to start; no data is lost: free space and start \
+         the node again",
         dir = dir.display()
     )]
     NoRoom { dir: PathBuf, bytes: u64 },
 
-    /// An earlier write or sync failed. Nothing may be concluded about it and nothing is tried again.
-    #[error("the log takes nothing more since it failed: {first}")]
+    /// An earlier write or sync failed. Its effect on the disk is unknown, and the log does not
+    /// retry.
+    #[error("the log rejects all calls after an earlier failure: {first}")]
     Poisoned { first: String },
 
-    /// The caller asked for what consensus never asks for; nothing was written.
-    #[error("the log was asked for the impossible: {why}")]
+    /// The caller broke a rule that consensus always observes. Nothing was written.
+    #[error("invalid call to the log: {why}")]
     Impossible { why: String },
 
-    /// Entries were asked for that the log does not hold.
-    #[error("entries {from} to {to} (excluded) were asked for, the log holds {first} to {last}")]
+    /// The caller requested entries that the log does not hold.
+    #[error("entries {from} to {to} (exclusive) are out of range: the log holds {first} to {last}")]
     OutOfRange { from: LogIndex, to: LogIndex, first: LogIndex, last: LogIndex },
 }
 
 impl LogError {
-    /// Whether the disk (or what this user may use of it) is full.
+    /// Returns whether the disk, or this user's share of it, is full.
     pub(crate) fn is_no_space(&self) -> bool {
         let kind = match self {
             Self::Io { source, .. } => source.kind(),
@@ -89,7 +90,7 @@ impl LogError {
         matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
 
-    /// Makes the error of a disk that refused to do `what` with `path`.
+    /// Returns a function that makes the error for a failed disk operation `what` on `path`.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { what, path, source }

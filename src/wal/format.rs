@@ -1,6 +1,7 @@
-//! The bytes of a segment: its header and its records.
+//! The byte format of a segment: its header and its records.
 //!
-//! Numbers are little-endian. A segment is a file of a fixed length, zero where nothing was written.
+//! Numbers are little-endian. A segment is a file of a fixed length, filled with zeros where
+//! nothing was written.
 //!
 //! ```text
 //! segment:  | header 72 | State | record | record | ... | Roll | zeros |
@@ -39,12 +40,14 @@
 //!             | founder: node 8, disk 16            24   each; none before the founding
 //! ```
 //!
-//! Two checksums, because they answer two questions. The chain says "this is what follows the record
-//! before": a record that an earlier life left behind, or that belongs elsewhere, never fits. The
-//! seeded one can be checked without knowing what came before: so a record found after damage is a
-//! witness, by its `durable`, that the damaged place had been synced.
+//! The two checksums have different purposes. The chain proves that a record follows the one before
+//! it: a record that an earlier incarnation left behind, or that belongs to another place, never
+//! matches. The seeded checksum can be verified without the preceding records. Therefore a record
+//! found after damage is a witness: its `durable` position proves that the damaged place had been
+//! synced.
 //!
-//! The header's layout is for ever; a new format changes what follows and the version.
+//! The layout of the header never changes. A new format changes the version and what follows the
+//! header.
 
 use crc32fast::Hasher;
 
@@ -52,7 +55,7 @@ use super::Identity;
 use crate::model::{ClusterId, DiskId, NodeId};
 use crate::mutant::{self, Mutant};
 
-/// The format that this code writes, and the newest that it reads.
+/// The format version that this code writes, and the newest that it reads.
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER_BYTES: usize = 72;
 pub(super) const RECORD_BYTES: usize = 48;
@@ -61,7 +64,7 @@ const HEADER_MAGIC: [u8; 8] = *b"BOWLINE\n";
 const RECORD_MAGIC: [u8; 4] = *b"BLr\x01";
 const GROUP_END: u8 = 1;
 
-/// A place in the log. Ordered as the bytes were written.
+/// A position in the log. The order is the order of writing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Position {
     pub(super) segment: u32,
@@ -78,21 +81,21 @@ impl Position {
     }
 }
 
-/// What stands at the start of a segment.
+/// The header at the start of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) version: u32,
     pub(super) segment: u32,
     pub(super) identity: Identity,
     pub(super) disk: DiskId,
-    /// Of the whole file, in bytes. A shorter file has lost something.
+    /// Length of the whole file in bytes. A shorter file has lost data.
     pub(super) length: u32,
-    /// The chain at the end of the segment before.
+    /// The chain at the end of the previous segment.
     pub(super) chain: u32,
 }
 
 impl Header {
-    /// The bytes, and the chain that the first record starts from.
+    /// Returns the encoded header, and the chain that the first record starts from.
     pub(super) fn encode(&self) -> ([u8; HEADER_BYTES], u32) {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..8].copy_from_slice(&HEADER_MAGIC);
@@ -108,7 +111,8 @@ impl Header {
         (bytes, crc)
     }
 
-    /// The header in these bytes and the chain that it starts, or `None` if they are not one.
+    /// Decodes a header and returns it with the chain that it starts. Returns `None` if the bytes
+    /// are not a valid header.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<(Self, u32)> {
         let crc = u32_at(bytes, 68);
         if bytes[..8] != HEADER_MAGIC || crc32fast::hash(&bytes[..68]) != crc {
@@ -129,30 +133,31 @@ impl Header {
     }
 }
 
-/// What a record is about. The numbers are on disk.
+/// The kind of a record. The numbers are stored on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The payload is the incarnation.
+    /// A start of the member. The payload is the incarnation.
     Boot = 1,
     /// The payload lists the founders.
     Founding = 2,
-    /// Term in `term`, commit in `index`, the payload is the vote, 0 for none.
+    /// The term is in `term`, the commit index in `index`, and the payload is the vote (0 for
+    /// none).
     HardState = 3,
     /// A command of the state machine.
     Data = 4,
-    /// A change of the membership.
+    /// A membership change.
     Membership = 5,
-    /// Only its `durable` matters.
+    /// Only its `durable` position matters.
     Watermark = 6,
-    /// The last record of its segment: the log goes on in the next.
+    /// The last record of its segment: the log continues in the next segment.
     Roll = 7,
-    /// The first record of its segment: all that the log has said so far, but for the entries.
+    /// The first record of its segment: the complete state of the log except for the entries.
     State = 8,
-    /// Entries up to `index`, which the log has in `term`, are not needed any more. The payload is
-    /// the number of the first segment that is.
+    /// Entries up to `index`, which the log has in `term`, are no longer needed. The payload is the
+    /// number of the first segment that is still needed.
     Keep = 9,
-    /// As `Keep`, but the log does not have that entry: none of its entries is needed.
+    /// Like `Keep`, but the log does not have that entry, so none of its entries is needed.
     Reset = 10,
 }
 
@@ -174,32 +179,32 @@ impl Kind {
     }
 }
 
-/// What stands before a record's payload.
+/// The fixed-size part of a record, before its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
     pub(super) kind: Kind,
-    /// Whether its group is complete with it.
+    /// Whether this is the last record of its group.
     pub(super) ends_group: bool,
     /// Everything before this position was synced when the record was written.
     pub(super) durable: Position,
     pub(super) term: u64,
     pub(super) index: u64,
-    /// Its own offset in the segment.
+    /// Offset of this record in the segment.
     pub(super) offset: u32,
-    /// Of the payload, in bytes.
+    /// Length of the payload in bytes.
     pub(super) length: u32,
-    /// Over everything in the segment up to and with this record.
+    /// Checksum of everything in the segment up to and including this record.
     pub(super) chain: u32,
 }
 
 impl Record {
-    /// How many bytes a record with a payload of `length` bytes takes.
+    /// Returns the size of a record with a payload of `length` bytes.
     pub(super) const fn bytes(length: usize) -> usize {
         RECORD_BYTES + length.next_multiple_of(8)
     }
 
-    /// The record in these bytes, if they are one that was written at `offset` of the segment with
-    /// this seed. Says nothing about the payload, nor whether it belongs after its neighbour.
+    /// Decodes a record that was written at `offset` of the segment with this seed. Does not check
+    /// the payload, nor whether the record follows the one before it.
     pub(super) fn decode(bytes: &[u8; RECORD_BYTES], seed: u32, offset: u32) -> Option<Self> {
         if bytes[..4] != RECORD_MAGIC || crc(seed, &bytes[8..]) != u32_at(bytes, 4) {
             return None;
@@ -217,7 +222,8 @@ impl Record {
         (record.offset == offset).then_some(record)
     }
 
-    /// Whether the record follows one with the chain `before` and has this payload (with its zeros).
+    /// Returns whether the record follows one with the chain `before` and has this payload,
+    /// including its padding.
     pub(super) fn follows(&self, bytes: &[u8; RECORD_BYTES], payload: &[u8], before: u32) -> bool {
         let mut hasher = Hasher::new_with_initial(before);
         hasher.update(&bytes[8..44]);
@@ -237,8 +243,8 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Appends the record's bytes to `buffer`, as it stands at `offset` of the segment with this
-    /// seed, after a record with the chain `before`. Returns its chain.
+    /// Appends the bytes of the record to `buffer`, for `offset` of the segment with this seed,
+    /// after a record with the chain `before`. Returns the record's chain.
     pub(super) fn encode(&self, buffer: &mut Vec<u8>, seed: u32, offset: u32, before: u32) -> u32 {
         let start = buffer.len();
         let length = u32::try_from(self.payload.len()).expect("groups are limited to 1 GiB");
@@ -268,7 +274,7 @@ impl Draft<'_> {
     }
 }
 
-/// What the checksums of a segment's records start from.
+/// Returns the initial value of the record checksums of a segment.
 pub(super) fn seed(disk: DiskId, segment: u32) -> u32 {
     crc(crc32fast::hash(&disk.0.to_le_bytes()), &segment.to_le_bytes())
 }
@@ -291,12 +297,12 @@ fn u128_at(bytes: &[u8], at: usize) -> u128 {
     u128::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-/// The number in a payload of eight bytes.
+/// Decodes a payload of eight bytes as a number.
 pub(super) fn decode_u64(payload: &[u8]) -> Option<u64> {
     payload.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// The bytes of a founding: a node and its disk, 24 bytes each, in the order of the nodes.
+/// Encodes the founders: a node and its disk, 24 bytes each, in the order of the nodes.
 pub(super) fn encode_founding(founding: &super::Founding) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(founding.len() * 24);
     for (node, disk) in founding {
@@ -306,7 +312,7 @@ pub(super) fn encode_founding(founding: &super::Founding) -> Vec<u8> {
     bytes
 }
 
-/// The founding in these bytes.
+/// Decodes the founders.
 pub(super) fn decode_founding(payload: &[u8]) -> Option<super::Founding> {
     if !payload.len().is_multiple_of(24) {
         return None;

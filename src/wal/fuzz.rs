@@ -1,5 +1,5 @@
-//! Bytes that are to be a log: single records, segments of records that fit each other and mean nothing, and
-//! whole directories that were written in good order and damaged.
+//! Fuzz targets for the log. Inputs are single records, segments of records with matching checksums
+//! but arbitrary contents, and damaged directories.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn identity() -> Identity {
     Identity { cluster: ClusterId(7), node: NodeId::new(1).expect("not 0") }
 }
 
-/// Opens with the smallest segments, and no reserve.
+/// Opens the log with the smallest segments and without a reserve.
 fn try_open(disk: &Arc<SimDisk>) -> Result<Opened, LogError> {
     let env = Env {
         clock: Arc::new(BootClock),
@@ -38,9 +38,9 @@ fn path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("{number:010}.log"))
 }
 
-// ---- what a log says ----------------------------------------------------------------------
+// ---- contents of a log -----------------------------------------------------------------------
 
-/// What a log says.
+/// The contents of a log.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Said {
     base: Base,
@@ -50,7 +50,7 @@ struct Said {
 }
 
 impl Said {
-    /// Looks at everything that an open log has.
+    /// Reads everything that an open log holds.
     fn of(opened: &Opened) -> Self {
         let (reader, recovered) = (&opened.reader, &opened.recovered);
         assert_eq!(reader.last(), recovered.last);
@@ -72,7 +72,8 @@ impl Said {
             assert_eq!(entry.index, before.index.next());
             assert!(entry.term >= before.term, "terms fall");
             assert_eq!(reader.term(entry.index), Some(entry.term));
-            // Whether the term on record is as new as theirs is the consensus' affair.
+            // Whether the recorded term is as new as the entries' terms is checked by the
+            // consensus.
             before = Base { index: entry.index, term: entry.term };
         }
         let (base, hard_state) = (recovered.base, recovered.hard_state.clone());
@@ -94,7 +95,7 @@ impl Said {
         said
     }
 
-    /// Whether `found` says the same, but for entries that were cut off its front.
+    /// Returns whether `found` has the same contents, except for entries truncated from its front.
     fn is_shown_by(&self, found: &Said) -> bool {
         let behind = |entry: &&Entry| entry.index > found.base.index;
         let entries: Vec<_> = self.entries.iter().filter(behind).cloned().collect();
@@ -107,7 +108,8 @@ impl Said {
 
 // ---- records ------------------------------------------------------------------------------
 
-/// Bytes as parts of a segment, or orders for a segment whose records have the right checksums.
+/// Takes the input either as raw parts of a segment, or as instructions for a segment whose records
+/// have correct checksums.
 pub(crate) fn records(data: &[u8]) -> Came {
     let Some((way, bytes)) = data.split_first() else { return Came::Refused };
     match way % 4 {
@@ -116,7 +118,7 @@ pub(crate) fn records(data: &[u8]) -> Came {
     }
 }
 
-/// What can be read is written again as it was.
+/// Checks that decoding and encoding again gives the same bytes.
 fn raw(bytes: &[u8]) -> Came {
     let mut came = Came::Refused;
     if let Some((header, chain)) = bytes.first_chunk::<HEADER_BYTES>().and_then(Header::decode) {
@@ -158,10 +160,11 @@ fn raw(bytes: &[u8]) -> Came {
     came
 }
 
-/// A log whose records fit each other, whatever they say: it is refused, or it is a log like any other.
+/// Opens a log whose records have matching checksums but arbitrary contents. It must be rejected,
+/// or behave like any other log.
 fn forged(feed: &mut Feed<'_>) -> Came {
     let disk = Arc::new(SimDisk::new(3));
-    // One that begins later has a state to begin with.
+    // A log that begins at a later segment needs a state to begin with.
     let first = 1 + u32::from(feed.once_in(3));
     let mut forge = Forge { term: 1, last: 1, commit: 1, base: 1, incarnation: 0, chain: 0 };
     let mut state = State::new().encode();
@@ -173,13 +176,13 @@ fn forged(feed: &mut Feed<'_>) -> Came {
     for segment in first..=first + u32::from(feed.once_in(4)) {
         let bytes = forge.segment(feed, segment, &state);
         disk.replace(&path(u64::from(segment)), &bytes);
-        // What the segments so far add up to is known only where they say nothing.
+        // The next segment starts with an empty state, which is right only if this segment is empty.
         state = State::new().encode();
     }
     settle(&disk)
 }
 
-/// What the records so far have come to, if they were as they should be.
+/// The state that the records so far would produce if all were valid.
 struct Forge {
     term: u64,
     last: u64,
@@ -190,7 +193,7 @@ struct Forge {
 }
 
 impl Forge {
-    /// A number as it should be, but for now and then.
+    /// Returns `value` in most cases, and a number close to it or an edge case otherwise.
     fn mostly(feed: &mut Feed<'_>, value: u64) -> u64 {
         if feed.once_in(24) { feed.near(value) } else { value }
     }
@@ -259,7 +262,7 @@ impl Forge {
         bytes
     }
 
-    /// Term, index and payload.
+    /// Returns the term, index and payload of a new record.
     fn record(
         &mut self,
         feed: &mut Feed<'_>,
@@ -284,7 +287,7 @@ impl Forge {
                 payload = feed.below(4).to_le_bytes().to_vec();
             }
             Kind::Data | Kind::Membership => {
-                // Now and then one that is there already.
+                // Sometimes use an index that exists already.
                 let back = if feed.once_in(8) { feed.below(4) } else { 0 };
                 let next = self.last.saturating_add(1).saturating_sub(back);
                 self.last = Self::mostly(feed, next);
@@ -317,7 +320,8 @@ impl Forge {
     }
 }
 
-/// Opens a log, and if it opens, opens it again: it says the same, and takes what comes next.
+/// Opens a log twice, if it can be opened. Both times it must have the same contents and accept the
+/// next entry.
 fn settle(disk: &Arc<SimDisk>) -> Came {
     let Ok(mut opened) = try_open(disk) else { return Came::Refused };
     let said = Said::of(&opened);
@@ -342,8 +346,8 @@ fn settle(disk: &Arc<SimDisk>) -> Came {
 
 // ---- directories --------------------------------------------------------------------------
 
-/// A log is written, and then something happens to its files: it is refused, or says what it said at some
-/// moment; and what it said at the end if nothing happened.
+/// Writes a log and then damages its files. The log must be rejected, or have the contents of some
+/// earlier moment. If there was no damage, it must have its last contents.
 pub(crate) fn directory(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let disk = Arc::new(SimDisk::new(3));
@@ -421,7 +425,7 @@ fn group(feed: &mut Feed<'_>, number: u64, said: &Said) -> Group {
     group
 }
 
-/// The segments, with their bytes.
+/// Returns the segments with their bytes.
 fn files(disk: &SimDisk) -> Vec<(PathBuf, Vec<u8>)> {
     let names = disk.list(Path::new(DIR)).expect("it is there");
     let names = names.into_iter().filter(|name| name.ends_with(".log"));
@@ -437,7 +441,7 @@ fn damage(feed: &mut Feed<'_>, disk: &SimDisk, images: &[Vec<(PathBuf, Vec<u8>)>
     let (path, bytes) = &files[feed.below(files.len() as u64) as usize];
     let (_, other) = &files[feed.below(files.len() as u64) as usize];
     let mut changed = bytes.clone();
-    // Places are spread over the file, and lie at the beginning of its records as often as anywhere.
+    // Offsets are spread over the file. In half of the cases they are at the start of a record.
     let at = |feed: &mut Feed<'_>, len: usize| match (feed.byte(), len) {
         (_, 0) => 0,
         (fine, _) if fine < 128 => (feed.number() & 0xffff) as usize % len,
@@ -465,7 +469,7 @@ fn damage(feed: &mut Feed<'_>, disk: &SimDisk, images: &[Vec<(PathBuf, Vec<u8>)>
         7 => return disk.remove(path).expect("it is there"),
         8 => return disk.replace(&self::path(feed.near(2) % 10_000_000_000), &changed),
         _ => {
-            // Back to what a file once was.
+            // Revert a file to an earlier version.
             let Some(image) = images.get(feed.below(images.len().max(1) as u64) as usize) else {
                 return;
             };
@@ -512,7 +516,7 @@ pub(crate) fn directory_seeds() -> Vec<Vec<u8>> {
     (0..48).map(|_| orders(&rng, 0, 120)).collect()
 }
 
-/// Orders drawn by chance.
+/// Returns random instructions.
 fn orders(rng: &Rng, first: u8, most: u64) -> Vec<u8> {
     use crate::env::Entropy as _;
     let len = 20 + rng.below(most - 20);

@@ -1,65 +1,66 @@
-//! Where entries are, and which term they have, in memory that does not grow with each entry.
+//! The in-memory index of the log: positions and terms of entries, in memory that does not grow
+//! with every entry.
 //!
-//! One sample for about 64 KiB of log: the entry's index, its position, and the chain before it, so
-//! that a reader can check what it reads. From a sample to the next, the entries stand in the file
-//! in the order of their indexes; where an entry replaced others, and where a segment begins, a new
-//! sample does. Terms are kept as runs.
+//! The index holds one sample for about 64 KiB of log: the entry's index, its position, and the
+//! chain before it, so that a reader can verify what it reads. Between two samples the entries are
+//! stored in the order of their indexes. A new sample begins wherever an entry replaced others and
+//! wherever a segment begins. Terms are stored as runs.
 //!
-//! The log begins behind a floor: an entry whose term is known and that is not there itself.
+//! The log begins after a floor: an entry that is not in the log itself but whose term is known.
 //!
-//! Invariant: knows nothing of files; sees only what is durable.
+//! Invariant: the index knows no files, and contains only what is durable.
 
 use super::Base;
 use super::format::Position;
 use crate::model::{LogIndex, Term};
 
-/// How many bytes of log lie between two samples, at least.
+/// Minimum number of bytes of log between two samples.
 const SAMPLE_BYTES: u32 = 64 << 10;
 
-/// The entry that a sample stands for, and where it is.
+/// A sampled entry and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sample {
     pub(super) index: LogIndex,
     pub(super) position: Position,
-    /// Of the record before the entry's.
+    /// The chain of the record before this one.
     pub(super) chain: u32,
 }
 
-/// What happens to an index.
+/// A change to an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    /// An entry in its place in the file. It replaces the entry of its index and all that follow.
+    /// An entry at its position. It replaces the entry with the same index and all later ones.
     Entry(Sample, Term),
-    /// Entries up to here are let go of; the log has this one, in this term.
+    /// Discards the entries up to this one, which the log has with this term.
     Keep(Base),
-    /// All entries are let go of; the log goes on behind this one.
+    /// Discards all entries; the log continues after this one.
     Reset(Base),
 }
 
-/// Where the entries of the log are.
+/// The positions and terms of the entries of the log.
 #[derive(Clone, Debug)]
 pub(super) struct Index {
-    /// Rising in index.
+    /// In ascending order of index.
     samples: Vec<Sample>,
-    /// The first index of each run and its term; both rise. The first run begins with the floor.
+    /// First index and term of each run. Both ascend. The first run begins with the floor.
     runs: Vec<(LogIndex, Term)>,
     last: LogIndex,
 }
 
 impl Index {
-    /// An index of no entries.
+    /// Returns an index without entries.
     pub(super) fn new(floor: Base) -> Self {
         Self { samples: Vec::new(), runs: vec![(floor.index, floor.term)], last: floor.index }
     }
 
-    /// An index that knows these terms, from the first run on up to `last`, and not where the
-    /// entries are; `None` if there can be no such log.
+    /// Creates an index that knows the terms from the first run up to `last`, but no positions.
+    /// Returns `None` if no log can have these terms.
     pub(super) fn of_terms(runs: Vec<(LogIndex, Term)>, last: LogIndex) -> Option<Self> {
         let rise = runs.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1);
         (rise && runs.last()?.0 <= last).then_some(Self { samples: Vec::new(), runs, last })
     }
 
-    /// The terms from an entry on, as runs.
+    /// Returns the terms from an entry on, as runs.
     pub(super) fn terms_from(&self, index: LogIndex) -> Vec<(LogIndex, Term)> {
         let run = self.runs.partition_point(|(first, _)| *first <= index) - 1;
         let mut runs = self.runs[run..].to_vec();
@@ -67,13 +68,13 @@ impl Index {
         runs
     }
 
-    /// The last entry that is not there; its term is known.
+    /// Returns the last entry before the log, whose term is known.
     pub(super) fn floor(&self) -> Base {
         let (index, term) = self.runs[0];
         Base { index, term }
     }
 
-    /// Whether every entry behind the floor has its place.
+    /// Returns whether every entry after the floor has a position.
     pub(super) fn is_whole(&self) -> bool {
         let first = self.samples.first().map_or(self.last.next(), |sample| sample.index);
         first <= self.floor().index.next()
@@ -91,7 +92,7 @@ impl Index {
         Some(self.runs[run].1)
     }
 
-    /// Whether an entry may come next, in a log that is committed up to `committed`.
+    /// Checks whether an entry may follow, in a log that is committed up to `committed`.
     pub(super) fn follows(
         &self,
         index: LogIndex,
@@ -99,18 +100,18 @@ impl Index {
         committed: LogIndex,
     ) -> Result<(), &'static str> {
         if index <= committed {
-            return Err("an entry would replace one that is committed");
+            return Err("an entry would replace a committed one");
         }
         if index > self.last.next() {
             return Err("there is a gap before an entry");
         }
         match self.term(LogIndex(index.get() - 1)) {
             Some(before) if before <= term => Ok(()),
-            _ => Err("an entry's term is below that of the one before"),
+            _ => Err("an entry's term is lower than that of the entry before it"),
         }
     }
 
-    /// See [`Change`].
+    /// Applies a [`Change`].
     pub(super) fn apply(&mut self, change: Change) {
         match change {
             Change::Entry(sample, term) => self.insert(sample, term),
@@ -130,8 +131,8 @@ impl Index {
         self.samples.drain(..passed);
     }
 
-    /// The first segment that is needed for the entries behind `up_to` (`current`, if there are
-    /// none), and the entry before the first that stands there or later.
+    /// Returns the first segment that is needed for the entries after `up_to` (`current` if there
+    /// are none), and the entry before the first one in that or a later segment.
     pub(super) fn needed_behind(&self, up_to: LogIndex, current: u32) -> (u32, LogIndex) {
         let needed = if up_to < self.last {
             let at = self.samples.partition_point(|s| s.index <= up_to.next()) - 1;
@@ -165,8 +166,9 @@ impl Index {
         self.last = index;
     }
 
-    /// The samples that lead to the entries from `from` (which must be there) until `to`, at most
-    /// `max`, and the index before which the last of them ends.
+    /// Returns the samples that lead to the entries from `from`, which must exist, up to but
+    /// excluding `to`. Returns at most `max` samples, and the index at which the last of them ends
+    /// (exclusive).
     pub(super) fn stretch(
         &self,
         from: LogIndex,

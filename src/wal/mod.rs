@@ -1,50 +1,54 @@
-//! The log: the durable truth of a member.
+//! The write-ahead log: the durable state of a member.
 //!
-//! Everything that a member must not forget is a record here: the entries of consensus, its term,
-//! vote and commit index, who founded the cluster, how often the member was started. The log is only
-//! ever appended to. An entry whose index is not the next one replaces, by that, the entries from its
-//! index on; their bytes stay where they are.
+//! Everything that a member must not forget is a record in the log: the consensus entries, the
+//! term, vote and commit index, the founders of the cluster, and the number of starts of the
+//! member. The log is append-only. An entry whose index already exists replaces the entries from
+//! that index on; their bytes stay in the file.
 //!
 //! ```text
 //! consensus --Group--> Writer::commit --Durable--> consensus
 //!                          |
-//!   (cut off)  0000000003.log  0000000004.log  0000000005.log (zeros, ready)  reserve (zeros)
+//!  (truncated)  0000000003.log  0000000004.log  0000000005.log (zeros, ready)  reserve (zeros)
 //!                          |
 //!                      LogReader --Entry--> lagging peers, replay at start
 //!
 //! a segment:  | header | State | group | group ... | Roll |
-//!                        all that the log has said so far, but for the entries
+//!                        complete state of the log so far, except for the entries
 //! ```
 //!
-//! A group is the unit: after a crash it is there whole or not at all. It never spans two segments.
-//! Groups that arrive together are written together and synced once. A segment's file is filled with
-//! zeros and synced before it is used, so that a sync has no blocks to allocate.
+//! A group is the unit of durability: after a crash it is present completely or not at all. It
+//! never spans two segments. Groups that arrive together are written together and synced once. The
+//! file of a segment is filled with zeros and synced before it is used, so that a sync does not
+//! have to allocate blocks.
 //!
-//! **A torn tail or a damaged log?** Each record carries the position up to which the log was synced
-//! when it was written. Bytes that make no sense, with nothing behind them that knows of their having
-//! been synced, are what a crash leaves of an unacknowledged group: they are cut. All else that makes
-//! no sense is damage: the member may have voted or acknowledged on the strength of what is lost, so
-//! the log refuses to open. What remains is a window: between a group's sync and the next group's, or
-//! [`Writer::idle`], nothing vouches for that group; if it rots within that time, it is taken for a
-//! torn tail. On a disk that is full to the last segment's end the window lasts until there is room.
+//! **A torn tail or a damaged log?** Each record carries the position up to which the log was
+//! synced when the record was written. If the log ends in invalid bytes, and no later record proves
+//! that they were synced, a crash has interrupted an unacknowledged group, and the bytes are
+//! truncated. All other invalid bytes are damage. The member may have voted or acknowledged based
+//! on the lost data, so the log refuses to open. One window remains: until the next group is
+//! synced, or [`Writer::idle`] runs, no record proves that the last group was synced. If that group
+//! is damaged within this window, it is mistaken for a torn tail. If the disk is full up to the end
+//! of the last segment, the window lasts until there is room.
 //!
-//! Assumptions about the disk: those of `env::disk`; a write changes no sector that it does not touch,
-//! and of the sectors that it touches, bytes written again with the same value stay the same.
+//! The log makes the assumptions of `env::disk` about the disk, and two more. A write changes no
+//! sector that it does not touch. In the sectors that it touches, bytes that are rewritten with the
+//! same value do not change.
 //!
-//! **The front** is cut off once a durable snapshot covers it ([`Writer::cut`]): whole segments, from
-//! the oldest. Nothing but entries is lost by that, as every segment begins with the State. The log
-//! itself says, durably and before the first file goes, which segment is the first that is needed, so
-//! that a segment that is missing for any other reason is damage. Entries up to the [`Base`] cannot be
-//! read any more; a base also comes with a snapshot that was installed ([`Group::base`]), and then the
-//! log may have to drop entries that contradict it.
+//! **Truncation.** Once a durable snapshot covers the oldest entries, [`Writer::cut`] removes whole
+//! segments, oldest first. Only entries are lost by that, because every segment begins with a State
+//! record. Before the first file is removed, the log durably records the first segment that it
+//! still needs. Therefore a segment that is missing for any other reason is reported as damage.
+//! Entries up to the [`Base`] can no longer be read. A base is also set when a snapshot is
+//! installed ([`Group::base`]); the log may then have to drop entries that contradict it.
 //!
-//! What the log cannot notice: that its last segment as a whole went back in time, to what it was after
-//! an earlier group. Nothing else on this disk knows better; other members do.
+//! The log cannot detect one fault: its last segment as a whole goes back to the state after an
+//! earlier group. No other data on this disk could reveal that; other members can.
 //!
-//! **A full disk** is met where the next segment is made, while nothing relies on it. A group for which
-//! there is none waits, with nothing of it written ([`Committed`]); a reserve is kept for those that
-//! make room. Writing a group overwrites zeros that have their place on the disk already, and needs no
-//! room; on a file system that copies on write it may, and then it fails like any other write.
+//! **A full disk** is noticed when the next segment is prepared, before anything depends on it. A
+//! group without room waits, and none of it is written ([`Committed`]). A reserve file is kept for
+//! the groups that free space. Writing a group overwrites zeros that are already allocated, so it
+//! needs no room. On a copy-on-write file system it may need room, and then it fails like any other
+//! write.
 
 mod cut;
 mod error;
@@ -76,7 +80,7 @@ pub(crate) use writer::Writer;
 use crate::env::{DiskLock, Env};
 use crate::model::{ClusterId, DiskId, Incarnation, LogIndex, NodeId, Term};
 
-/// One entry of consensus.
+/// A consensus entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) index: LogIndex,
@@ -85,21 +89,21 @@ pub(crate) struct Entry {
     pub(crate) data: Bytes,
 }
 
-/// What an entry is for.
+/// The purpose of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EntryKind {
-    /// For the state machine.
+    /// A command for the state machine.
     Data,
-    /// For consensus itself.
+    /// A membership change for the consensus.
     Membership,
 }
 
-/// What a member of a Raft group must not forget, beside the entries.
+/// The state that a Raft member must not forget, in addition to the entries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HardState {
     pub(crate) term: Term,
     pub(crate) vote: Option<NodeId>,
-    /// May lag behind what the member knows; never ahead of the last entry.
+    /// May lag behind the commit index in memory, but is never greater than the last entry's index.
     pub(crate) commit: LogIndex,
 }
 
@@ -110,74 +114,78 @@ impl Default for HardState {
     }
 }
 
-/// Who founded the cluster, each with the disk that it had.
+/// The founders of the cluster, each with the id of its disk.
 pub(crate) type Founding = BTreeMap<NodeId, DiskId>;
 
-/// Where the entries of a log begin: a durable snapshot covers everything up to and with `index`.
+/// The point after which the entries of a log begin. A durable snapshot covers everything up to and
+/// including `index`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Base {
     pub(crate) index: LogIndex,
-    /// Of the entry at `index`.
+    /// Term of the entry at `index`.
     pub(crate) term: Term,
 }
 
 impl Default for Base {
-    /// Every log starts behind the synthetic entry: index 1, term 1.
+    /// Every log starts after the synthetic entry: index 1, term 1.
     fn default() -> Self {
         Self { index: LogIndex(1), term: Term(1) }
     }
 }
 
-/// What must become durable together.
+/// Data that must become durable together.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Group {
-    /// Never falls from group to group.
+    /// Number of the group. Never decreases from group to group.
     pub(crate) number: u64,
     pub(crate) hard_state: Option<HardState>,
-    /// A durable snapshot covers everything up to here, which is committed by that. If the log does
-    /// not have this entry in this term, all its entries are dropped, and it goes on behind the base.
+    /// A durable snapshot covers everything up to this base, which is therefore committed. If the
+    /// log does not have this entry with this term, all its entries are dropped and it continues
+    /// after the base.
     pub(crate) base: Option<Base>,
-    /// Consecutive. The first may be one that the log already has: it and what follows it is replaced.
+    /// Consecutive entries. If the first index already exists, the new entries replace the old ones
+    /// from there on.
     pub(crate) entries: Vec<Entry>,
     pub(crate) founding: Option<Founding>,
 }
 
-/// The proof that every group up to a number is durable. Only this module can make one.
+/// The proof that every group up to a number is durable. Only this module can create one.
 #[derive(Debug)]
-#[must_use = "what waits for the group is opened by its proof"]
+#[must_use = "messages that wait for the group are released by its proof"]
 pub(crate) struct Durable {
     number: u64,
 }
 
 impl Durable {
-    /// The number of the last group that is proven durable.
+    /// Returns the number of the last group that is proven durable.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// A proof of nothing, for tests of those who wait for proofs.
+    /// Creates a proof without a write, for tests of code that waits for proofs.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn for_test(number: u64) -> Self {
         Self { number }
     }
 }
 
-/// What came of a commit.
+/// The result of a commit.
 #[derive(Debug)]
-#[must_use = "groups that wait for room must be given again"]
+#[must_use = "waiting groups must be committed again"]
 pub(crate) struct Committed {
-    /// Proves the groups that are durable now; `None` if none of those that were given is.
+    /// The proof for the groups that are durable now, or `None` if none of the given groups is
+    /// durable.
     pub(crate) proof: Option<Durable>,
-    /// How many of the groups that were given, counted from the last, found no room on the disk.
-    /// Nothing of them was written. They are to be given again, in the same order.
+    /// Number of the given groups, counted from the last, that found no room on the disk. Nothing
+    /// of them was written. The caller must commit them again in the same order.
     pub(crate) waiting: usize,
 }
 
 impl Committed {
-    /// The proof of all groups.
+    /// Returns the proof that all groups are durable.
     ///
     /// # Panics
-    /// Some wait for room.
+    /// Panics if some groups wait for room.
     #[cfg(test)]
     pub(crate) fn whole(self) -> Durable {
         assert_eq!(self.waiting, 0, "groups wait for room");
@@ -185,32 +193,34 @@ impl Committed {
     }
 }
 
-/// How much room the log finds on its disk.
+/// The free space of the log's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Space {
-    /// Enough, as far as it knows.
+    /// Enough, as far as the log knows.
     Plenty,
-    /// The disk is full: what is left is what had been made ready before, the reserve last.
+    /// The disk is full. Only files prepared earlier are left, and of these the reserve is used
+    /// last.
     Low,
 }
 
-/// Whose log it is.
+/// The owner of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     pub(crate) cluster: ClusterId,
     pub(crate) node: NodeId,
 }
 
-/// How the log uses its disk.
+/// Options for the log's use of its disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogOptions {
-    /// The length of a segment's file in bytes; a group that is larger gets a longer one. Twice this
-    /// is in use at least, and the reserve. Default 16 MiB; what lies outside 2 KiB to 1 GiB is taken as the nearest.
+    /// Length of a segment's file in bytes. A larger group gets a longer segment. The log uses at
+    /// least twice this size, plus the reserve. Default: 16 MiB. Values are clamped to the range
+    /// from 2 KiB to 1 GiB.
     pub(crate) segment_bytes: u64,
-    /// The length of a file that is kept ready for when the disk is full. It becomes a segment then.
-    /// 0 for none; otherwise not less than a segment. Default 16 MiB.
+    /// Length of a file that is kept ready for a full disk, when it becomes a segment. 0 means no
+    /// reserve; other values are raised to at least the size of a segment. Default: 16 MiB.
     pub(crate) reserve_bytes: u64,
-    /// The disk's id, if it was drawn before there was a log. A log that exists must have it.
+    /// The disk's id, if it was chosen before the log existed. An existing log must have this id.
     pub(crate) disk: Option<DiskId>,
 }
 
@@ -220,37 +230,38 @@ impl Default for LogOptions {
     }
 }
 
-/// An open log: one end to write, one to read, and what was in it.
+/// An open log: its writer, its reader, and its recovered contents.
 pub(crate) struct Opened {
     pub(crate) writer: Writer,
     pub(crate) reader: LogReader,
     pub(crate) recovered: Recovered,
 }
 
-/// A log that was read as it is, and is written by nobody as long as this is there.
+/// A log that was read without changes. It stays locked against writers as long as this value
+/// exists.
 pub(crate) struct Examined {
     pub(crate) identity: Identity,
     pub(crate) reader: LogReader,
-    /// As [`Opened::recovered`], but for the incarnation, which is that of the last start; a torn tail
-    /// was seen and not cut.
+    /// Same as [`Opened::recovered`], with two differences: the incarnation is that of the last
+    /// start, and a torn tail was not truncated.
     pub(crate) recovered: Recovered,
     _lock: DiskLock,
 }
 
-/// What the log knew when it was opened.
+/// The contents of the log when it was opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Recovered {
-    /// Drawn when the log was made.
+    /// The disk id, which was chosen when the log was created.
     pub(crate) disk: DiskId,
-    /// Of this start: one more than ever before, and durable.
+    /// The incarnation of this start: higher than all earlier ones, and durable.
     pub(crate) incarnation: Incarnation,
     pub(crate) founding: Option<Founding>,
     pub(crate) hard_state: HardState,
-    /// Entries up to here are gone, or were never there.
+    /// Entries up to this one were removed or never existed.
     pub(crate) base: Base,
-    /// The last entry; the base if there is none.
+    /// Index of the last entry, or of the base if there are no entries.
     pub(crate) last: LogIndex,
-    /// What was cut off, if a crash had left half a group.
+    /// The truncated tail, if a crash had left an incomplete group.
     pub(crate) torn: Option<TornTail>,
 }
 
@@ -262,12 +273,13 @@ pub(crate) struct TornTail {
     pub(crate) bytes: u64,
 }
 
-/// Opens the log in `dir`, making it if there is none, and starts a new incarnation.
+/// Opens the log in `dir`, creates it if necessary, and starts a new incarnation.
 ///
 /// When this returns, everything that the log holds is durable.
 ///
 /// # Errors
-/// [`LogError`]; but for a torn tail cut off, nothing that the log held has changed.
+/// Returns a [`LogError`]. Apart from the truncation of a torn tail, the contents of the log have
+/// not changed.
 pub(crate) fn open(
     env: &Env,
     dir: &Path,
@@ -277,26 +289,28 @@ pub(crate) fn open(
     Writer::open(env, dir, identity, options)
 }
 
-/// Reads the log in `dir`, changing nothing; `None` if there is none. No node runs on it meanwhile.
+/// Reads the log in `dir` without changing anything. Returns `None` if there is no log. No node may
+/// run on the directory meanwhile.
 ///
 /// # Errors
-/// [`LogError`].
+/// Returns a [`LogError`].
 pub(crate) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
     open::examine(env, dir)
 }
 
-/// Takes the directory `dir`, which exists, as an open log does.
+/// Locks the existing directory `dir` in the same way as an open log.
 ///
 /// # Errors
-/// [`LogError::Locked`]; what the disk says.
+/// Returns [`LogError::Locked`], or an error of the disk.
 pub(crate) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
     open::lock(env, dir)
 }
 
-/// Whose log is in `dir`, and the id of its disk, without opening it; `None` if there is none.
+/// Returns the owner of the log in `dir` and the id of its disk without opening the log. Returns
+/// `None` if there is no log.
 ///
 /// # Errors
-/// [`LogError`], if what is there cannot be read.
+/// Returns a [`LogError`] if the log cannot be read.
 pub(crate) fn peek(env: &Env, dir: &Path) -> Result<Option<(Identity, DiskId)>, LogError> {
     recover::peek(&segment::Folder::new(env, dir))
 }

@@ -1,4 +1,4 @@
-//! Opening the log: making it, or going on where it ends.
+//! Opening of the log: creates it, or continues an existing one at its end.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
 use crate::mutant::{self, Mutant};
 
-/// The file that says that a node is running here.
+/// Name of the lock file, which shows that a node is running on the directory.
 pub(crate) const LOCK: &str = "LOCK";
 
 const SEGMENT_BYTES_MIN: u64 = 2 << 10;
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-/// Takes a directory for this process alone.
+/// Locks a directory for this process.
 pub(super) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
     match env.disk.lock(&dir.join(LOCK)) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -29,10 +29,10 @@ pub(super) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
     }
 }
 
-/// Reads a log without changing anything of it.
+/// Reads a log without changing it.
 pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
     let folder = Folder::new(env, dir);
-    // Nothing is made where there is nothing.
+    // Creates nothing if there is no log, not even a lock file.
     let Some((identity, _)) = recover::peek(&folder)? else { return Ok(None) };
     let lock = lock(env, dir)?;
     let numbers = folder.numbers()?;
@@ -58,7 +58,7 @@ pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogErro
     Ok(Some(Examined { identity, reader, recovered, _lock: lock }))
 }
 
-/// The lengths of the files that are made.
+/// The lengths of new files.
 #[derive(Clone, Copy)]
 struct Lengths {
     segment: u32,
@@ -111,7 +111,7 @@ impl Writer {
         Self::go_on(folder, identity, lengths, lock, recovery)
     }
 
-    /// Continues a log that was found in order.
+    /// Continues a valid log.
     fn go_on(
         folder: Folder,
         identity: Identity,
@@ -167,7 +167,7 @@ impl Writer {
             failed: None,
             _lock: lock,
         };
-        // What a cut has left makes room for what comes.
+        // Removing the segments that a truncation has left frees space for new ones.
         writer.remove_passed(usize::MAX)?;
         if let (Some(length), Some((file, _))) = (tail.next_length, entered) {
             writer.enter_next(file, length);
@@ -188,12 +188,12 @@ impl Writer {
         Ok(Opened { writer, reader, recovered })
     }
 
-    /// Makes the next incarnation durable, and vouches for it: were it to rot unnoticed, the next
-    /// start would use the same number again.
+    /// Makes the next incarnation durable, and writes a watermark that proves it. If this record
+    /// were damaged and mistaken for a torn tail, the next start would use the same number again.
     fn boot(&mut self) -> Result<(), LogError> {
         let number = self.state.incarnation + 1;
         let payload = number.to_le_bytes();
-        // The watermark must not take the room that is kept for a cut.
+        // The watermark must not use the room that is reserved for a truncation record.
         if !self.make_room(Record::bytes(payload.len()) + TAIL_BYTES as usize)? {
             let (dir, bytes) = (self.folder.path.clone(), u64::from(self.segment_bytes));
             return Err(LogError::NoRoom { dir, bytes });
@@ -206,12 +206,12 @@ impl Writer {
 }
 
 impl Recovery {
-    /// Cuts the torn tail off, and makes durable all that was found.
+    /// Truncates the torn tail and makes everything else that was found durable.
     fn secure(&self, folder: &Folder) -> Result<Option<TornTail>, LogError> {
         let Self { tail, next, torn, .. } = self;
         let path = folder.path_of(tail.number);
-        // An earlier life may have failed to sync these bytes and left them where only readers see
-        // them: no sync writes them out unless they are written again.
+        // An earlier incarnation may have failed to sync these bytes, so that they exist only in
+        // the page cache. No later sync writes them to the disk unless they are written again.
         if !mutant::is(Mutant::B55) {
             rewrite(&*tail.file, tail.unproven_from, tail.end)
                 .map_err(LogError::io("write", &path))?;
@@ -235,7 +235,7 @@ impl Recovery {
     }
 }
 
-/// Writes the bytes of a part of a file again, as they are.
+/// Rewrites the bytes of a part of a file without changing them.
 fn rewrite(file: &dyn File, from: u32, to: u32) -> std::io::Result<()> {
     let mut buffer = Vec::new();
     let mut at = from;

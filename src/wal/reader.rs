@@ -1,7 +1,7 @@
-//! Reading entries back: for peers that lag behind what is kept in memory, and for the replay at
-//! start. Every byte is checked again along the chain.
+//! The reader of durable entries: for peers that lag behind the entries kept in memory, and for the
+//! replay at start. Every byte is verified again along the chain.
 //!
-//! Invariant: sees only what is durable, and never writes.
+//! Invariant: the reader sees only what is durable, and never writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use super::{Entry, EntryKind, LogError};
 use crate::env::OpenMode;
 use crate::model::{DiskId, LogIndex, Term};
 
-/// The most samples that one call follows: about 16 MiB of log.
+/// Maximum number of samples that one call follows: about 16 MiB of log.
 const SAMPLES_MAX: usize = 256;
 
-/// Reads the log, beside its writer. Cheap to clone.
+/// A reader of the log, usable concurrently with its writer. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct LogReader {
     shared: Arc<Shared>,
@@ -39,7 +39,7 @@ impl LogReader {
         Self { shared: Arc::new(Shared { folder, disk, index, bytes }) }
     }
 
-    /// Shows readers what has become durable, in the order in which it was written.
+    /// Makes durable changes visible to readers, in the order of writing.
     pub(super) fn publish(&self, changes: impl Iterator<Item = Change>) {
         let mut index = self.index();
         for change in changes {
@@ -51,35 +51,36 @@ impl LogReader {
         self.shared.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// The first index that can be read, if the log goes so far: the one behind the base.
+    /// Returns the first index that can be read if the log reaches that far: the one after the
+    /// base.
     pub(crate) fn first(&self) -> LogIndex {
         self.index().floor().index.next()
     }
 
-    /// How many bytes of its segments the log has used, from its first segment to its last group. What
-    /// is ready for later is not counted.
+    /// Returns the number of bytes of its segments that the log uses, from the first segment to the
+    /// last group. Prepared files are not counted.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// The last durable entry's index; the base's if there is none.
+    /// Returns the index of the last durable entry, or of the base if there are no entries.
     pub(crate) fn last(&self) -> LogIndex {
         self.index().last()
     }
 
-    /// The term of an entry, from the base (whose entry itself cannot be read) to the last one;
-    /// `None` outside.
+    /// Returns the term of an entry between the base and the last entry, or `None` outside this
+    /// range. The base's own entry cannot be read, but its term is known.
     pub(crate) fn term(&self, index: LogIndex) -> Option<Term> {
         self.index().term(index)
     }
 
-    /// The entries from `from` on, before `to`. They may be fewer than that: as many as have
-    /// `bytes_max` bytes of data together, but at least one (if `from < to`), and never more than
-    /// some 16 MiB of log.
+    /// Returns the entries from `from` up to but excluding `to`. May return fewer: the data is
+    /// limited to `bytes_max` bytes in total, but at least one entry is returned if `from < to`,
+    /// and one call reads at most about 16 MiB of log.
     ///
     /// # Errors
-    /// [`LogError::OutOfRange`]; [`LogError::Corrupt`] and [`LogError::Io`], after which the node
-    /// must stop.
+    /// Returns [`LogError::OutOfRange`], [`LogError::Corrupt`] or [`LogError::Io`]. After the
+    /// latter two the node must stop.
     pub(crate) fn entries(
         &self,
         from: LogIndex,
@@ -89,14 +90,15 @@ impl LogReader {
         loop {
             let stretch = self.stretch(from, to)?;
             match self.read(&stretch, from, bytes_max) {
-                // What was to be read was cut off, or replaced, while it was read.
+                // The entries were truncated or replaced while they were being read.
                 Err(_) if self.stretch(from, to)? != stretch => {}
                 result => return result,
             }
         }
     }
 
-    /// The samples that lead to the entries, and the index before which the last of them ends.
+    /// Returns the samples that lead to the entries, and the index at which the last of them ends
+    /// (exclusive).
     fn stretch(&self, from: LogIndex, to: LogIndex) -> Result<(Vec<Sample>, LogIndex), LogError> {
         let index = self.index();
         let (first, last) = (index.floor().index.next(), index.last());
@@ -133,7 +135,8 @@ impl LogReader {
         Ok(batch.entries)
     }
 
-    /// Reads from a sample up to the entry before `end`. Whether the batch has room for more.
+    /// Reads from a sample up to the entry before `end`. Returns whether the batch has room for
+    /// more.
     fn follow(
         &self,
         cursor: &mut Cursor,
@@ -159,7 +162,7 @@ impl LogReader {
                 _ => continue,
             };
             if found.record.index != expected.get() {
-                return Err(corrupt("an entry stands in another's place"));
+                return Err(corrupt("an entry has an unexpected index"));
             }
             let term = Term(found.record.term);
             if !batch.take(expected, term, kind, found.payload) {
@@ -189,7 +192,8 @@ struct Batch {
 }
 
 impl Batch {
-    /// Takes an entry, unless it lies before what was asked for. Whether there was room for it.
+    /// Adds an entry, unless it lies before the requested range. Returns whether there was room for
+    /// it.
     fn take(&mut self, index: LogIndex, term: Term, kind: EntryKind, data: &[u8]) -> bool {
         if index < self.from {
             return true;
@@ -198,7 +202,8 @@ impl Batch {
             return false;
         }
         self.bytes_left = self.bytes_left.saturating_sub(data.len());
-        // Each entry gets memory of its own: the state keeps slices of it for as long as it likes.
+        // Each entry gets memory of its own, because the state keeps slices of it for an unlimited
+        // time.
         let data = Bytes::copy_from_slice(data);
         self.entries.push(Entry { index, term, kind, data });
         true

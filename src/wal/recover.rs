@@ -1,8 +1,8 @@
-//! Finding out what the log holds, and where it ends.
+//! Recovery: determines the contents and the end of the log.
 //!
-//! Reads every record once, in order, keeping only what [`Index`] keeps. Changes nothing: a log that
-//! turns out to be damaged is left as it was found. What is to be cut is said in [`Recovery`], and
-//! the writer cuts it.
+//! Reads every record once, in order, and keeps only what [`Index`] keeps. Changes nothing, so a
+//! damaged log stays as it was found. A tail to be truncated is reported in [`Recovery`], and the
+//! writer truncates it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,61 +18,62 @@ use crate::env::{File, OpenMode};
 use crate::model::{DiskId, LogIndex, NodeId, Term};
 use crate::mutant::{self, Mutant};
 
-/// What the log holds, and where it goes on.
+/// The contents of the log, and the position at which it continues.
 pub(super) struct Recovery {
     pub(super) disk: DiskId,
     pub(super) state: State,
-    /// The segments before the last one in use, rising: number and length.
+    /// The segments before the last one in use, in ascending order: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
-    /// Segments that a cut has not come to remove.
+    /// Segments that an interrupted truncation has not removed yet.
     pub(super) foreign_keys: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
-    /// The file behind it, if there is one: nothing that must be kept stands in it.
+    /// The file after it, if there is one. It contains nothing that must be kept.
     pub(super) next: Option<NextFile>,
-    /// What stands behind the end and is not zero.
+    /// The bytes after the end that are not zero.
     pub(super) torn: Option<Torn>,
 }
 
-/// The last segment that is in use.
+/// The last segment in use.
 pub(super) struct Tail {
     pub(super) number: u32,
     pub(super) file: Box<dyn File>,
     pub(super) length: u32,
-    /// Behind its last whole group.
+    /// Offset after its last complete group.
     pub(super) end: u32,
     pub(super) chain: u32,
-    /// From here on nothing in it vouches for its having been synced.
+    /// No record proves that the bytes from here on were synced.
     pub(super) unproven_from: u32,
-    /// If the log goes on in the next segment, that one's length.
+    /// If the log continues in the next segment, the length of that segment.
     pub(super) next_length: Option<u32>,
-    /// Where the first byte is that makes no sense, and why it makes none.
+    /// Offset of the first invalid byte, and the reason why it is invalid.
     stopped_at: u64,
     why: &'static str,
 }
 
-/// A file behind the last segment.
+/// A file after the last segment.
 pub(super) struct NextFile {
     pub(super) file: Box<dyn File>,
     pub(super) length: u32,
-    /// Whether it holds only zeros.
+    /// Whether it contains only zeros.
     pub(super) blank: bool,
 }
 
-/// Bytes to be cut off.
+/// Bytes to be truncated.
 pub(super) struct Torn {
     pub(super) position: Position,
     pub(super) until: u32,
 }
 
-/// Reads the log whose segments have these numbers, at least one, in files that are opened like this.
+/// Recovers the log that consists of the segments with these numbers. There must be at least one.
 pub(super) fn recover(
     folder: &Folder,
     own: Identity,
     numbers: &[u32],
     mode: OpenMode,
 ) -> Result<Recovery, LogError> {
-    // A cut that was interrupted may have left some of what it removes; the log begins behind that.
+    // An interrupted truncation may have left some of the segments that it was removing. The log
+    // begins after the last gap.
     let gap = numbers.windows(2).rposition(|pair| pair[0] + 1 != pair[1]);
     let (foreign_keys, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
     let Some(&first) = numbers.first() else {
@@ -90,7 +91,7 @@ pub(super) fn recover(
         let file_bytes = file.len().map_err(LogError::io("read", &path))?;
         let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
         let Some((header, chain)) = head else {
-            // Only behind the last segment in use may there be a file without a header.
+            // A file without a header is allowed only after the last segment in use.
             if number == first && !foreign_keys.is_empty() {
                 return Err(missing());
             }
@@ -103,7 +104,7 @@ pub(super) fn recover(
         judge_header(folder, number, &header, own, disk)?;
         disk = Some(header.disk);
         if file_bytes < u64::from(header.length) {
-            return Err(corrupt(folder, number, file_bytes, "the file was cut short"));
+            return Err(corrupt(folder, number, file_bytes, "the file is too short"));
         }
         if let Some(before) = &tail {
             before.leads_to(folder, &header)?;
@@ -124,7 +125,7 @@ pub(super) fn recover(
     )?;
     let state = &recovery.state;
     if state.needed_from < first {
-        // As the front must be, unless the log itself says that it was cut off.
+        // The log must begin with the first segment, unless it recorded a truncation itself.
         return Err(missing());
     }
     if state.index.floor() != state.base || !state.index.is_whole() {
@@ -133,7 +134,7 @@ pub(super) fn recover(
     Ok(recovery)
 }
 
-/// Whose log this is, by its first segment.
+/// Returns the owner of this log according to its first segment.
 pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogError> {
     let numbers = match folder.numbers() {
         Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -151,7 +152,7 @@ pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogErr
     }
 }
 
-/// Judges what stands behind the last whole group.
+/// Examines the bytes after the last complete group.
 fn finish(
     folder: &Folder,
     read: Recovery,
@@ -165,7 +166,7 @@ fn finish(
         match &blank {
             None => return Err(corrupt(folder, number, 0, "the segment is missing")),
             Some((_, _, bytes)) if *bytes < u64::from(next_length) => {
-                return Err(corrupt(folder, number, *bytes, "the file was cut short"));
+                return Err(corrupt(folder, number, *bytes, "the file is too short"));
             }
             Some(_) => {}
         }
@@ -178,7 +179,7 @@ fn finish(
         let rest = scan::search(file, seed, u64::from(from))
             .map_err(LogError::io("read", &folder.path_of(number)))?;
         if rest.witness > Some(end) && !mutant::is(Mutant::M20) {
-            let why = format!("{why}, and a later record knows that it had been synced");
+            let why = format!("{why}, and a later record proves that it had been synced");
             return Err(corrupt(folder, end.segment, stopped_at, &why));
         }
         let used = rest.used_until > u64::from(from);
@@ -232,7 +233,7 @@ fn judge_header(
 }
 
 impl Tail {
-    /// Whether the segment ends where the next one says that it did.
+    /// Checks that the segment ends in the way that the header of the next one claims.
     fn leads_to(&self, folder: &Folder, next: &Header) -> Result<(), LogError> {
         if self.next_length == Some(next.length) && self.chain == next.chain {
             return Ok(());
@@ -267,24 +268,27 @@ fn read_segment(
             unproven_from = unproven_from.max(record.durable.offset);
         }
         if (record.kind == Kind::State) != (offset == HEADER_BYTES as u64) {
-            return Err(corrupt("a segment has one State record, its first"));
+            return Err(corrupt("the State record is not the first record, or occurs twice"));
         } else if record.kind != Kind::State {
             staged.take(number, &found).map_err(corrupt)?;
         } else if is_first && number > 1 {
             let decoded = State::decode(found.payload);
-            *state = decoded.ok_or("the state makes no sense").map_err(corrupt)?;
+            *state = decoded.ok_or("the State record is invalid").map_err(corrupt)?;
         } else if found.payload != state.encode() {
-            return Err(corrupt("the state is not what the segments before add up to"));
+            return Err(corrupt("the State record contradicts the earlier segments"));
         }
         if !record.ends_group {
             continue;
         }
         std::mem::take(&mut staged).apply(state).map_err(corrupt)?;
         let after = u32::try_from(cursor.offset()).ok().filter(|after| *after <= length);
-        end = (after.ok_or("the segment is overfull").map_err(corrupt)?, record.chain);
+        end = (
+            after.ok_or("a record extends beyond the end of the segment").map_err(corrupt)?,
+            record.chain,
+        );
         if record.kind == Kind::Roll {
             next_length = u32::try_from(record.index).ok();
-            break "the segment was closed here";
+            break "the segment ends here";
         }
     };
     if is_first && number > 1 && end.0 == HEADER_BYTES as u32 {
@@ -307,7 +311,7 @@ fn read_segment(
 #[derive(Default)]
 struct Staged {
     founding: Option<Founding>,
-    /// How it was recorded, and the first segment that is needed.
+    /// The kind of its record, the base, and the first segment that is needed.
     base: Option<(Kind, Base, u32)>,
     entries: Vec<Change>,
     hard_state: Option<HardState>,
@@ -320,14 +324,14 @@ impl Staged {
         match record.kind {
             Kind::Boot => {
                 let number = format::decode_u64(found.payload);
-                self.incarnation = Some(number.ok_or("a start of the member has no number")?);
+                self.incarnation = Some(number.ok_or("a Boot record has no incarnation")?);
             }
             Kind::Founding => {
                 let founding = format::decode_founding(found.payload);
-                self.founding = Some(founding.ok_or("the list of founders makes no sense")?);
+                self.founding = Some(founding.ok_or("the list of founders is invalid")?);
             }
             Kind::HardState => {
-                let vote = format::decode_u64(found.payload).ok_or("a vote is not a number")?;
+                let vote = format::decode_u64(found.payload).ok_or("a vote is invalid")?;
                 self.hard_state = Some(HardState {
                     term: Term(record.term),
                     vote: NodeId::new(vote),
@@ -338,7 +342,7 @@ impl Staged {
                 let needed = format::decode_u64(found.payload);
                 let needed = needed.and_then(|number| u32::try_from(number).ok());
                 let needed = needed.filter(|number| *number <= segment);
-                let needed = needed.ok_or("no segment is needed any more")?;
+                let needed = needed.ok_or("the number of the first needed segment is invalid")?;
                 let base = Base { index: LogIndex(record.index), term: Term(record.term) };
                 self.base = Some((record.kind, base, needed));
             }
@@ -355,7 +359,7 @@ impl Staged {
         Ok(())
     }
 
-    /// In the order in which the writer takes what a group may hold.
+    /// Applies the parts in the same order in which the writer writes the parts of a group.
     fn apply(self, state: &mut State) -> Result<(), Broken> {
         if let Some(founding) = self.founding {
             state.take_founding(founding)?;

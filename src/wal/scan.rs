@@ -1,40 +1,41 @@
-//! Reading a segment: record after record along the chain, or, after damage, in search of witnesses.
+//! Reads a segment: record by record along the chain or, after damage, in search of witnesses.
 
 use std::io;
 
 use super::format::{Position, RECORD_BYTES, Record};
 use crate::env::File;
 
-/// How much is read at once, at most.
+/// Maximum number of bytes in one read.
 pub(super) const CHUNK_BYTES: u64 = 128 << 10;
 
-/// How much is read first; then twice as much each time. Who wants a few entries does not pay for many.
+/// Number of bytes in the first read. Each later read is twice as large. A caller that needs few
+/// entries therefore reads few bytes.
 pub(super) const FIRST_CHUNK_BYTES: u64 = 8 << 10;
 
-/// Walks along the records of one segment.
+/// A cursor over the records of one segment.
 pub(super) struct Cursor {
     file: Box<dyn File>,
     file_bytes: u64,
     seed: u32,
-    /// The bytes from `window_at` on.
+    /// The bytes from offset `window_at` on.
     window: Vec<u8>,
     window_at: u64,
-    /// How much to read next.
+    /// Size of the next read.
     chunk: u64,
     offset: u64,
     chain: u32,
 }
 
-/// A record that was found where the cursor stood, and fits.
+/// A valid record at the position of the cursor.
 pub(super) struct Found<'a> {
     pub(super) record: Record,
     pub(super) payload: &'a [u8],
-    /// The chain before it.
+    /// The chain before this record.
     pub(super) before: u32,
 }
 
 impl Cursor {
-    /// Stands at `offset` of a segment, behind a record (or header) with that chain.
+    /// Creates a cursor at `offset` of a segment, after a record or header with this chain.
     pub(super) fn new(file: Box<dyn File>, seed: u32, offset: u64, chain: u32) -> io::Result<Self> {
         let file_bytes = file.len()?;
         Ok(Self {
@@ -49,7 +50,7 @@ impl Cursor {
         })
     }
 
-    /// Goes elsewhere in the same segment.
+    /// Moves the cursor to another offset of the same segment.
     pub(super) fn seek(&mut self, offset: u64, chain: u32) {
         if offset < self.window_at {
             self.window.clear();
@@ -71,7 +72,7 @@ impl Cursor {
         self.file
     }
 
-    /// The next record, or why there is none; then the cursor stays.
+    /// Returns the next record. If there is none, returns the reason and does not move the cursor.
     pub(super) fn next(&mut self) -> io::Result<Result<Found<'_>, &'static str>> {
         if !self.load(RECORD_BYTES as u64)? {
             return Ok(Err("the file ends where a record should be"));
@@ -82,16 +83,18 @@ impl Cursor {
         let start = self.window_start();
         let head = *self.window[start..].first_chunk::<RECORD_BYTES>().expect("just loaded");
         let Some(record) = Record::decode(&head, self.seed, offset) else {
-            return Ok(Err("the bytes are not a record of this place"));
+            return Ok(Err("there is no valid record at this position"));
         };
         let bytes = Record::bytes(record.length as usize);
         if !self.load(bytes as u64)? {
-            return Ok(Err("the record goes on beyond the end of the file"));
+            return Ok(Err("the record extends beyond the end of the file"));
         }
         let start = self.window_start();
         let body = &self.window[start + RECORD_BYTES..start + bytes];
         if !record.follows(&head, body, self.chain) {
-            return Ok(Err("the record's checksum is not that of its bytes and of those before"));
+            return Ok(Err(
+                "the record's checksum does not match its contents and the records before it",
+            ));
         }
         let before = std::mem::replace(&mut self.chain, record.chain);
         self.offset += bytes as u64;
@@ -102,7 +105,8 @@ impl Cursor {
         usize::try_from(self.offset - self.window_at).expect("the window lies in memory")
     }
 
-    /// Makes the window hold `bytes` from the offset on, unless the file ends before.
+    /// Loads `bytes` from the cursor's offset on into the window. Returns `false` if the file is
+    /// too short.
     fn load(&mut self, bytes: u64) -> io::Result<bool> {
         let rest = self.file_bytes.saturating_sub(self.offset);
         if rest < bytes {
@@ -123,23 +127,23 @@ impl Cursor {
     }
 }
 
-/// What stands behind the last record that fits.
+/// The bytes after the last valid record.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Rest {
-    /// Where the bytes that are not zero end.
+    /// End of the bytes that are not zero.
     pub(super) used_until: u64,
-    /// The furthest position that a record found there knows to have been synced.
+    /// The furthest position that a record found there proves to have been synced.
     pub(super) witness: Option<Position>,
 }
 
-/// Looks through a segment from `offset`, a multiple of 8, to the end.
+/// Searches a segment from `offset`, a multiple of 8, to its end.
 pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest> {
     let file_bytes = file.len()?;
     let mut rest = Rest { used_until: offset, witness: None };
     let mut window = Vec::new();
     let mut at = offset;
     while at < file_bytes {
-        // Windows overlap by a record's head, so that none is cut in two.
+        // Windows overlap by the size of a record's header, so that none is split.
         let want = (CHUNK_BYTES + RECORD_BYTES as u64).min(file_bytes - at);
         window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
         file.read_exact_at(&mut window, at)?;
@@ -159,7 +163,8 @@ pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest
     Ok(rest)
 }
 
-/// Where the bytes that are not zero end. Nearly all that is looked through is zeros: whole pieces are compared.
+/// Returns the end of the bytes that are not zero. Compares whole chunks, because nearly all bytes
+/// are zeros.
 fn used(mut bytes: &[u8]) -> usize {
     const ZEROS: &[u8] = &[0; 512];
     while let Some(before) = bytes.strip_suffix(ZEROS) {

@@ -1,4 +1,4 @@
-//! The files of the log, and their names.
+//! The files of the log and their names.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::stock::NEXT_UNFINISHED;
 use crate::env::{Disk, Env, File, OpenMode, Point, Points};
 use crate::mutant::{self, Mutant};
 
-/// How many bytes of a future segment are zeroed and synced in one step.
+/// Number of bytes of a future segment that are zeroed and synced in one step.
 pub(super) const SLICE_BYTES: u32 = 256 << 10;
 
 static ZEROS: [u8; SLICE_BYTES as usize] = [0; SLICE_BYTES as usize];
@@ -27,12 +27,12 @@ impl Folder {
         Self { disk: env.disk.clone(), points: env.points.clone(), path: path.to_owned() }
     }
 
-    /// Where the segment with this number is. The names' order is that of the numbers.
+    /// Returns the path of the segment with this number. The names sort like the numbers.
     pub(super) fn path_of(&self, number: u32) -> PathBuf {
         self.path.join(format!("{number:010}.log"))
     }
 
-    /// The numbers of the segments that are there, rising.
+    /// Returns the numbers of the existing segments in ascending order.
     pub(super) fn numbers(&self) -> Result<Vec<u32>, LogError> {
         let names = self.disk.list(&self.path).map_err(LogError::io("list", &self.path))?;
         let number = |name: &String| {
@@ -62,7 +62,7 @@ impl Folder {
         }
     }
 
-    /// Makes a segment that starts with `head`, whole and durable.
+    /// Creates a complete and durable segment that starts with `head`.
     pub(super) fn make(&self, number: u32, length: u32, head: &[u8]) -> Result<(), LogError> {
         let path = self.path.join(NEXT_UNFINISHED);
         let file = self.create(NEXT_UNFINISHED)?;
@@ -72,18 +72,18 @@ impl Folder {
         self.put_in_place(NEXT_UNFINISHED, &self.path_of(number))
     }
 
-    /// Makes an empty file, in place of what has its name.
+    /// Creates an empty file and replaces an existing one with this name.
     pub(super) fn create(&self, name: &str) -> Result<Box<dyn File>, LogError> {
         let path = self.path.join(name);
         self.remove(&path)?;
         self.disk.open(&path, OpenMode::CreateNew).map_err(LogError::io("create", &path))
     }
 
-    /// Gives a file that is whole and synced the name that it is found by, durably.
+    /// Renames a complete and synced file to its final name, durably.
     pub(super) fn put_in_place(&self, name: &str, path: &Path) -> Result<(), LogError> {
         self.disk
             .rename(&self.path.join(name), path)
-            .map_err(LogError::io("put in place", path))?;
+            .map_err(LogError::io("rename a file to", path))?;
         self.points.reach(Point::LogSegmentCreated);
         if !mutant::is(Mutant::M22) {
             self.sync()?;

@@ -1,37 +1,38 @@
-//! What the log says, apart from what its entries hold.
+//! The state of the log, except for the contents of its entries.
 //!
-//! The writer keeps it up to date with each group, and recovery arrives at the same by reading the
-//! groups: both change it only here. Each segment begins with it, as bytes, so that a log whose front
-//! was cut loses nothing but entries; and so that a segment that does not belong where it stands, or
-//! went back in time, is noticed.
+//! The writer updates it with each group, and recovery rebuilds it from the groups; both change it
+//! only through this module. Each segment begins with an encoded copy. Therefore a truncated log
+//! loses nothing but entries, and a segment that was misplaced or reverted to an old version is
+//! detected.
 
 use super::format::{Kind, decode_founding, encode_founding};
 use super::index::{Change, Index};
 use super::{Base, Founding, HardState};
 use crate::model::{LogIndex, NodeId, Term};
 
-/// See the module.
+/// The state of the log. See the module page.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) index: Index,
     pub(super) hard_state: HardState,
     pub(super) founding: Option<Founding>,
     pub(super) incarnation: u64,
-    /// The index begins with it. While a log without its front is read, it may be older than what
-    /// the index begins with.
+    /// The point at which the index begins. While recovery reads a truncated log, the base may be
+    /// older than the start of the index.
     pub(super) base: Base,
-    /// The first segment that is needed. Those before it may be there or not.
+    /// The first segment that is needed. Earlier ones may or may not exist.
     pub(super) needed_from: u32,
 }
 
-/// Indices, terms and incarnations stay below this, as in what peers send: counting on never overflows.
+/// Indices, terms and incarnations must be below this number, as in messages of peers, so that
+/// incrementing them never overflows.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// A rule of the log that was broken.
+/// Description of a rule of the log that was broken.
 pub(super) type Broken = &'static str;
 
 impl State {
-    /// Of a log that says nothing yet.
+    /// Returns the state of an empty log.
     pub(super) fn new() -> Self {
         Self {
             index: Index::new(Base::default()),
@@ -43,7 +44,7 @@ impl State {
         }
     }
 
-    /// Takes an entry. It must follow on what is there, and replace nothing that is committed.
+    /// Adds an entry. It must follow the existing entries and replace no committed one.
     pub(super) fn take_entry(&mut self, change: Change) -> Result<(), Broken> {
         if let Change::Entry(sample, term) = change {
             self.index.follows(sample.index, term, self.hard_state.commit)?;
@@ -52,35 +53,36 @@ impl State {
         Ok(())
     }
 
-    /// Takes a term, a vote and a commit index.
+    /// Sets the term, the vote and the commit index.
     pub(super) fn take_hard_state(&mut self, next: HardState) -> Result<(), Broken> {
         next.follows(&self.hard_state, self.index.last())?;
         self.hard_state = next;
         Ok(())
     }
 
-    /// Takes who founded the cluster.
+    /// Sets the founders of the cluster.
     pub(super) fn take_founding(&mut self, founding: Founding) -> Result<(), Broken> {
         if founding.is_empty() {
-            return Err("a cluster was founded by nobody");
+            return Err("the list of founders is empty");
         }
         self.founding = Some(founding);
         Ok(())
     }
 
-    /// Takes the number of a start of the member.
+    /// Sets the incarnation of the member.
     pub(super) fn take_incarnation(&mut self, number: u64) -> Result<(), Broken> {
         if number <= self.incarnation {
-            return Err("the member was started with a number that it had before");
+            return Err("the incarnation is not greater than the previous one");
         }
         if number >= NUMBER_MAX {
-            return Err("the member was started more often than can be");
+            return Err("the incarnation is too large");
         }
         self.incarnation = number;
         Ok(())
     }
 
-    /// How a base would be recorded; `None` if what the log has goes as far.
+    /// Returns the kind of record for a base, or `None` if the current base already reaches that
+    /// far.
     pub(super) fn kind_of(&self, base: Base) -> Option<Kind> {
         if base.index <= self.base.index {
             None
@@ -91,7 +93,7 @@ impl State {
         }
     }
 
-    /// Takes a base, as it was recorded. Returns what it changes in the index.
+    /// Sets a base that was recorded with this kind. Returns the resulting change of the index.
     pub(super) fn take_base(
         &mut self,
         kind: Kind,
@@ -99,27 +101,27 @@ impl State {
         needed_from: u32,
     ) -> Result<Option<Change>, Broken> {
         if base.index < self.base.index || base.term < self.base.term {
-            return Err("the base falls");
+            return Err("the base goes backwards");
         }
         if base.index.get() >= NUMBER_MAX || base.term.get() >= NUMBER_MAX {
-            return Err("the base lies where no log comes to");
+            return Err("the index or the term of the base is too large");
         }
         if needed_from < self.needed_from {
-            return Err("a segment is needed again");
+            return Err("the first needed segment goes backwards");
         }
         let floor = self.index.floor();
         let change = if kind == Kind::Reset {
             if base.index <= self.hard_state.commit {
-                return Err("a base contradicts entries that are committed");
+                return Err("the base contradicts committed entries");
             }
             Some(Change::Reset(base))
         } else if base.index >= floor.index {
             if self.index.term(base.index) != Some(base.term) {
-                return Err("a base is not an entry of the log");
+                return Err("the base is not an entry of the log");
             }
             Some(Change::Keep(base))
         } else {
-            // Recorded while entries were there that have been cut off since.
+            // It was recorded when entries existed that have been truncated since.
             None
         };
         if let Some(change) = change {
@@ -131,7 +133,7 @@ impl State {
         Ok(change)
     }
 
-    /// The payload of a State record.
+    /// Encodes the payload of a State record.
     pub(super) fn encode(&self) -> Vec<u8> {
         let HardState { term, vote, commit } = self.hard_state;
         let runs = self.index.terms_from(commit);
@@ -158,8 +160,8 @@ impl State {
         bytes
     }
 
-    /// The state in the payload of a State record, without the places of entries; `None` if it makes
-    /// no sense.
+    /// Decodes the payload of a State record. The result lacks the positions of entries. Returns
+    /// `None` if the payload is invalid.
     pub(super) fn decode(payload: &[u8]) -> Option<Self> {
         let mut rest = payload;
         let mut numbers = [0; 7];
@@ -194,22 +196,22 @@ impl State {
 }
 
 impl HardState {
-    /// Whether this may come after `before`, in a log that ends with `last`.
+    /// Checks that this state may follow `before`, in a log that ends with `last`.
     fn follows(&self, before: &Self, last: LogIndex) -> Result<(), Broken> {
         if self.term < before.term {
-            return Err("the term falls");
+            return Err("the term decreases");
         }
         if self.term.get() >= NUMBER_MAX {
-            return Err("a term that no election comes to");
+            return Err("the term is too large");
         }
         if self.term == before.term && before.vote.is_some() && self.vote != before.vote {
-            return Err("a second vote is given in one term");
+            return Err("there are two different votes in one term");
         }
         if self.commit < before.commit {
-            return Err("the commit index falls");
+            return Err("the commit index decreases");
         }
         if self.commit > last {
-            return Err("the commit index lies beyond the last entry");
+            return Err("the commit index is greater than the last index");
         }
         Ok(())
     }
@@ -315,7 +317,11 @@ mod tests {
         }
         state.take_base(Kind::Keep, base(4, 2), 3).unwrap();
         assert_eq!(state.hard_state.commit, LogIndex(4));
-        for (base, needed, why) in [(base(3, 2), 3, "falls"), (base(4, 2), 2, "needed again")] {
+        let cases = [
+            (base(3, 2), 3, "the base goes backwards"),
+            (base(4, 2), 2, "the first needed segment goes backwards"),
+        ];
+        for (base, needed, why) in cases {
             let broken = state.clone().take_base(Kind::Keep, base, needed).unwrap_err();
             assert!(broken.contains(why), "{broken}");
         }

@@ -1,16 +1,16 @@
-//! What is made ready before it is needed: the next segment, and a reserve for when the disk is full.
+//! Files prepared in advance: the next segment, and a reserve for a full disk.
 //!
-//! Both are files of zeros, synced, and durable under their names before anything relies on them. A
-//! disk that is full is met here, where nothing has been promised yet, and not where a group is
-//! written: that overwrites zeros that have their place on the disk.
+//! Both are files of zeros, synced, and durable under their names before anything depends on them.
+//! Therefore a full disk is noticed here, before anything was promised, and not when a group is
+//! written: that only overwrites zeros that are already allocated.
 //!
 //! ```text
 //! next.tmp    --filled, synced-->  0000000004.log     the next segment
 //! reserve.tmp --filled, synced-->  reserve  ------->  the next segment, if there is no room for one
 //! ```
 //!
-//! What a full disk has left unfinished stays, and is finished when there is room again: a try costs
-//! a slice.
+//! If the disk fills up, an unfinished file stays and is completed once there is room again. Each
+//! attempt writes at most one slice.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,29 +19,30 @@ use super::segment::{Folder, SLICE_BYTES, fill};
 use super::{LogError, Space};
 use crate::env::{File, OpenMode};
 
-/// A segment in the making has this name until it is whole.
+/// Name of a segment while it is being prepared.
 pub(super) const NEXT_UNFINISHED: &str = "next.tmp";
 
 const RESERVE_UNFINISHED: &str = "reserve.tmp";
 const RESERVE: &str = "reserve";
 
-/// How many slices are made in an idle moment.
+/// Number of slices prepared in one idle step.
 const IDLE_SLICES: usize = 4;
 
 /// A file of zeros.
 pub(super) enum Blank {
-    /// Nothing is there yet.
+    /// The file does not exist yet.
     Absent,
-    /// Zeros up to `filled` are durable, under another name.
+    /// The file exists under a temporary name; zeros up to `filled` are durable.
     Filling { file: Box<dyn File>, length: u32, filled: u32 },
-    /// It can be used.
+    /// The file can be used.
     Ready { file: Box<dyn File>, length: u32 },
-    /// The disk refused, and not for want of room. Nothing is tried again until it is needed.
+    /// The disk returned an error other than a lack of space. The work is not retried until the
+    /// file is needed.
     Refused,
 }
 
 impl Blank {
-    /// How many of its bytes need no more work now.
+    /// Returns the number of bytes that need no further work.
     fn filled(&self) -> u32 {
         match self {
             Self::Absent => 0,
@@ -50,7 +51,7 @@ impl Blank {
         }
     }
 
-    /// Does a slice of the work.
+    /// Prepares one slice.
     fn step(&mut self, folder: &Folder, place: &Place, length: u32) -> Result<(), LogError> {
         match self {
             Self::Absent => {
@@ -63,7 +64,7 @@ impl Blank {
                 let to = filled.saturating_add(SLICE_BYTES).min(*whole);
                 fill(&**file, *filled, to).map_err(LogError::io("prepare", &path))?;
                 if let Err(error) = file.sync_data() {
-                    // What was written before a failed sync is of no use.
+                    // After a failed sync, the earlier writes to the file cannot be trusted.
                     *self = Self::Absent;
                     return Err(LogError::io("sync", &path)(error));
                 }
@@ -82,7 +83,7 @@ impl Blank {
         Ok(())
     }
 
-    /// Does all that is left of the work, for at least `least` bytes. Whether there was room.
+    /// Completes the file with at least `least` bytes. Returns whether there was room.
     fn complete(&mut self, folder: &Folder, place: &Place, least: u32) -> Result<bool, LogError> {
         if matches!(self, Self::Refused) {
             *self = Self::Absent;
@@ -97,13 +98,13 @@ impl Blank {
     }
 }
 
-/// Where a file of zeros is made, and where it is when it is whole.
+/// The temporary name of a file of zeros, and its path once it is complete.
 struct Place {
     unfinished: &'static str,
     path: PathBuf,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Done,
@@ -111,15 +112,15 @@ enum Step {
     NoRoom,
 }
 
-/// What is ready, and what is being made ready.
+/// The prepared files and the files in preparation.
 pub(super) struct Stock {
     folder: Folder,
     segment_bytes: u32,
-    /// 0 for no reserve.
+    /// Size of the reserve; 0 means no reserve.
     reserve_bytes: u32,
     next: Blank,
     reserve: Blank,
-    /// The disk was full, and since then not everything could be made ready.
+    /// The disk was full, and not everything has been prepared since then.
     short: bool,
 }
 
@@ -127,7 +128,7 @@ pub(super) struct Stock {
 type Handed = (Box<dyn File>, u32);
 
 impl Stock {
-    /// Takes stock. `next` is what lies behind the segment in use.
+    /// Creates the stock from the files found. `next` is the file after the segment in use.
     pub(super) fn take_up(
         folder: Folder,
         segment_bytes: u32,
@@ -153,18 +154,18 @@ impl Stock {
         Ok(Self { folder, segment_bytes, reserve_bytes, next, reserve, short: false })
     }
 
-    /// See [`Space`].
+    /// Returns the free space; see [`Space`].
     pub(super) fn space(&self) -> Space {
         if self.short { Space::Low } else { Space::Plenty }
     }
 
-    /// Whether the next segment is ready.
+    /// Returns whether the next segment is ready.
     pub(super) fn has_next(&self) -> bool {
         matches!(self.next, Blank::Ready { .. })
     }
 
-    /// Goes on until `wanted` bytes of the segment `number` are ready, and a slice of the reserve
-    /// where the segment needs nothing.
+    /// Works until `wanted` bytes of the segment `number` are ready. If the segment needs no work,
+    /// prepares one slice of the reserve.
     pub(super) fn keep_pace(&mut self, number: u32, wanted: u32) {
         while !self.short && self.next.filled() < wanted {
             self.step(number, wanted);
@@ -174,7 +175,7 @@ impl Stock {
         }
     }
 
-    /// Does some of the work. Whether there is more to do that could be done now.
+    /// Does some of the work. Returns whether there is more that could be done now.
     pub(super) fn use_idle_moment(&mut self, number: u32, wanted: u32) -> bool {
         (0..IDLE_SLICES).all(|_| self.step(number, wanted) == Step::Done)
     }
@@ -198,15 +199,16 @@ impl Stock {
                 Step::NoRoom
             }
             Err(_) => {
-                // Not needed yet, so no error yet. The next start removes what is left.
+                // The file is not needed yet, so this is not an error yet. The next start removes
+                // the rest.
                 *blank = Blank::Refused;
                 Step::Done
             }
         }
     }
 
-    /// Hands out the segment `number`, durable under its name and at least `least` bytes long;
-    /// `None` if there is no room for it on the disk. Then nothing has changed.
+    /// Returns the segment `number`, durable under its name and at least `least` bytes long.
+    /// Returns `None` and changes nothing if the disk has no room for it.
     pub(super) fn take(&mut self, number: u32, least: u32) -> Result<Option<Handed>, LogError> {
         let place = next_place(&self.folder, number);
         let shorter = match &self.next {

@@ -1,4 +1,4 @@
-//! Writing the log: one write and one sync for all groups that came together.
+//! The writer of the log: one write and one sync for all groups that are committed together.
 //!
 //! ```text
 //! segment k                                     segment k+1
@@ -7,15 +7,16 @@
 //! commit: does not fit -> | Roll |, sync k  ->  | header | State | group |, sync k+1
 //! ```
 //!
-//! Roll is written only when k+1 stands durably under its name, and k+1 only when k is synced: so a
-//! segment with a header proves that everything before it was synced.
+//! The Roll record is written only when the file of segment k+1 is durable under its name. The
+//! header of k+1 is written only when segment k is synced. Therefore a segment with a header proves
+//! that everything before it was synced.
 //!
-//! A group for which no further segment can be made waits, and nothing of it is written. A write into
-//! a segment overwrites zeros that were synced, and needs no room (on file systems that copy on write
-//! it may, and then a full disk is a failure like any other).
+//! If no further segment can be created for a group, the group waits and none of it is written. A
+//! write into a segment overwrites zeros that were synced, so it needs no room. On a copy-on-write
+//! file system it may need room, and then a full disk is an ordinary failure.
 //!
-//! The first failure is the last: what a failed write or sync has left on the disk is unknown, and
-//! neither a second try nor a later success would say.
+//! The writer fails permanently after the first failure. The effect of a failed write or sync is
+//! unknown, and neither a retry nor a later success would reveal it.
 
 use std::collections::VecDeque;
 
@@ -33,41 +34,41 @@ use crate::env::{DiskLock, File, Point};
 use crate::model::DiskId;
 use crate::mutant::{self, Mutant};
 
-/// The largest group, with everything that the log adds.
+/// Maximum size of a group, with everything that the log adds.
 const GROUP_BYTES_MAX: usize = 1 << 30;
 
-/// A disk loses bytes by the sector.
+/// A disk loses bytes in units of sectors.
 const SECTOR_BYTES: u32 = 512;
 
-/// Every segment has room behind its last group for a watermark, padded to the next sector, another
-/// one there, and the end of the segment.
+/// Room that every segment keeps after its last group: for a watermark, padding up to the next
+/// sector, another watermark there, and the Roll record.
 pub(super) const TAIL_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 
-/// The write buffer's memory is given back above this.
+/// If the write buffer is larger than this, its memory is released after a write.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
-/// Writes the log. There is one in a directory, held by a lock.
+/// The writer of the log. A directory has only one, which holds the lock.
 pub(crate) struct Writer {
     pub(super) folder: Folder,
     pub(super) identity: Identity,
     pub(super) disk: DiskId,
     pub(super) segment_bytes: u32,
     pub(super) segment: Segment,
-    /// The segments before it that are still there, rising: number and length.
+    /// The existing segments before this one, in ascending order: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
     pub(super) stock: Stock,
-    /// What is not written yet, and where in the segment it goes.
+    /// Bytes that are not written yet. `buffer_at` is their offset in the segment.
     pub(super) buffer: Vec<u8>,
     pub(super) buffer_at: u32,
-    /// Of the last record, written or not.
+    /// Chain of the last record, written or not.
     pub(super) chain: u32,
-    /// Everything before it is synced.
+    /// Everything before this position is synced.
     pub(super) durable: Position,
-    /// Something is durable that no later record vouches for.
+    /// Some durable data is not proven by a later record yet.
     pub(super) unvouched: bool,
-    /// What the log says with the groups at hand, durable or not.
+    /// State of the log including the current groups, durable or not.
     pub(super) state: State,
-    /// What readers do not see yet.
+    /// Changes that are not visible to readers yet.
     pub(super) fresh: Vec<Change>,
     pub(super) number: u64,
     /// The last commit found no room for a group.
@@ -86,27 +87,27 @@ pub(super) struct Segment {
 }
 
 impl Writer {
-    /// Makes all these groups durable, with one write and one sync (and one more of each where a
-    /// segment ends). At least one group must be given.
+    /// Makes all these groups durable with one write and one sync, plus one more of each where a
+    /// segment ends. `groups` must not be empty.
     ///
     /// # Errors
-    /// [`LogError`]; from then on every call fails.
+    /// Returns a [`LogError`]. From then on every call fails.
     pub(crate) fn commit(&mut self, groups: &[Group]) -> Result<Committed, LogError> {
         self.unless_failed(|writer| writer.commit_groups(groups))
     }
 
-    /// How much room there is.
+    /// Returns the free space.
     pub(crate) fn space(&self) -> Space {
         if self.waiting { Space::Low } else { self.stock.space() }
     }
 
-    /// Uses a moment in which nothing is to be written: vouches for what was synced last, so that
-    /// damage to it is told from a torn tail, removes what a cut has left, and goes on preparing the
-    /// next segment and the reserve. Takes about as long as a commit, or a few. Whether another such
-    /// moment is of use.
+    /// Uses an idle moment for maintenance. Writes a watermark for the last sync, so that damage to
+    /// it is not mistaken for a torn tail, removes truncated segments, and prepares the next
+    /// segment and the reserve. Takes about as long as one to a few commits. Returns whether there
+    /// is more to do.
     ///
     /// # Errors
-    /// As [`Writer::commit`]. A disk without room for the next segment is no error.
+    /// Same as [`Writer::commit`]. A lack of space for the next segment is not an error.
     pub(crate) fn idle(&mut self) -> Result<bool, LogError> {
         self.unless_failed(|writer| {
             if writer.unvouched && writer.may_vouch() {
@@ -146,7 +147,7 @@ impl Writer {
         }
         self.publish();
         self.stock.keep_pace(self.segment.number + 1, self.wanted_of_next());
-        // A number is proven when no group that has it waits.
+        // A number is proven once no group with that number waits.
         let proven = match groups.get(taken) {
             None => Some(self.number),
             Some(waits) => waits.number.checked_sub(1).map(|below| below.min(self.number)),
@@ -155,11 +156,13 @@ impl Writer {
         Ok(Committed { proof, waiting: groups.len() - taken })
     }
 
-    /// Puts a group into the buffer, if it may follow what the log has. Whether there is room for it
-    /// on the disk; if not, nothing has changed.
+    /// Appends a group to the buffer after checking that it may follow. Returns whether there is
+    /// room for it on the disk. If there is none, nothing changes.
     fn take_group(&mut self, group: &Group) -> Result<bool, LogError> {
         if group.number < self.number {
-            return Err(impossible("the number of a group is below that of the one before"));
+            return Err(impossible(
+                "the number of a group is lower than that of the group before it",
+            ));
         }
         let founding = group.founding.as_ref().map(encode_founding);
         let base = group.base.and_then(|base| Some((self.state.kind_of(base)?, base)));
@@ -173,7 +176,7 @@ impl Writer {
             bytes += Record::bytes(payload);
         }
         if bytes > GROUP_BYTES_MAX {
-            return Err(impossible("a group has more than 1 GiB"));
+            return Err(impossible("a group is larger than 1 GiB"));
         }
         if records > 0 && !self.make_room(bytes)? {
             return Ok(false);
@@ -230,13 +233,13 @@ impl Writer {
         self.chain = draft.encode(&mut self.buffer, self.segment.seed, offset, self.chain);
     }
 
-    /// Where the next record goes.
+    /// Returns the offset of the next record.
     pub(super) fn offset(&self) -> u32 {
         self.buffer_at + u32::try_from(self.buffer.len()).expect("the buffer fits in a segment")
     }
 
-    /// Goes on to the next segment if this one has no room for a group of `bytes`. Whether there is
-    /// room on the disk; if not, nothing has changed.
+    /// Switches to the next segment if this one has no room for a group of `bytes`. Returns whether
+    /// there is room on the disk. If there is none, nothing changes.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<bool, LogError> {
         let bytes = u32::try_from(bytes).expect("groups are limited to 1 GiB");
         let bytes = bytes + CUT_BYTES + TAIL_BYTES;
@@ -244,7 +247,7 @@ impl Writer {
             return Ok(true);
         }
         if self.buffer_at == 0 {
-            // The file behind a segment may exist only when the segment's header does.
+            // The file after a segment may exist only if the segment's header does.
             self.flush()?;
         }
         let head = HEADER_BYTES + Record::bytes(self.state.encode().len());
@@ -260,7 +263,8 @@ impl Writer {
         Ok(true)
     }
 
-    /// Starts to use the next segment. Its header and its State are written with its first group.
+    /// Starts to use the next segment. Its header and its State record are written with its first
+    /// group.
     pub(super) fn enter_next(&mut self, file: Box<dyn File>, length: u32) {
         let number = self.segment.number + 1;
         let header = Header {
@@ -281,21 +285,22 @@ impl Writer {
         self.append_state();
     }
 
-    /// Begins a segment, behind its header.
+    /// Writes the State record, the first one after the header.
     pub(super) fn append_state(&mut self) {
         let state = self.state.encode();
         self.append(Kind::State, 0, 0, &state, true);
     }
 
-    /// Whether a cut still finds room behind a watermark, here or in the next segment: on a full disk it is
-    /// what makes room. Where it would not, the last group goes without a witness until something follows it.
+    /// Returns whether a truncation record still fits after a watermark, here or in the next
+    /// segment. On a full disk, truncation is what frees space, so its record has priority, and the
+    /// last group stays without a witness until another record follows.
     fn may_vouch(&self) -> bool {
         let left = self.segment.length - self.offset();
         left >= TAIL_BYTES + CUT_BYTES + TAIL_BYTES || self.stock.has_next()
     }
 
-    /// Writes a record that says how far the log is synced, into a sector that holds nothing else: a
-    /// sector that is lost must not take its witness along.
+    /// Writes a watermark, a record that states how far the log is synced. It is placed in a sector
+    /// of its own, because the loss of a sector must not destroy the witness as well.
     pub(super) fn vouch(&mut self) -> Result<(), LogError> {
         const PADDING: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
         assert!(self.segment.length - self.offset() >= TAIL_BYTES);
@@ -308,7 +313,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the buffer durable.
+    /// Writes and syncs the buffer.
     pub(super) fn flush(&mut self) -> Result<(), LogError> {
         let end = self.offset();
         assert!(end <= self.segment.length, "a segment overflows");
@@ -331,7 +336,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Shows readers what is durable now.
+    /// Makes the durable changes visible to readers.
     pub(super) fn publish(&mut self) {
         assert!(self.buffer.is_empty(), "readers would see what is not durable");
         self.reader.publish(self.fresh.drain(..));
@@ -342,8 +347,8 @@ impl Writer {
         self.reader.set_bytes(older + u64::from(self.durable.offset));
     }
 
-    /// How much of the next segment should be ready by now: nothing until a quarter of this one is
-    /// used, everything when three quarters are.
+    /// Returns the number of bytes of the next segment that should be ready by now: none before a
+    /// quarter of this segment is used, and all when three quarters are used.
     fn wanted_of_next(&self) -> u32 {
         let (used, length) = (u64::from(self.offset()), u64::from(self.segment.length));
         let late = used.saturating_sub(length / 4);
@@ -351,13 +356,13 @@ impl Writer {
             return 0;
         }
         let share = (late * 2 * u64::from(self.segment_bytes)).div_ceil(length);
-        // One more than its length, so that a segment that is filled is also put in place.
+        // One more than its length, so that a completely filled segment is also renamed.
         let all = self.segment_bytes + 1;
         u32::try_from(share + u64::from(SLICE_BYTES)).unwrap_or(all).min(all)
     }
 }
 
-/// The error of a caller who broke a rule of the log.
+/// Creates the error for a caller that broke a rule of the log.
 pub(super) fn impossible(why: &str) -> LogError {
     LogError::Impossible { why: why.to_owned() }
 }

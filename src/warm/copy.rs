@@ -1,20 +1,20 @@
-//! One copy in the making or followed: what is written into its store, and in which order.
+//! A single copy that is being built or kept up to date: the records in its store, and their order.
 //!
 //! ```text
 //!   base: the rows live at the revision that was compacted when the copy was begun
 //!        |
-//!   [r0 r1 r2 ...]   read page by page while the state goes on
-//!   [c0 c1 c2 ...]   every change since that revision, appended before the sweep forgets it
+//!   [r0 r1 r2 ...]   read page by page while the state changes
+//!   [c0 c1 c2 ...]   every change since that revision, appended before the sweep discards it
 //!        |
-//!   [t0 ...  h]      what does not fit into changes, as of one log entry: the copy is one from here on
+//!   [t0 ...  h]      the other tables, as of one log entry: from here on the copy can be loaded
 //! ```
 //!
-//! The base is read without holding anything back. A row that is swept away before it was read had a
-//! successor that was compacted too, which stands among the changes; and whoever loads a copy takes,
-//! of each key, the newest version up to the compacted revision. So nothing is missed.
+//! Reading the base does not hold back the sweep. If a row is swept before it was read, it had a
+//! successor that was compacted too, and this successor is among the changes. Loading a copy takes
+//! the newest version of each key up to the compacted revision, so nothing is missed.
 //!
-//! Superseded rows stay in the store. A copy that has become much larger than what it is a copy of is
-//! begun anew in another store, which costs as much for each change as removing it would.
+//! Superseded rows stay in the store. If a copy has become much larger than the state, a new one is
+//! built in another store. The amortized cost per change equals that of removing the rows.
 
 use thiserror::Error;
 
@@ -24,15 +24,15 @@ use super::store::{Batch, StoreError};
 use crate::machine::{Image, ImageError, Reader};
 use crate::model::{Fault, LogIndex, Revision, RowChange, SnapshotRecord, StateHead};
 
-/// How a copy uses its store.
+/// The sizes that control how a copy uses its store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// About how many bytes of rows or changes make a record. A store pays by the record: measured in
-    /// docs/decisions/warm-copy.md.
+    /// Approximate size of a record of rows or changes in bytes. The cost of a store depends on the
+    /// number of records: see the measurements in docs/decisions/warm-copy.md.
     pub(super) record_bytes: usize,
-    /// About how many bytes go into one batch, and into one turn.
+    /// Approximate size of a batch, which is also the work of one turn, in bytes.
     pub(super) batch_bytes: usize,
-    /// How much more room than twice the state a copy may take, in bytes.
+    /// Number of bytes that a copy may exceed twice the size of the state by.
     pub(super) growth_bytes: u64,
 }
 
@@ -52,37 +52,37 @@ pub(super) struct Copy {
     changes: u64,
     tables: Vec<u32>,
     bytes: u64,
-    /// The next revision to be appended.
+    /// The next revision to append.
     next: Revision,
     scan: Scan,
-    /// What was compacted when the last row of the base was read.
+    /// The compacted revision when the last row of the base was read.
     settled: Revision,
-    /// The log entry up to which it can be loaded.
+    /// Index of the log entry up to which the copy can be loaded.
     applied: Option<LogIndex>,
 }
 
-/// How far the base has been read.
+/// The progress of reading the base.
 enum Scan {
     Behind(Option<Box<[u8]>>),
     Done,
 }
 
-/// What a turn of writing came to.
+/// The result of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Something was written, and there is more.
+    /// Data was written, and there is more.
     More,
-    /// Everything is written that was published.
+    /// Everything published is written.
     CaughtUp,
 }
 
-/// Why a copy is of no use any more.
+/// The reason why a copy is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum CopyError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It lags behind what is still remembered.
-    #[error("the changes since revision {0} are forgotten")]
+    /// It lags behind the oldest remembered change.
+    #[error("the changes since revision {0} are no longer available")]
     Forgotten(Revision),
     #[error(transparent)]
     State(#[from] ImageError),
@@ -102,7 +102,7 @@ impl Copy {
         origin: RestoredFrom,
         reader: &Reader,
     ) -> Self {
-        // 0 before the first compaction: then every row is among the changes.
+        // 0 before the first compaction; then every row is among the changes.
         let base = reader.compacted();
         Self {
             store,
@@ -120,7 +120,7 @@ impl Copy {
         }
     }
 
-    /// Goes on with one that was loaded.
+    /// Continues a copy that was loaded.
     pub(super) fn resume(store: Guarded, sizes: Sizes, head: &CopyHead) -> Self {
         Self {
             store,
@@ -138,39 +138,40 @@ impl Copy {
         }
     }
 
-    /// The log entry up to which it can be loaded, if it can.
+    /// Returns the log entry up to which it can be loaded, if any.
     pub(super) fn applied(&self) -> Option<LogIndex> {
         self.applied
     }
 
-    /// Whether it can become a copy of this state: a row that was swept away before it was read can
-    /// only be missed in states that have compacted it.
+    /// Returns whether it can become a copy of this state. A row that was swept before it was read
+    /// is missing only in states that have compacted it.
     pub(super) fn suits(&self, state: &StateHead) -> bool {
         state.compacted.unwrap_or_default() >= self.settled
     }
 
-    /// Whether it takes far more room than the state.
+    /// Returns whether it takes far more space than the state.
     pub(super) fn is_overgrown(&self, state_bytes: u64) -> bool {
         self.bytes > state_bytes.saturating_mul(2).saturating_add(self.sizes.growth_bytes)
     }
 
-    /// Writes some of what is missing, in one batch.
+    /// Writes some of the missing data in one batch.
     ///
     /// # Errors
-    /// Its store has failed, or it cannot be completed.
+    /// Fails if the store fails, or if the copy cannot be completed.
     pub(super) fn step(&mut self, reader: &Reader) -> Result<Step, CopyError> {
         let mut batch = Batch::default();
-        // Changes first: the sweep waits for nobody.
+        // Changes come first, because the sweep does not wait for this copy.
         let more = self.append(reader, &mut batch)? || self.read_base(reader, &mut batch)?;
         self.write(batch)?;
         Ok(if more { Step::More } else { Step::CaughtUp })
     }
 
-    /// Makes it a copy of the state as of `image`, whose rows are published: what is missing of the
-    /// changes, the tables and the head, in one batch but for the most of many changes.
+    /// Completes the copy of the state as of `image`, whose rows must be published. Writes the
+    /// missing changes, the tables and the head in one batch; if there are many changes, most of
+    /// them are written before.
     ///
     /// # Errors
-    /// As [`Copy::step`].
+    /// Same as [`Copy::step`].
     pub(super) fn complete(&mut self, reader: &Reader, mut image: Image) -> Result<(), CopyError> {
         assert!(matches!(self.scan, Scan::Done), "a head before all rows are there");
         assert!(self.suits(image.head()), "an image from before the rows were read");
@@ -185,7 +186,7 @@ impl Copy {
         while let Some(record) = image.next(self.sizes.record_bytes)? {
             let number = tables.len() as u64;
             let (record, sum) = seal_piece(Kind::Table, number, &record);
-            // Leases and members hardly ever change.
+            // Leases and members rarely change, so unchanged records are not rewritten.
             if self.tables.get(tables.len()) != Some(&sum) {
                 batch.set(key(Kind::Table, number), record);
             }
@@ -212,10 +213,10 @@ impl Copy {
         Ok(())
     }
 
-    /// How much room it takes on the disk, in bytes.
+    /// Returns the space that it takes on the disk, in bytes.
     ///
     /// # Errors
-    /// Its store has failed.
+    /// Fails if the store fails.
     pub(super) fn disk_bytes(&mut self) -> Result<u64, StoreError> {
         self.store.disk_bytes()
     }
@@ -223,12 +224,12 @@ impl Copy {
     /// Writes and syncs everything.
     ///
     /// # Errors
-    /// Its store has failed.
+    /// Fails if the store fails.
     pub(super) fn close(self) -> Result<(), StoreError> {
         self.store.close()
     }
 
-    /// Adds changes that have been published to `batch`. True if there are more.
+    /// Adds published changes to `batch`. Returns true if there are more.
     fn append(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
         let page = reader.changes(self.next, self.sizes.batch_bytes)?;
         let page = page.ok_or(CopyError::Forgotten(self.next))?;
@@ -253,7 +254,7 @@ impl Copy {
         self.changes += 1;
     }
 
-    /// Adds rows of the base to `batch`. True if there may be more.
+    /// Adds rows of the base to `batch`. Returns true if there may be more.
     fn read_base(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
         let Sizes { record_bytes, batch_bytes, .. } = self.sizes;
         for _ in 0..batch_bytes.div_ceil(record_bytes) {

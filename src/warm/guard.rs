@@ -1,8 +1,8 @@
-//! A fence around a store whose code may panic.
+//! A wrapper that contains failures and panics of a store.
 //!
-//! After the first error or panic the store behind it is never touched again, not even dropped if it
-//! panicked: its locks may be held for ever and its threads may stand anywhere. What that leaks is
-//! bounded by how often a node tries again ([`super::worker`]).
+//! After the first error or panic the store is never used again. If it panicked, it is not even
+//! dropped, because its locks may be held and its threads may be in any state. The resulting leak
+//! is limited by the number of retries of a node ([`super::worker`]).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 
-/// A store that fails, but does not panic.
+/// A store that returns errors instead of panicking.
 pub(super) struct Guarded {
     store: Option<Box<dyn Store>>,
 }
@@ -88,7 +88,7 @@ fn drop_caught(store: Box<dyn Store>) {
         drop(store);
         Ok(())
     }) {
-        tracing::warn!(%error, "the warm copy of the state could not be closed");
+        tracing::warn!(%error, "cannot close warm copy");
     }
 }
 
@@ -97,7 +97,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreErr
         .unwrap_or_else(|panic| Err(StoreError::Fell(words_of(&*panic))))
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()

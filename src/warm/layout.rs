@@ -1,24 +1,25 @@
-//! How a copy lies in its store.
+//! The layout of a copy in its store.
 //!
 //! ```text
 //! record   key = kind u8 | number u64, big-endian     value = body | crc32 of key and body, u32
 //!
 //! 'c' n    changes since and including the base revision, in the order in which they were made
-//! 'h' 0    the head: written last of its round, in the same batch as what it speaks of
+//! 'h' 0    the head: written last of its round, in the same batch as the data that it describes
 //! 'r' n    rows live at the base revision, in key order
-//! 't' n    leases, lives and answers, as of the head
+//! 't' n    leases, incarnations and the dedup table, as of the head
 //!
 //! head     = version u8 | cluster u128 | member | disk u128 | base revision | number of 'r' | number
 //!          of 'c' | the revision after those in 'c' | list of the checksums of 't' | bytes of 'r' and
 //!          'c' | state head
 //! ```
 //!
-//! Bodies of `c`, `r` and `t` are pieces as `codec` writes them. Records of `c` and `r` are written once
-//! and numbered without gaps, so that the two counts in the head and each record's own checksum leave
-//! no room for one that is missing, stale or damaged. Those of `t` are overwritten by each round, which
-//! is why the head knows their checksums.
+//! The bodies of `c`, `r` and `t` are pieces as `codec` encodes them. The records of `c` and `r`
+//! are written once and numbered without gaps. Therefore the two counts in the head and the
+//! checksum of each record reveal every missing, stale or damaged record. The records of `t` are
+//! overwritten in each round, so the head contains their checksums.
 //!
-//! What is newer than the head says is not looked at: a round may have been begun and not ended.
+//! Records beyond the counts in the head are ignored: they stem from a round that was not
+//! completed.
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -29,12 +30,12 @@ use crate::codec::{
 };
 use crate::model::{ClusterId, DiskId, NodeId, Revision, SnapshotRecord, StateHead};
 
-/// The format that this build writes, and the newest that it reads.
+/// The format version that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
 const CRC_BYTES: usize = 4;
 
-/// Whose state it is a copy of.
+/// The owner of a copied state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RestoredFrom {
     pub(crate) cluster: ClusterId,
@@ -62,7 +63,7 @@ impl Decode for RestoredFrom {
     }
 }
 
-/// What a record is for.
+/// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -72,23 +73,24 @@ pub(super) enum Kind {
     Table = b't',
 }
 
-/// What a copy says of itself.
+/// The head of a copy, which describes its contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CopyHead {
     pub(super) origin: RestoredFrom,
-    /// The rows are those live here, and the changes begin here. 0: there were no rows.
+    /// Revision at which the rows are live and at which the changes begin. 0 means that there were
+    /// no rows.
     pub(super) base: Revision,
     pub(super) rows: u64,
     pub(super) changes: u64,
-    /// The changes end before this revision, which may lie beyond the state's.
+    /// The changes end before this revision, which may be beyond the state's revision.
     pub(super) next: Revision,
     pub(super) tables: Vec<u32>,
-    /// What the rows and changes take, encoded.
+    /// Encoded size of the rows and changes in bytes.
     pub(super) bytes: u64,
     pub(super) state: StateHead,
 }
 
-/// A record that is not what was written.
+/// A record that is missing or damaged.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum RecordError {
     #[error("record {kind:?} {number} is missing")]
@@ -105,7 +107,7 @@ pub(super) fn key(kind: Kind, number: u64) -> Vec<u8> {
     key
 }
 
-/// The record of a piece, and its checksum.
+/// Returns the record of a piece, and its checksum.
 pub(super) fn seal_piece(kind: Kind, number: u64, record: &SnapshotRecord) -> (Vec<u8>, u32) {
     let mut body = Vec::new();
     encode_piece(record, &mut body);
@@ -144,7 +146,7 @@ fn checksum(kind: Kind, number: u64, body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The body of a record, and its checksum.
+/// Returns the body of a record, and its checksum.
 fn open(kind: Kind, number: u64, record: &[u8]) -> Result<(Bytes, u32), RecordError> {
     let damaged = RecordError::Damaged { kind, number };
     let Some((body, sum)) = record.split_last_chunk::<CRC_BYTES>() else { return Err(damaged) };

@@ -1,8 +1,8 @@
-//! Making a machine of a copy.
+//! Builds a machine from a copy.
 //!
-//! The rows of the base stand in key order, the changes by revision. What was compacted since the copy
-//! was begun is folded here: of each key, the newest version up to the compacted revision is a row, and
-//! what came after it are changes. What comes out must have the digest that the head was written with.
+//! The rows of the base are in key order, the changes in order of revision. Changes compacted since
+//! the copy was begun are merged here: the newest version of each key up to the compacted revision
+//! becomes a row, and later versions remain changes. The result must have the digest in the head.
 
 use std::collections::{BTreeMap, btree_map};
 use std::iter::Peekable;
@@ -16,10 +16,10 @@ use super::store::{StoreError, Visit};
 use crate::machine::{Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{KeyValue, RowChange, SnapshotRecord};
 
-/// How many changes are handed over together.
+/// Maximum number of changes in one piece.
 const CHANGES_MAX: usize = 1 << 10;
 
-/// Why no machine can be made of a copy.
+/// The reason why a copy cannot be loaded.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum LoadError {
     #[error(transparent)]
@@ -28,17 +28,17 @@ pub(super) enum LoadError {
     Record(#[from] RecordError),
     #[error(transparent)]
     State(#[from] RestoreError),
-    #[error("a record of {0:?} holds something else")]
+    #[error("a record of kind {0:?} has unexpected contents")]
     Foreign(Kind),
 }
 
-/// What a copy says of itself; `None` if it was never completed.
+/// Returns the head of a copy, or `None` if the copy was never completed.
 pub(super) fn read_head(store: &mut Guarded) -> Result<Option<CopyHead>, LoadError> {
     let record = store.get(&key(Kind::Head, 0))?;
     record.map(|record| Ok(open_head(&record)?)).transpose()
 }
 
-/// Makes a machine of the copy with this head.
+/// Builds a machine from the copy with this head.
 pub(super) fn load(
     store: &mut Guarded,
     head: &CopyHead,
@@ -70,7 +70,7 @@ pub(super) fn load(
 /// The newest change of each key up to the compacted revision; `None` for a deletion.
 type Overlay = BTreeMap<Bytes, Option<KeyValue>>;
 
-/// What was changed up to the compacted revision, and since and including it.
+/// Returns the changes up to the compacted revision, and those since and including it.
 fn read_changes(
     store: &mut Guarded,
     head: &CopyHead,
@@ -98,8 +98,7 @@ fn read_changes(
     Ok((overlay, since))
 }
 
-/// The rows of a page of the base, with what the overlay knows better and what lies before the page's
-/// last key.
+/// Merges a page of the base with the overlay's newer versions and keys up to the page's last key.
 fn merge(
     overlay: &mut Peekable<btree_map::IntoIter<Bytes, Option<KeyValue>>>,
     rows: Vec<KeyValue>,
@@ -118,7 +117,7 @@ fn merge(
     merged
 }
 
-/// Shows the first `count` pieces of a kind, all of which must be there.
+/// Passes the first `count` pieces of a kind to `visit`. All of them must exist.
 fn each_piece(
     store: &mut Guarded,
     kind: Kind,

@@ -1,14 +1,14 @@
-//! The mark beside the copies: which of them is the one, whether it may be trusted, and whose it is.
+//! The manifest of the copies: which copy is current, whether it can be trusted, and its owner.
 //!
 //! ```text
 //! mark   = version u8 | origin | boot u8, u128 | copy + 1 or 0 | stop + 1 or 0 | crc32 of all before
 //! ```
 //!
-//! sled's files survive the death of a process, since the operating system lives on; they do not
-//! survive a power cut. So a copy is trusted if it was closed in good order (`stop`), or if the machine
-//! has not been started anew since it was opened (`boot`). Where it cannot be known how often the
-//! machine was started, only the former counts. The mark itself is written to a new file, synced,
-//! renamed, and its directory synced.
+//! The files of sled survive the death of the process, because the operating system keeps running,
+//! but they do not survive a power cut. Therefore a copy is trusted if it was closed properly
+//! (`stop`), or if the machine has not rebooted since the copy was opened (`boot`). If the boot id
+//! is unknown, only the first condition counts. The manifest is written to a new file, which is
+//! synced and renamed, and its directory is synced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,23 +24,23 @@ const VERSION: u8 = 1;
 
 const CRC_BYTES: usize = 4;
 
-/// A mark is far shorter: what is longer is none.
+/// A manifest is far shorter: a longer file is invalid.
 const MARK_BYTES_MAX: u64 = 1 << 10;
 
-/// See the module.
+/// The manifest. See the module page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Manifest {
     pub(super) origin: RestoredFrom,
-    /// During which start of the machine it was written.
+    /// The machine boot in which it was written.
     pub(super) boot: Option<BootId>,
-    /// The number of the copy that is complete.
+    /// Number of the complete copy.
     pub(super) copy: Option<u64>,
-    /// Up to where that copy went when it was closed in good order.
+    /// Log index of that copy when it was closed properly.
     pub(super) stop: Option<LogIndex>,
 }
 
 impl Manifest {
-    /// Reads the mark in `dir`; `None` if there is none.
+    /// Reads the manifest in `dir`. Returns `None` if there is none.
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> io::Result<Option<Self>> {
         let file = match disk.open(&path(dir), OpenMode::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -48,12 +48,12 @@ impl Manifest {
         };
         let length = file.len()?;
         if length > MARK_BYTES_MAX {
-            return Err(io::Error::other(format!("a manifest of {length} bytes")));
+            return Err(io::Error::other(format!("invalid manifest length {length}")));
         }
         let mut bytes = vec![0; length as usize];
         file.read_exact_at(&mut bytes, 0)?;
         let Some((body, sum)) = bytes.split_last_chunk::<CRC_BYTES>() else {
-            return Err(io::Error::other("the manifest is cut short"));
+            return Err(io::Error::other("the manifest is truncated"));
         };
         if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
             return Err(io::Error::other("the manifest is damaged"));
@@ -62,26 +62,26 @@ impl Manifest {
         manifest.map(Some).map_err(io::Error::other)
     }
 
-    /// Writes the mark to `dir`, durably.
+    /// Writes the manifest to `dir` durably.
     pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
         replace(disk, &path(dir), &self.encode())
     }
 
-    /// Whether the copy holds what was written to it: if not, why not.
+    /// Checks whether the copy contains everything that was written to it, and returns the reason
+    /// if it may not.
     pub(super) fn judge(&self, env: &Env, origin: RestoredFrom) -> Result<(), &'static str> {
         if self.origin != origin {
-            return Err("it is another member's");
+            return Err("it belongs to another member");
         }
         match (self.stop, self.boot, env.clock.boot()) {
             (Some(_), _, _) => Ok(()),
             (None, Some(then), Some(now)) if then == now => Ok(()),
             (None, Some(_), Some(_)) => {
-                Err("the machine was started anew, and the node had not stopped in good order")
+                Err("the machine has rebooted and the node was not shut down properly")
             }
-            (None, _, _) => {
-                Err("the node had not stopped in good order, and the machine does not say whether \
-                     it was started anew")
-            }
+            (None, _, _) => Err(
+                "the node was not shut down properly, and it is unknown whether the machine has rebooted",
+            ),
         }
     }
 
@@ -100,7 +100,7 @@ impl Manifest {
     }
 
     fn decode(body: Bytes) -> Result<Self, CodecError> {
-        let mut from = Decoder::new("manifest of the warm copy", body);
+        let mut from = Decoder::new("warm copy manifest", body);
         from.version(VERSION)?;
         let origin = RestoredFrom::decode(&mut from)?;
         let known = from.byte()? != 0;

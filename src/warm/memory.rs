@@ -1,7 +1,7 @@
-//! The twin of the store on disk, in memory.
+//! An in-memory store for tests.
 //!
-//! It outlives the process that uses it, as files do: stores are kept on the shelf. It can be told to
-//! fail or to panic, and what is in it can be exchanged.
+//! Its contents survive the simulated process, like files do. It can be made to fail or to panic,
+//! and its contents can be changed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 
 type Records = BTreeMap<Vec<u8>, Bytes>;
 
-/// Stores by directory. Clones are the same shelf.
+/// Stores by directory. Clones share their contents.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryShelf {
     inner: Arc<Mutex<Inner>>,
@@ -23,11 +23,11 @@ pub(crate) struct MemoryShelf {
 #[derive(Default)]
 struct Inner {
     stores: BTreeMap<PathBuf, Records>,
-    /// How many more calls succeed, and how the one after them ends.
+    /// Number of calls that still succeed, and the outcome of the call after them.
     fault: Option<(u64, Fault)>,
 }
 
-/// How a call to a store ends, if not well.
+/// The way in which a call to a store fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     Fails,
@@ -39,12 +39,12 @@ impl MemoryShelf {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After `calls` more calls, one call to any store ends like this.
+    /// Makes one call to any store fail in this way, after `calls` more calls.
     pub(crate) fn fail_after(&self, calls: u64, fault: Fault) {
         self.lock().fault = Some((calls, fault));
     }
 
-    /// Changes the records of the store in `dir` behind everybody's back.
+    /// Changes the records of the store in `dir` directly.
     pub(crate) fn meddle<T>(&self, dir: &Path, with: impl FnOnce(&mut Records) -> T) -> T {
         with(self.lock().stores.entry(dir.to_owned()).or_default())
     }

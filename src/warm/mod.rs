@@ -1,25 +1,26 @@
-//! The warm copy: the applied state on disk, written behind, so that a start need not replay what a
-//! snapshot and the log would tell.
+//! The warm copy: the applied state on disk, written in the background, so that a start does not
+//! have to replay a snapshot and the log.
 //!
-//! It is never the truth, which is the snapshot and the log; nothing is cut on the strength of it and
-//! nothing is read from it but at a start. It may be missing, old, damaged or another member's, its
-//! store may fail or panic or hang: the node starts and runs without it, and a new one is built in the
-//! background.
+//! The warm copy is only an optimization. The snapshot and the log remain authoritative: the log is
+//! never truncated because of a copy, and a copy is read only at a start. It may be missing,
+//! outdated, damaged or another member's, and its store may fail, panic or hang. In all these cases
+//! the node starts and runs without it, and a new copy is built in the background.
 //!
 //! ```text
-//!  start:  mark -- trusted? --> store -- sound? --> Machine --> the log from there on
-//!            |                    |
-//!            +--------------------+-- no: set aside; snapshot and log, as if it were not there
+//!  start:  manifest -- trusted? --> store -- valid? --> Machine --> replay of the later log entries
+//!            |                        |
+//!            +------------------------+-- no: discarded; start from the snapshot and the log
 //!
 //!  then:   driver --image--> [post] --> [worker] --batches--> store
-//!                            reader ------^        never waited for, a tenth of a core
+//!                            reader ------^        never waited for, at most a tenth of a core
 //! ```
 //!
-//! What a copy must pass before it becomes a machine: a [mark](mark) that is ours and says that the
-//! machine has not lost power since; a head that fits the log; every record there, with its checksum;
-//! and the state's digest.
+//! A copy becomes a machine only if all of these hold: its [manifest](mark) belongs to this member
+//! and proves that the machine has not lost power since, its head fits the log, every record exists
+//! with its checksum, and the state has the right digest.
 //!
-//! Not here: when to snapshot, what the log keeps, and what is applied after the copy.
+//! This module does not decide when to take snapshots or which log entries to keep, and does not
+//! apply entries.
 
 mod copy;
 mod guard;
@@ -57,25 +58,24 @@ use crate::env::Env;
 use crate::machine::{Machine, MachineOptions, Reader};
 use crate::model::{LogIndex, Term};
 
-/// Where in a data directory everything of this module lies.
+/// Name of the subdirectory for all files of this module.
 const DIR: &str = "warm";
 
-/// How many times the bytes of its records a store may take on the disk before it is not worth its
-/// opening.
+/// If a store takes more than this many times the bytes of its records on disk, it is not opened.
 const DISK_FACTOR_MAX: u64 = 8;
 
-/// What it may take beside, in bytes.
+/// Extra space that a store may take on disk, in bytes.
 const DISK_BYTES_SLACK: u64 = 256 << 20;
 
-/// How long loading may take before the node starts without it.
+/// Time limit for loading, after which the node starts without the copy.
 const LOAD_MAX: Duration = Duration::from_secs(30);
 
-/// Where the copy is kept.
+/// The place where the copy is stored.
 #[derive(Clone)]
 pub(crate) enum WarmCopy {
-    /// On the disk.
+    /// On disk.
     OnDisk,
-    /// On a shelf that outlives the node, for tests: nothing happens on other threads.
+    /// In a store that outlives the node, for tests, without other threads.
     #[cfg(test)]
     OnShelf(Arc<dyn CopyStore>),
 }
@@ -89,7 +89,7 @@ impl WarmCopy {
         }
     }
 
-    /// How long a start waits for it; for ever, if it is loaded on the thread that starts.
+    /// Returns the time limit for loading, or `None` if it is loaded on the calling thread.
     fn load_max(&self) -> Option<Duration> {
         match self {
             WarmCopy::OnDisk => Some(LOAD_MAX),
@@ -109,22 +109,23 @@ impl std::fmt::Debug for WarmCopy {
     }
 }
 
-/// A copy that may be loaded, or none.
+/// The result of opening: a copy that may be loaded, or none.
 pub(crate) struct Opened {
     env: Env,
     store: Arc<dyn CopyStore>,
     dir: PathBuf,
     sizes: Sizes,
     load_max: Option<Duration>,
-    /// `None` if not even a mark can be written: then there is no warm copy in this life.
+    /// `None` if the manifest cannot be written: then there is no warm copy in this incarnation.
     manifest: Option<Manifest>,
-    /// Its mark says that this copy may be trusted, and up to where it must go.
+    /// The copy that the manifest declares trustworthy, with the log index that it must have
+    /// reached.
     trusted: Option<(u64, Option<LogIndex>)>,
     loaded: Option<(u64, Copy)>,
 }
 
-/// Looks for a copy in the data directory `data`, and judges its mark. Never fails: where anything is
-/// in doubt, there is none.
+/// Looks for a copy in the data directory `data` and checks its manifest. Never fails: in case of
+/// doubt there is no copy.
 pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom) -> Opened {
     let dir = data.join(DIR);
     let boot = env.clock.boot();
@@ -134,22 +135,22 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom
             (_, None) => None,
             (Ok(()), Some(number)) => Some((number, manifest.stop)),
             (Err(why), Some(_)) => {
-                tracing::info!(why, "the warm copy of the state is set aside");
+                tracing::info!(why, "discarded warm copy");
                 None
             }
         },
         Ok(None) => None,
         Err(error) => {
-            tracing::warn!(%error, "the warm copy of the state has no legible manifest and is set aside");
+            tracing::warn!(%error, "discarded warm copy: cannot read its manifest");
             None
         }
     };
-    // Whatever happens to the copy from here on is no orderly stop; and a process that dies of loading it, for want of
-    // memory, does so once.
+    // From here on the copy is not closed properly until it is. This also limits the damage if
+    // loading kills the process, for example for lack of memory: the next start does not try again.
     let manifest = Manifest { origin, boot, copy: None, stop: None };
     let written: io::Result<()> = manifest.write(&*env.disk, &dir);
     if let Err(error) = &written {
-        tracing::warn!(%error, "there is no warm copy of the state in this life");
+        tracing::warn!(%error, "no warm copy until the next start: cannot write its manifest");
     }
     let usable = written.is_ok();
     Opened {
@@ -164,7 +165,7 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom
     }
 }
 
-/// A copy that has become a machine, and the store that it came from.
+/// A machine built from a copy, with the copy's store.
 struct Loaded {
     machine: Machine,
     store: Guarded,
@@ -172,8 +173,9 @@ struct Loaded {
 }
 
 impl Opened {
-    /// Makes a machine of the copy, with everything published. `fits` says whether the log has what
-    /// comes after an entry, and that entry itself under this term if it has it.
+    /// Builds a machine from the copy, with everything published. `fits` returns whether the log
+    /// continues after an entry, and whether the log's own version of that entry, if it exists, has
+    /// this term.
     pub(crate) fn load(
         &mut self,
         options: MachineOptions,
@@ -198,19 +200,20 @@ impl Opened {
                         self.loaded = Some((number, Copy::resume(store, self.sizes, &head)));
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the manifest of the warm copy could not be written");
+                        tracing::warn!(%error, "cannot write the manifest of the warm copy");
                     }
                 }
                 Some(machine)
             }
             Err(why) => {
-                tracing::warn!(why, "the warm copy of the state is set aside");
+                tracing::warn!(why, "discarded warm copy");
                 None
             }
         }
     }
 
-    /// Who keeps the copy up to date, or builds another. `None` if there can be none.
+    /// Returns the worker that keeps the copy up to date or builds a new one. Returns `None` if no
+    /// copy is possible.
     pub(crate) fn worker(mut self, reader: Reader, post: Arc<WriteBehindQueue>) -> Option<Worker> {
         let manifest = self.manifest.take()?;
         Some(Worker::new(self, manifest, reader, post))
@@ -225,33 +228,36 @@ fn load_copy(
     fits: impl Fn(LogIndex, Term) -> bool,
 ) -> Result<Loaded, String> {
     if !store.holds(dir) {
-        return Err("it is not there".to_owned());
+        return Err("it does not exist".to_owned());
     }
     let mut store = Guarded::open(store, dir).map_err(|error| error.to_string())?;
     let head = load::read_head(&mut store).map_err(|error| error.to_string())?;
-    let Some(head) = head else { return Err("it was never completed".to_owned()) };
+    let Some(head) = head else { return Err("it is incomplete".to_owned()) };
     let (index, term) = (head.state.index, head.state.term);
     if head.origin != origin {
-        return Err("it is another member's".to_owned());
+        return Err("it belongs to another member".to_owned());
     }
     if head.state.version > options.known {
-        return Err(format!("it is of cluster version {}", head.state.version));
+        return Err(format!("it has cluster version {}", head.state.version));
     }
     if stop.is_some_and(|stop| stop != index) {
-        return Err(format!("it ends at {index:?}, it was closed at {stop:?}"));
+        return Err(format!("it ends at {index:?}, but was closed at {stop:?}"));
     }
     if !fits(index, term) {
-        return Err(format!("it ends at {index:?} in {term:?}, where the log does not go on"));
+        return Err(format!(
+            "it ends at {index:?} in {term:?}, after which the log does not continue"
+        ));
     }
     let disk_bytes = store.disk_bytes().map_err(|error| error.to_string())?;
     if disk_bytes > head.bytes.saturating_mul(DISK_FACTOR_MAX).saturating_add(DISK_BYTES_SLACK) {
-        return Err(format!("it takes {disk_bytes} bytes on the disk for {}", head.bytes));
+        return Err(format!("its {} bytes take {disk_bytes} bytes on the disk", head.bytes));
     }
     let machine = load::load(&mut store, &head, options).map_err(|error| error.to_string())?;
     Ok(Loaded { machine, store, head })
 }
 
-/// Runs `work` on a thread of its own. It may go on there when nobody waits for it any more.
+/// Runs `work` on a thread of its own with a time limit. After the limit the work continues there,
+/// but its result is discarded.
 fn within(
     at_most: Duration,
     work: impl FnOnce() -> Result<Loaded, String> + Send + 'static,
@@ -261,5 +267,5 @@ fn within(
         drop(sender.send(work()));
     });
     spawned.map_err(|error| error.to_string())?;
-    receiver.recv_timeout(at_most).map_err(|error| format!("it could not be loaded: {error}"))?
+    receiver.recv_timeout(at_most).map_err(|error| format!("it cannot be loaded: {error}"))?
 }

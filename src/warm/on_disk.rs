@@ -1,13 +1,17 @@
-//! The store on disk: sled 0.34. The one file that names it.
+//! The store on disk, based on sled 0.34. No other file uses sled.
 //!
-//! What is known of it, and what is done about it (docs/decisions/warm-copy.md has the figures):
+//! Known properties of sled, and their consequences (see docs/decisions/warm-copy.md for
+//! measurements):
 //!
-//! - Its `flush` survives the death of the process and not a power cut: so it is trusted after one only
-//!   if it was closed in good order, every file synced by us.
-//! - It panics on files that it does not understand: so every call is caught (`super::guard`).
-//! - A record costs tens of microseconds and a large one hardly more: so records are pages of rows.
-//! - Its file never shrinks: so a copy that has grown too large is written anew elsewhere.
-//! - Its thread for flushing is not started: the worker flushes.
+//! - Data after `flush` survives the death of the process but not a power cut. Therefore a store is
+//!   trusted after a power cut only if it was closed properly, with every file synced by this
+//!   module.
+//! - It panics on files that it does not understand. Therefore panics of every call are caught
+//!   (`super::guard`).
+//! - A record costs tens of microseconds, and a large one hardly more. Therefore a record is a page
+//!   of rows.
+//! - Its file never shrinks. Therefore a copy that has grown too large is rewritten elsewhere.
+//! - Its flush thread is disabled, because the worker flushes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,8 +22,8 @@ use bytes::Bytes;
 use super::store::{Batch, CopyStore, Store, StoreError, Visit};
 use crate::env::{Disk, OpenMode};
 
-/// How much memory its cache may take, in bytes. It takes several times that; the copy is written once
-/// and read once, so a cache is worth nothing.
+/// Size limit of its cache in bytes. The actual use is several times larger. A copy is written once
+/// and read once, so a cache is useless.
 const CACHE_BYTES: u64 = 8 << 20;
 
 /// Stores on the disk of this machine.
@@ -113,7 +117,7 @@ impl Store for DiskStore {
     }
 }
 
-/// Syncs every file in `dir`, and the names. sled keeps large records in a directory below its own.
+/// Syncs every file in `dir` and the directory. sled keeps large records in a subdirectory.
 fn sync_all(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
     for name in disk.list(dir)? {
         let path = dir.join(name);

@@ -1,8 +1,8 @@
-//! What a copy is kept in: records by key, changed by atomic batches.
+//! The storage interface of a copy: a key-value store with atomic batches.
 //!
-//! A [`CopyStore`] makes stores and takes them away, each in a directory of its own. Neither knows what the
-//! records mean. Nothing here is ever the truth: a store may lose everything at any time, or fail, or
-//! panic, as long as what it hands out later can be judged by whoever wrote it.
+//! A [`CopyStore`] creates and removes stores, each in a directory of its own. Neither interprets the
+//! records. A store is never authoritative: it may lose everything at any time, fail, or panic. The
+//! only requirement is that the writer can verify the records that it returns later.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,53 +12,53 @@ use thiserror::Error;
 
 /// Records by key.
 pub(crate) trait Store: Send {
-    /// Makes all changes of the batch or none of them.
+    /// Applies all changes of the batch or none of them.
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError>;
 
-    /// The record with this key.
+    /// Returns the record with this key.
     fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError>;
 
-    /// Shows every record from `first` on, in key order, until `visit` says that it has seen enough.
+    /// Passes every record from `first` on to `visit`, in key order, until `visit` stops the scan.
     fn scan(
         &mut self,
         first: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
     ) -> Result<(), StoreError>;
 
-    /// Hands what was written to the operating system, so that it outlives the process. It need not
-    /// outlive the machine.
+    /// Passes all writes to the operating system, so that they survive the process. They need not
+    /// survive a reboot.
     fn flush(&mut self) -> Result<(), StoreError>;
 
-    /// How much room it takes on the disk, in bytes.
+    /// Returns the space that the store takes on disk, in bytes.
     fn disk_bytes(&self) -> Result<u64, StoreError>;
 
-    /// Writes and syncs everything, so that it outlives the machine too.
+    /// Writes and syncs everything, so that it survives a reboot too.
     fn close(self: Box<Self>) -> Result<(), StoreError>;
 }
 
-/// Whether a scan goes on.
+/// Whether a scan continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Visit {
     On,
     Enough,
 }
 
-/// Makes stores.
+/// Creates and removes stores.
 pub(crate) trait CopyStore: Send + Sync {
-    /// Opens the store in `dir`; an empty one, if there is none.
+    /// Opens the store in `dir`. Creates an empty one if there is none.
     fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError>;
 
-    /// Whether there is a store in `dir`.
+    /// Returns whether there is a store in `dir`.
     fn holds(&self, dir: &Path) -> bool;
 
-    /// Removes the store in `dir` with everything in it. Fine if there is none.
+    /// Removes the store in `dir` with all its contents. Succeeds if there is none.
     fn remove(&self, dir: &Path) -> io::Result<()>;
 
-    /// The stores beside each other in `parent`.
+    /// Returns the directories of the stores in `parent`.
     fn list(&self, parent: &Path) -> io::Result<Vec<PathBuf>>;
 }
 
-/// Changes that are made together, in key order.
+/// Changes that are applied together.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Batch {
     changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
@@ -79,10 +79,10 @@ impl Batch {
         self.changes.is_empty()
     }
 
-    /// What is to be done, sorted by key: a tree takes neighbours together most cheaply.
+    /// Returns the changes sorted by key, which is the cheapest order for a tree.
     ///
     /// # Panics
-    /// If a key is in it twice.
+    /// Panics if a key occurs twice.
     pub(crate) fn into_sorted(mut self) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         self.changes.sort_by(|a, b| a.0.cmp(&b.0));
         assert!(self.changes.windows(2).all(|pair| pair[0].0 < pair[1].0), "one change a record");
@@ -90,17 +90,17 @@ impl Batch {
     }
 }
 
-/// Why a store is of no use any more.
+/// The reason why a store is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum StoreError {
-    /// It says so itself, or the disk does.
+    /// The store or the disk returned an error.
     #[error("{0}")]
     Failed(String),
-    /// It panicked.
-    #[error("it panicked: {0}")]
+    /// The store panicked.
+    #[error("the store panicked: {0}")]
     Fell(String),
-    /// It has failed before and was not asked again.
-    #[error("it failed before")]
+    /// The store failed earlier and was not called again.
+    #[error("the store failed earlier")]
     Gone,
 }
 

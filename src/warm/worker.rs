@@ -3,14 +3,15 @@
 //! ```text
 //!   nothing ----> building: base, changes ----> following: changes, head, every two seconds
 //!      ^                      |                     |
-//!      |   store failed       |                     | grown to twice the state, or fell behind what
-//!      +----------------------+---------------------+ is remembered: another copy is built, this one
-//!                                                     stays until that one is complete
+//!      |   store failed       |                     | grown to twice the state, or fell behind the
+//!      +----------------------+---------------------+ remembered changes: a new copy is built, this
+//!                                                     one stays until the new one is complete
 //! ```
 //!
-//! It works in turns of a few milliseconds and rests nine times as long after each, so that it never
-//! takes more than a tenth of a core; while the node is under load it pauses. It may lag as long as it
-//! likes. What goes wrong costs the copy, never the node: it is set aside and built anew, a few times.
+//! It works in turns of a few milliseconds and rests nine times as long after each, so it never
+//! takes more than a tenth of a core. While the node is under load it pauses. It may lag without
+//! limit. A failure affects only the copy, never the node: the copy is discarded and rebuilt, a
+//! limited number of times.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,81 +27,81 @@ use crate::env::Env;
 use crate::machine::{Image, Reader};
 use crate::model::{Moment, Revision};
 
-/// For each moment of work, how many of rest.
+/// Rest after a turn, as a multiple of the turn's duration.
 const REST_FACTOR: u32 = 9;
 
-/// The least rest after a turn that has more to do.
+/// Minimum rest after a turn that has more to do.
 const REST_MIN: Duration = Duration::from_millis(5);
 
-/// How long after one round the next begins.
+/// Interval between rounds.
 pub(super) const ROUND_EVERY: Duration = Duration::from_secs(2);
 
-/// Above this many revisions a second the node is under load, and the worker pauses.
+/// Number of revisions per second above which the node is under load and the worker pauses.
 const LOAD_REVISIONS_PER_SECOND: u64 = 20_000;
 
-/// Over what time the load is measured.
+/// Period over which the load is measured.
 const LOAD_WINDOW: Duration = Duration::from_secs(1);
 
-/// After how many failures of its store there is no copy any more until the node starts again.
+/// Number of failures of its store after which there is no copy until the node restarts.
 const FAILURES_MAX: u32 = 3;
 
-/// How long after a failure, or after falling behind, another copy is begun.
+/// Pause after a failure, or after falling behind, before a new copy is begun.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// How long a stop in good order goes on writing what is missing.
+/// Time limit for writing the missing data during a proper shutdown.
 const STOP_MAX: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The worker. See the module page.
 pub(crate) struct Worker {
     env: Env,
     store: Arc<dyn CopyStore>,
-    /// Where the mark and the copies are.
+    /// Directory of the manifest and the copies.
     dir: PathBuf,
     sizes: Sizes,
     manifest: Manifest,
     reader: Reader,
     post: Arc<WriteBehindQueue>,
     copy: Option<Open>,
-    /// An image that has come and is not used yet.
+    /// An image that has arrived and is not used yet.
     image: Option<Image>,
     failures: u32,
-    /// No other copy is begun before.
+    /// No new copy is begun before this time.
     not_before: Moment,
     load: Load,
-    /// Whether there may be stores that nobody needs.
+    /// Whether there may be unneeded stores.
     litter: bool,
 }
 
-/// The copy that is being built or followed.
+/// The copy that is being built or kept up to date.
 struct Open {
     number: u64,
     copy: Copy,
 }
 
-/// How fast the state changes.
+/// The rate of changes of the state.
 struct Load {
     since: Moment,
     revision: Revision,
     is_high: bool,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WarmTurn {
     /// The next turn is due after this rest.
     Rest(Duration),
-    /// The node has stopped: no more turns.
+    /// The node has stopped: there are no more turns.
     Ended,
 }
 
-/// What is left to do after some work, until something happens.
+/// Whether more work is available immediately.
 enum Left {
     More,
     Nothing,
 }
 
 impl Worker {
-    /// A worker that follows what `reader` reads.
+    /// Creates a worker that follows the state of `reader`.
     pub(super) fn new(
         opened: Opened,
         manifest: Manifest,
@@ -163,7 +164,7 @@ impl Worker {
         })
     }
 
-    /// How often its store has failed.
+    /// Returns the number of failures of its store.
     #[cfg(test)]
     pub(super) fn failures(&self) -> u32 {
         self.failures
@@ -188,7 +189,7 @@ impl Worker {
         Ok(Left::Nothing)
     }
 
-    /// Begins another copy, if it is time.
+    /// Begins a new copy if it is time.
     fn begin(&mut self, now: Moment) -> Result<Left, CopyError> {
         if now < self.not_before || self.failures >= FAILURES_MAX {
             return Ok(Left::Nothing);
@@ -202,12 +203,12 @@ impl Worker {
         Ok(Left::More)
     }
 
-    /// The copy that is open becomes one of the state as of `image`, and the one to be loaded.
+    /// Completes the open copy for the state as of `image`, and makes it the copy to load.
     fn complete(&mut self, image: Image) -> Result<(), CopyError> {
         let Some(open) = &mut self.copy else { return Ok(()) };
         let head = image.head();
         if head.revision > self.reader.revision() || !open.copy.suits(head) {
-            return Ok(()); // It was taken too early: another will come.
+            return Ok(()); // The image was taken too early: another one will come.
         }
         if open.copy.applied() < Some(head.index) {
             open.copy.complete(&self.reader, image)?;
@@ -221,13 +222,13 @@ impl Worker {
         }
         if open.copy.is_overgrown(self.reader.bytes()) {
             let bytes = open.copy.disk_bytes()?;
-            tracing::debug!(bytes, "the warm copy of the state has grown and is written anew");
+            tracing::debug!(bytes, "rebuilding warm copy: it has grown too large");
             self.retire()?;
         }
         Ok(())
     }
 
-    /// Closes the copy in good order; it stays the one to be loaded until there is another.
+    /// Closes the copy properly. It stays the copy to load until there is a new one.
     fn retire(&mut self) -> Result<(), CopyError> {
         let Some(Open { number, copy }) = self.copy.take() else { return Ok(()) };
         let applied = copy.applied();
@@ -257,38 +258,38 @@ impl Worker {
         }
     }
 
-    /// The copy that is open is of no use any more.
+    /// Discards the open copy, which is unusable.
     fn fail(&mut self, error: &CopyError) {
         self.image = None;
         self.litter = true;
         self.not_before = self.env.clock.now() + AGAIN_AFTER;
         if let CopyError::Forgotten(_) = error {
-            tracing::debug!(%error, "the warm copy of the state has fallen behind and is begun anew");
+            tracing::debug!(%error, "rebuilding warm copy: it has fallen behind");
             if let Err(error) = self.retire() {
                 self.fail(&error);
             }
             return;
         }
         self.failures += 1;
-        tracing::warn!(%error, failures = self.failures, "the warm copy of the state is set aside");
+        tracing::warn!(%error, failures = self.failures, "discarded warm copy");
         if let Some(open) = self.copy.take() {
             self.forget_if(open.number);
         }
     }
 
-    /// This copy is not to be loaded.
+    /// Marks this copy as not to be loaded.
     fn forget_if(&mut self, number: u64) {
         if self.manifest.copy == Some(number) {
             self.forget();
         }
     }
 
-    /// No copy is to be loaded.
+    /// Marks all copies as not to be loaded.
     fn forget(&mut self) {
         let manifest = Manifest { copy: None, stop: None, ..self.manifest.clone() };
         if let Err(error) = self.write_mark(manifest) {
-            // What it names will be judged again, and by its digest.
-            tracing::warn!(%error, "the manifest of the warm copy could not be written");
+            // The named copy will be checked again at the next start, including its digest.
+            tracing::warn!(%error, "cannot write the manifest of the warm copy");
         }
     }
 
@@ -296,7 +297,8 @@ impl Worker {
         self.image = None;
         if self.copy.take().is_some() || self.manifest.copy.is_some() {
             self.forget();
-            // Also where there is no room for a mark: what it names is not there then, and is not looked for.
+            // This also applies if there is no room for a manifest: the named copy no longer exists
+            // then, and will not be found.
             self.manifest.copy = None;
             self.litter = true;
         }
@@ -305,7 +307,7 @@ impl Worker {
         }
     }
 
-    /// Removes a store that nobody needs. True if there may be more.
+    /// Removes an unneeded store. Returns true if there may be more.
     fn clear_away(&self) -> bool {
         let needed = [self.manifest.copy, self.copy.as_ref().map(|open| open.number)];
         let Ok(dirs) = self.store.list(&self.dir) else { return false };
@@ -316,7 +318,7 @@ impl Worker {
         match self.store.remove(dir) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(%error, dir = %dir.display(), "an old warm copy stays");
+                tracing::warn!(%error, dir = %dir.display(), "cannot remove old warm copy");
                 false
             }
         }
@@ -341,12 +343,12 @@ impl Load {
     }
 }
 
-/// Where the store of a copy is.
+/// Returns the directory of a copy's store.
 pub(super) fn store_dir(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("copy-{number}"))
 }
 
-/// The number of the copy whose store is there, if it is one.
+/// Returns the number of the copy in this directory, if it is one.
 fn number_of(dir: &Path) -> Option<u64> {
     dir.file_name()?.to_str()?.strip_prefix("copy-")?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Where the driver and the worker of the warm copy meet. Neither waits for the other.
+//! The channel between the driver and the worker of the warm copy. Neither waits for the other.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::machine::Image;
 use crate::model::LogIndex;
 
-/// Nothing is wanted.
+/// Means that no image is wanted.
 const NOTHING: u64 = u64::MAX;
 
-/// See the module.
+/// The channel. See the module page.
 pub(crate) struct WriteBehindQueue {
-    /// An image of anything after this index is wanted.
+    /// An image of any state after this index is wanted.
     wanted_after: AtomicU64,
     scarce: AtomicBool,
     state: Mutex<State>,
@@ -25,11 +25,11 @@ struct State {
     end: Option<End>,
 }
 
-/// How a node ends, as far as the copy is concerned.
+/// The end of the node.
 pub(super) enum End {
-    /// In good order, with the last state.
+    /// A proper shutdown, with the last state.
     Orderly(Box<Image>),
-    /// Any other way.
+    /// Any other end.
     Abrupt,
 }
 
@@ -43,29 +43,29 @@ impl WriteBehindQueue {
         })
     }
 
-    /// Whether the worker would make use of an image at `applied`. Costs the driver one look.
+    /// Returns whether the worker wants an image at `applied`. Costs the driver one atomic load.
     pub(crate) fn wants(&self, applied: LogIndex) -> bool {
         applied.get() > self.wanted_after.load(Ordering::Acquire)
     }
 
-    /// Hands over an image whose rows are published. Its rows are not held back from the sweep.
+    /// Delivers an image whose rows are published. The image does not hold back the sweep.
     pub(crate) fn deliver(&self, image: Image) {
         self.wanted_after.store(NOTHING, Ordering::Release);
         self.lock().image = Some(image.without_rows());
         self.bell.notify_one();
     }
 
-    /// Whether there is too little room on the disk: then the copy gives its own back.
+    /// Sets whether disk space is scarce, in which case the copy is removed.
     pub(crate) fn set_scarce(&self, scarce: bool) {
         self.scarce.store(scarce, Ordering::Release);
     }
 
-    /// The node stops in good order, with this state.
+    /// Reports a proper shutdown with this final state.
     pub(crate) fn stop(&self, last: Image) {
         self.end(End::Orderly(Box::new(last.without_rows())));
     }
 
-    /// The node stops at once.
+    /// Reports an immediate stop.
     pub(crate) fn abandon(&self) {
         self.end(End::Abrupt);
     }
@@ -91,7 +91,7 @@ impl WriteBehindQueue {
         self.lock().end.take()
     }
 
-    /// Waits until something comes, no longer than `at_most`.
+    /// Waits until something arrives, at most for `at_most`.
     pub(super) fn wait(&self, at_most: Duration) {
         let state = self.lock();
         let quiet = |state: &mut State| state.end.is_none() && state.image.is_none();

@@ -1,18 +1,19 @@
-//! The past, as a watcher that is behind reads it. A door, so that tests can act while it is read.
+//! The interface through which a watcher that is behind reads past changes. It is a trait so that
+//! tests can interfere during a read.
 
 use crate::machine::{HistoryPage, Reader};
 use crate::model::{KeyRange, Rejection, Revision};
 
-/// The changes that the replica remembers. Shows a revision before the hub publishes it.
+/// The changes that the replica remembers. It shows a revision before the hub publishes it.
 pub trait History: Send + Sync + 'static {
-    /// The newest revision that can be read. Never goes back.
+    /// Returns the newest revision that can be read. It never decreases.
     fn revision(&self) -> Revision;
 
-    /// The changes of `range` from revision `from` on: whole revisions, about `bytes_max` of them
-    /// and at least one.
+    /// Returns the changes of `range` from revision `from` on: complete revisions, about
+    /// `bytes_max` bytes of them, but at least one revision.
     ///
     /// # Errors
-    /// If `from` is below what is left.
+    /// Fails if `from` is older than the remembered history.
     fn events(
         &self,
         range: &KeyRange,
@@ -21,7 +22,7 @@ pub trait History: Send + Sync + 'static {
     ) -> Result<HistoryPage, Compacted>;
 }
 
-/// The history before this revision is gone.
+/// The history before this revision is compacted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compacted(pub Revision);
 

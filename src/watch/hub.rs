@@ -1,4 +1,4 @@
-//! The hub: where the driver publishes and watchers come and go.
+//! The hub, through which the driver publishes changes to watchers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,30 +15,30 @@ use crate::machine::Change;
 use crate::model::{Event, Revision};
 use crate::mutant::{self, Mutant};
 
-/// The watches of one replica. One driver publishes; watchers are made, read and dropped on any
-/// thread.
+/// The watches of one replica. A single driver publishes; watchers are created, read and dropped on
+/// any thread.
 pub struct Hub {
     history: Box<dyn History>,
     limits: WatchLimits,
-    /// The revision published last.
+    /// The last published revision.
     visible: VisibleRevision,
-    /// Why no more will be published. Written under the lock, read without.
+    /// The reason why nothing more will be published. Written under the lock, read without it.
     closed: OnceLock<Arc<str>>,
     state: Mutex<State>,
-    /// How often a watcher had to leave the index because its inbox was full.
+    /// Number of times that a watcher left the index because its inbox was full.
     overflows: AtomicU64,
-    /// Watchers that have not been dropped.
+    /// Number of watchers that have not been dropped.
     open: AtomicUsize,
 }
 
 struct State {
     index: Index,
-    /// Of the next watcher.
+    /// Id of the next watcher.
     id: WatcherId,
 }
 
 impl Hub {
-    /// A hub for a replica that has made visible what `history` shows now.
+    /// Creates a hub for a replica whose visible state is the current one of `history`.
     pub fn new(history: impl History, limits: WatchLimits) -> Arc<Self> {
         assert!(limits.queue_revisions_max > 0, "a queue has room for at least one revision");
         Arc::new(Self {
@@ -52,11 +52,12 @@ impl Hub {
         })
     }
 
-    /// Starts a watch. What is wrong with it, a compacted start or a node that has stopped, is the
-    /// first thing that it yields.
+    /// Starts a watch. If the start revision is compacted or the node has stopped, the watch yields
+    /// the error as its first item.
     pub fn watch(self: &Arc<Self>, request: WatchRequest) -> Watcher {
         let WatchRequest { range, from, prev_kv, filter } = request;
-        // The caller may have read a revision that is not published yet: it is before the creation.
+        // The caller may have read a revision that is not published yet. It counts as before the
+        // creation of the watch.
         let seen = self.history.revision();
         let mut state = self.lock();
         let visible = self.visible();
@@ -77,17 +78,18 @@ impl Hub {
         Watcher::new(Arc::clone(self), inbox, prev_kv, created_at, start)
     }
 
-    /// Hands on what has become visible in the history: every change since the last call, in order,
-    /// up to `visible`. Waits for no consumer. After [`close`](Self::close) it does nothing.
+    /// Publishes what has become visible in the history: every change since the last call, in
+    /// order, up to `visible`. Does not wait for any consumer. After [`close`](Self::close) it does
+    /// nothing.
     ///
-    /// For each event it costs O(log n) comparisons of keys among n watchers that keep up, and for
-    /// each watcher that gets something one pointer in its queue and one wake-up.
+    /// For each event the cost is O(log n) key comparisons among n live watchers. For each watcher
+    /// that receives it, the cost is one pointer in its queue and one wake-up.
     pub fn publish(&self, changes: &[Change], visible: Revision) {
         let mut state = self.lock();
         if self.closed.get().is_some() {
             return;
         }
-        // Judged before anything is pushed, so that no publication stops halfway.
+        // Checked before anything is pushed, so that no publication stops halfway.
         let mut newest = self.visible();
         for Change { revision, .. } in changes {
             assert!(*revision == newest.next(), "revision {revision} published after {newest}");
@@ -125,9 +127,9 @@ impl Hub {
         wake(wakers);
     }
 
-    /// Tells that the replica has taken over a later state: everything up to `visible` has happened,
-    /// and the history shows it already, as far as it is not compacted. Watchers that wait for some of
-    /// it read it there, or learn there that it is gone. Waits for no consumer.
+    /// Reports that the replica has installed a later state: everything up to `visible` has
+    /// happened, and the history shows it unless it is compacted. Watchers that need some of it
+    /// read it from the history, or receive `Compacted`. Does not wait for any consumer.
     pub fn installed(&self, visible: Revision) {
         let mut state = self.lock();
         let before = self.visible();
@@ -137,7 +139,7 @@ impl Hub {
         assert!(visible > before, "a state at {visible} was installed after {before}");
         let mut missed: Vec<Arc<Inbox>> = Vec::new();
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
-            // Before the revision is visible: a live watcher would take it for delivered.
+            // Before the revision is visible, because a live watcher would consider it delivered.
             if inbox.miss(before.next(), visible) && !mutant::is(Mutant::B31) {
                 missed.push(inbox);
             } else {
@@ -150,8 +152,8 @@ impl Hub {
         wake(wakers);
     }
 
-    /// Ends all watches, because of `why`: each yields what is queued for it, then
-    /// [`WatchError::Closed`](super::WatchError::Closed). The first call counts.
+    /// Ends all watches with the reason `why`: each yields its queue and then
+    /// [`WatchError::Closed`](super::WatchError::Closed). Only the first call has an effect.
     pub fn close(&self, why: &str) {
         let mut state = self.lock();
         if self.closed.set(why.into()).is_err() {
@@ -165,33 +167,34 @@ impl Hub {
         wake(wakers);
     }
 
-    /// How many watchers keep up, and so take part in publications.
+    /// Returns the number of live watchers, to which publications are pushed.
     pub fn live(&self) -> usize {
         self.lock().index.len()
     }
 
-    /// The number of watchers that have not been dropped.
+    /// Returns the number of watchers that have not been dropped.
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// The number of open watchers that take no part in publications.
+    /// Returns the number of open watchers that are behind, to which nothing is pushed.
     pub fn behind(&self) -> usize {
         let live = self.live();
         self.open().saturating_sub(live)
     }
 
-    /// How often a watcher fell behind because its inbox was full: it goes on from the history.
+    /// Returns how often a watcher fell behind because its inbox was full, so that it continued
+    /// from the history.
     pub fn overflows(&self) -> u64 {
         self.overflows.load(Ordering::Relaxed)
     }
 
-    /// The revision published last.
+    /// Returns the last published revision.
     pub(super) fn visible(&self) -> Revision {
         self.visible.get()
     }
 
-    /// The same, to be read under another lock.
+    /// Returns the cell with the visible revision, to be read under another lock.
     pub(super) fn visible_cell(&self) -> &VisibleRevision {
         &self.visible
     }
@@ -208,8 +211,8 @@ impl Hub {
         &self.limits
     }
 
-    /// Makes a watcher live that needs nothing before `next` any more, unless that has been
-    /// published meanwhile. Says whether it is live now.
+    /// Makes a watcher live that needs nothing before `next`, unless that revision has been
+    /// published meanwhile. Returns whether it is live now.
     pub(super) fn join(&self, inbox: &Arc<Inbox>, next: Revision) -> bool {
         let mut state = self.lock();
         if self.visible() >= next || self.closed.get().is_some() {
@@ -220,12 +223,12 @@ impl Hub {
         true
     }
 
-    /// Forgets a watcher.
+    /// Removes a watcher.
     pub(super) fn part(&self, inbox: &Inbox) {
         let mut state = self.lock();
         let live = inbox.is_live();
         let removed = state.index.remove(inbox.range(), inbox.id());
-        // Called by a drop: a second panic would abort the host.
+        // Called by a drop, where a second panic would abort the host process.
         assert!(
             removed.is_some() == live || std::thread::panicking(),
             "the index holds the live watchers and no others"
@@ -237,7 +240,7 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // After a panic of the driver, watchers must still be told that the node has stopped.
+        // After a panic of the driver, watchers must still learn that the node has stopped.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -248,13 +251,13 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// What an event holds in memory.
+/// Returns the memory that an event takes.
 fn event_bytes(event: &Event) -> usize {
     let prev = event.prev.as_ref().map_or(0, |prev| prev.key.len() + prev.value.len());
     event.kv.key.len() + event.kv.value.len() + prev + size_of::<Event>()
 }
 
-/// Wakes consumers. To be called with no lock held.
+/// Wakes consumers. Must be called without any lock held.
 fn wake(wakers: Vec<Waker>) {
     for waker in wakers {
         waking(|| waker.wake());

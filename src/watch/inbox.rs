@@ -1,4 +1,4 @@
-//! What waits for one watcher: written by publications, emptied by the watcher's consumer.
+//! The queue of one watcher: filled by publications, emptied by the watcher's consumer.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -11,7 +11,7 @@ use super::visible::{Raised, VisibleRevision};
 use crate::model::{Event, KeyRange, Revision};
 use crate::mutant::{self, Mutant};
 
-/// The meeting place of a watcher and the publications that concern it.
+/// The queue between publications and a watcher.
 pub(super) struct Inbox {
     id: WatcherId,
     range: KeyRange,
@@ -20,39 +20,39 @@ pub(super) struct Inbox {
 }
 
 struct Queue {
-    /// In the order of their revisions, each revision once.
+    /// Ordered by revision, each revision once.
     entries: VecDeque<Entry>,
-    /// The sum of the entries' bytes.
+    /// Sum of the entries' bytes.
     bytes: usize,
     position: Position,
-    /// Whether the publication that runs has put something in.
+    /// Whether the current publication has added something.
     touched: bool,
     waker: Option<Waker>,
 }
 
-/// Where the watcher stands, as far as publications are concerned.
+/// The watcher's position relative to publications.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
-    /// In the index. Gets what is published from this revision on.
+    /// In the index. Receives everything published from this revision on.
     Live(Revision),
-    /// Not in the index (or, while a publication runs, about to be taken out). Everything below
-    /// this revision is in the queue or has been taken; from it on, the consumer reads the history.
+    /// Not in the index, or about to be removed by the current publication. Everything before this
+    /// revision is in the queue or has been taken. From it on, the consumer reads the history.
     Behind(Revision),
 }
 
-/// One revision in which something happened to the range.
+/// One revision with changes in the watcher's range.
 pub(super) struct Entry {
     revision: Revision,
-    /// All that the revision did, shared by all watchers.
+    /// All events of the revision, shared by all watchers.
     events: Arc<[Event]>,
-    /// The events of this watcher lie here, perhaps with others between them.
+    /// The events of this watcher are between `first` and `last`, possibly with others in between.
     first: u32,
     last: u32,
     bytes: usize,
 }
 
 impl Entry {
-    /// The events among which those of the watcher are.
+    /// Returns the events that contain those of the watcher.
     pub(super) fn events(&self) -> &[Event] {
         &self.events[self.first as usize..=self.last as usize]
     }
@@ -64,39 +64,40 @@ pub(super) struct Published<'a> {
     pub(super) revision: Revision,
     /// All events of the revision.
     pub(super) events: &'a Arc<[Event]>,
-    /// Which of them this is.
+    /// Position of this event among them.
     pub(super) at: u32,
-    /// What all of them hold.
+    /// Memory of all these events in bytes.
     pub(super) bytes: usize,
 }
 
-/// What became of an event.
+/// The result of pushing an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Push {
-    /// Queued; the first of this publication: call [`Inbox::announce`] at its end.
+    /// Queued, as the first of this publication. The caller must call [`Inbox::announce`] at its
+    /// end.
     First,
-    /// Queued, or not for this watcher.
+    /// Queued, or filtered out.
     Done,
-    /// There is no room: take the watcher out of the index.
+    /// There is no room. The caller must remove the watcher from the index.
     Full,
 }
 
-/// What a consumer found in its inbox.
+/// The contents that a consumer has taken from its inbox.
 pub(super) struct Taken {
     pub(super) entries: VecDeque<Entry>,
-    /// With these entries, everything up to here has been taken.
+    /// With these entries, everything up to this revision has been taken.
     pub(super) through: Revision,
-    /// Whether the consumer has to continue from the history.
+    /// Whether the consumer must continue from the history.
     pub(super) behind: bool,
 }
 
 impl Inbox {
-    /// The inbox of a watcher that waits for `start` and is to be put into the index.
+    /// Creates the inbox of a watcher that waits for `start` and will be added to the index.
     pub(super) fn live(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
         Self::new(id, range, filter, Position::Live(start))
     }
 
-    /// The inbox of a watcher that has to read the history from `start` on.
+    /// Creates the inbox of a watcher that must read the history from `start` on.
     pub(super) fn behind(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
         Self::new(id, range, filter, Position::Behind(start))
     }
@@ -115,12 +116,12 @@ impl Inbox {
         &self.range
     }
 
-    /// Whether an event is one of this watcher's, if its revision is.
+    /// Returns whether an event matches this watcher, apart from its revision.
     pub(super) fn wants(&self, event: &Event) -> bool {
         self.filter.passes(event.kind) && self.range.contains(&event.kv.key)
     }
 
-    /// Puts an event in whose key is in the range.
+    /// Adds an event whose key is in the range.
     pub(super) fn push(&self, published: Published<'_>, limits: &WatchLimits) -> Push {
         let Published { revision, events, at, bytes } = published;
         if !self.filter.passes(events[at as usize].kind) {
@@ -154,25 +155,25 @@ impl Inbox {
         if mem::replace(&mut queue.touched, true) { Push::Done } else { Push::First }
     }
 
-    /// Ends the publication that has put something in, after its revisions have become visible. The
-    /// waker is to be woken with no lock held.
+    /// Ends the publication that has added something, after its revisions have become visible. The
+    /// returned waker must be woken without any lock held.
     pub(super) fn announce(&self, _: &Raised) -> Option<Waker> {
         let mut queue = self.lock();
         queue.touched = false;
         queue.waker.take()
     }
 
-    /// Takes what is visible. If there is nothing, and nothing to read either, `waker` is parked
-    /// under the same lock, so that no publication falls between.
+    /// Takes the visible entries. If there are none, and no history to read either, registers
+    /// `waker` under the same lock, so that no publication is missed.
     pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> Taken {
         let waker = waker.cloned();
         let mut queue = self.lock();
-        // Read under the lock: what was published up to here has been pushed.
+        // Read under the lock: everything published up to this revision has been pushed.
         let visible = visible.get();
         let entries = match queue.entries.iter().rposition(|entry| entry.revision <= visible) {
             None => VecDeque::new(),
             Some(last) if last + 1 == queue.entries.len() => mem::take(&mut queue.entries),
-            // A publication is under way.
+            // A publication is in progress.
             Some(last) => queue.entries.drain(..=last).collect(),
         };
         queue.bytes -= entries.iter().map(|entry| entry.bytes).sum::<usize>();
@@ -186,13 +187,14 @@ impl Inbox {
         let old =
             if idle && waker.is_some() { mem::replace(&mut queue.waker, waker) } else { None };
         drop(queue);
-        // Not before: dropping a waker may drop a task, and with it watchers.
+        // Dropped last, because dropping a waker may drop a task, and with it watchers.
         drop(old);
         Taken { entries, through, behind }
     }
 
-    /// What happened from `from` through `through` is not told one by one: a live watcher that waits
-    /// for some of it has to read it, and is no live one any more. True if it is.
+    /// Reports that the changes from `from` through `through` are not published individually. A
+    /// live watcher that needs some of them must read the history, so it stops being live. Returns
+    /// whether this applies.
     pub(super) fn miss(&self, from: Revision, through: Revision) -> bool {
         let mut queue = self.lock();
         match queue.position {
@@ -204,12 +206,13 @@ impl Inbox {
         }
     }
 
-    /// Whether the watcher stands in the index; to be asked under the hub's lock.
+    /// Returns whether the watcher is in the index. Must be called under the hub's lock.
     pub(super) fn is_live(&self) -> bool {
         matches!(self.lock().position, Position::Live(_))
     }
 
-    /// The consumer has read the history up to `start`, and the watcher is put into the index.
+    /// Records that the consumer has read the history up to `start` and the watcher is added to the
+    /// index.
     pub(super) fn rejoin(&self, start: Revision) {
         let mut queue = self.lock();
         assert!(queue.entries.is_empty(), "a watcher that reads history has taken its queue");
@@ -217,7 +220,7 @@ impl Inbox {
         queue.position = Position::Live(start);
     }
 
-    /// Takes the watcher out of circulation: it gets nothing any more, and is not in the index.
+    /// Marks the watcher as removed from the index, so that it receives nothing more.
     pub(super) fn leave(&self, at: Revision) -> Option<Waker> {
         let mut queue = self.lock();
         if matches!(queue.position, Position::Live(_)) {
@@ -227,7 +230,7 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // See the hub's lock.
+        // The reason is the same as for the hub's lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -253,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_queue_holds_no_more_than_its_limits_or_one_revision() {
-        // (revisions at most, bytes at most, bytes of each revision) -> how many are kept
+        // (maximum revisions, maximum bytes, bytes of each revision) -> number of revisions kept
         let cases =
             [(4, 1_000, 10, 4), (4, 25, 10, 2), (4, 10, 10, 1), (4, 5, 10, 1), (1, 99, 1, 1)];
         for (queue_revisions_max, queue_bytes_max, bytes, kept) in cases {
@@ -305,13 +308,13 @@ mod tests {
         let look =
             |visible| inbox.take(&VisibleRevision::new(Revision(visible)), Some(Waker::noop()));
         let raised = VisibleRevision::new(Revision(1)).raise(Revision(2));
-        // Nothing is there, or nothing that may be taken yet.
+        // There is nothing, or nothing visible yet.
         assert!(look(1).entries.is_empty());
         assert!(inbox.announce(&raised).is_some());
         assert_eq!(push(2), Push::First);
         assert!(look(1).entries.is_empty());
         assert!(inbox.announce(&raised).is_some());
-        // Something is there.
+        // There is an entry.
         assert_eq!(look(2).entries.len(), 1);
         assert!(inbox.announce(&raised).is_none());
         // There is history to read.

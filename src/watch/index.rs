@@ -1,17 +1,18 @@
-//! Which live watchers a key concerns.
+//! The index from keys to the live watchers of those keys.
 //!
-//! Single keys stand in an ordered map. Ranges stand in an interval tree: a treap ordered by the
-//! start of the range, in which each node knows how far the ranges below it reach.
+//! Single keys are in an ordered map. Ranges are in an interval tree: a treap ordered by the start
+//! of the range, in which each node knows the greatest end of the ranges in its subtree.
 //!
 //! ```text
-//!              [c, f) reach i            Looking for g: nothing in a subtree whose reach is at or
-//!             /              \           before g covers it; nothing to the right of a node that
-//!     [a, i) reach i     [d, e) reach e  starts after g covers it.
+//!              [c, f) reach i            Looking for g: a subtree whose reach is at or before g
+//!             /              \           cannot contain it; neither can the right subtree of a
+//!     [a, i) reach i     [d, e) reach e  node that starts after g.
 //! ```
 //!
-//! With n watchers, adding and removing one costs O(log n) comparisons of keys; a lookup with m
-//! matches at most O(log n) for each of them, and O(1) for each where ranges are equal or nested,
-//! which prefixes always are. The shape of the tree follows from the watchers' ids alone, so a seed replays.
+//! With n watchers, adding or removing one costs O(log n) key comparisons. A lookup with m matches
+//! costs at most O(log n) for each of them, and O(1) for each where ranges are equal or nested, as
+//! prefixes always are. The shape of the tree depends on the watchers' ids alone, so a seed replays
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,11 +22,11 @@ use bytes::Bytes;
 use super::inbox::Inbox;
 use crate::model::{KeyRange, RangeEnd};
 
-/// Names a watcher within its hub; never reused.
+/// The id of a watcher within its hub. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct WatcherId(pub(super) u64);
 
-/// The live watchers, by what they watch.
+/// The live watchers, by their ranges.
 #[derive(Default)]
 pub(super) struct Index {
     singles: BTreeMap<(Bytes, WatcherId), Arc<Inbox>>,
@@ -38,7 +39,7 @@ impl Index {
         self.len
     }
 
-    /// Adds a watcher that is not in it.
+    /// Adds a watcher that is not in the index.
     pub(super) fn insert(&mut self, inbox: Arc<Inbox>) {
         let (start, id) = (inbox.range().start().clone(), inbox.id());
         let end = match inbox.range().end() {
@@ -65,7 +66,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Takes a watcher out. `None` if it is not in.
+    /// Removes a watcher. Returns `None` if it is not in the index.
     pub(super) fn remove(&mut self, range: &KeyRange, id: WatcherId) -> Option<Arc<Inbox>> {
         let removed = if range.as_single().is_some() {
             self.singles.remove(&(range.start().clone(), id))
@@ -76,14 +77,14 @@ impl Index {
         removed
     }
 
-    /// Calls `visit` for each watcher that watches `key`.
+    /// Calls `visit` for each watcher of `key`.
     pub(super) fn each<'a>(&'a self, key: &Bytes, mut visit: impl FnMut(&'a Arc<Inbox>)) {
         let span = (key.clone(), WatcherId(0))..=(key.clone(), WatcherId(u64::MAX));
         self.singles.range(span).for_each(|(_, inbox)| visit(inbox));
         stab(&self.ranges, key, &mut visit);
     }
 
-    /// All of them, in no order that means anything.
+    /// Returns all watchers in an unspecified order.
     pub(super) fn into_inboxes(self) -> Vec<Arc<Inbox>> {
         let mut inboxes: Vec<_> = self.singles.into_values().collect();
         collect(self.ranges, &mut inboxes);
@@ -91,7 +92,7 @@ impl Index {
     }
 }
 
-/// The end of a range. Ordered: that which never ends is the last.
+/// The end of a range. An unbounded end sorts last.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum End {
     Before(Bytes),
@@ -113,9 +114,9 @@ struct Node {
     start: Bytes,
     id: WatcherId,
     end: End,
-    /// The last of the ends in this subtree.
+    /// The greatest end in this subtree.
     reach: End,
-    /// Not below that of any node of this subtree.
+    /// At least as high as that of any node of this subtree.
     priority: u64,
     inbox: Arc<Inbox>,
     left: Link,
@@ -127,7 +128,7 @@ impl Node {
         (&self.start, self.id)
     }
 
-    /// Computes `reach` again after the children have changed.
+    /// Recomputes `reach` after a change of the children.
     fn refresh(&mut self) {
         let children = [&self.left, &self.right].into_iter().flatten().map(|child| &child.reach);
         let reach = children.chain([&self.end]).max().expect("there is the node's own end");
@@ -137,7 +138,7 @@ impl Node {
     }
 }
 
-/// Spreads ids evenly (the finalizer of splitmix64), which keeps a treap balanced.
+/// Distributes ids evenly (the finalizer of splitmix64), which keeps the treap balanced.
 fn priority(id: WatcherId) -> u64 {
     let mut bits = id.0.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -172,7 +173,7 @@ fn remove(link: &mut Link, key: (&Bytes, WatcherId)) -> Option<Arc<Inbox>> {
     Some(removed)
 }
 
-/// The nodes before `key`, and the others.
+/// Splits a tree into the nodes before `key` and the others.
 fn split(link: Link, key: (&Bytes, WatcherId)) -> (Link, Link) {
     let Some(mut top) = link else { return (None, None) };
     if top.key() < key {
@@ -188,7 +189,7 @@ fn split(link: Link, key: (&Bytes, WatcherId)) -> (Link, Link) {
     }
 }
 
-/// One tree of two, where every node of `low` is before every node of `high`.
+/// Joins two trees. Every node of `low` must be before every node of `high`.
 fn merge(low: Link, high: Link) -> Link {
     match (low, high) {
         (None, other) | (other, None) => other,
@@ -248,7 +249,7 @@ mod tests {
         found
     }
 
-    /// Keys of two letters of four: all of them.
+    /// Returns all keys of two letters out of four.
     fn keys() -> impl Iterator<Item = [u8; 2]> {
         (0..16u8).map(|n| [b'a' + n / 4, b'a' + n % 4])
     }
@@ -304,7 +305,7 @@ mod tests {
         for id in 0..20_000 {
             index.insert(inbox(id, KeyRange::prefix(format!("{id:08}"))));
         }
-        // A random tree of so many has a depth of about 33.
+        // A random tree of this size has a depth of about 33.
         assert!(depth(&index.ranges) < 60, "{}", depth(&index.ranges));
         for id in 0..19_900 {
             index.remove(&KeyRange::prefix(format!("{id:08}")), WatcherId(id)).unwrap();

@@ -1,4 +1,4 @@
-//! What one asks of a watch, and what it yields.
+//! The parameters of a watch, and the items that it yields.
 
 use std::sync::Arc;
 
@@ -6,40 +6,40 @@ use thiserror::Error;
 
 use crate::model::{Event, EventKind, KeyRange, Revision};
 
-/// Which changes to yield, and from when on.
+/// The parameters of a watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WatchRequest {
-    /// Of which keys.
+    /// The keys to watch.
     pub range: KeyRange,
-    /// The first revision to yield, past or future; `None` is what happens from now on.
+    /// The first revision to yield, past or future. `None` yields changes from now on.
     pub from: Option<Revision>,
-    /// Whether events carry the row before the change, where it is still known.
+    /// Whether events include the previous row, if it is still known.
     pub prev_kv: bool,
-    /// Of which kind.
+    /// The kinds of changes to yield.
     pub filter: Filter,
 }
 
 impl WatchRequest {
-    /// Every change of `range` that happens from now on, without the rows before.
+    /// Watches every change of `range` from now on, without previous rows.
     pub fn new(range: impl Into<KeyRange>) -> Self {
         Self { range: range.into(), from: None, prev_kv: false, filter: Filter::All }
     }
 }
 
-/// Which kinds of changes a watch yields.
+/// A filter on the kinds of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Filter {
-    /// All.
+    /// Yields all changes.
     #[default]
     All,
-    /// All but puts.
+    /// Yields no puts.
     NoPut,
-    /// All but deletions.
+    /// Yields no deletions.
     NoDelete,
 }
 
 impl Filter {
-    /// Whether an event of this kind passes.
+    /// Returns whether an event of this kind passes the filter.
     pub fn passes(self, kind: EventKind) -> bool {
         match self {
             Filter::All => true,
@@ -49,25 +49,25 @@ impl Filter {
     }
 }
 
-/// Some whole revisions of a watch.
+/// Some complete revisions of a watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WatchBatch {
-    /// The changes, oldest first; those of one revision are together, in the order in which the
-    /// request made them. Empty only as the answer to
+    /// The changes, oldest first. Changes of one revision are together, in the order in which the
+    /// request made them. Empty only in the reply to
     /// [`request_progress`](super::Watcher::request_progress).
     pub events: Vec<Event>,
-    /// Every event of the watch up to this revision has been yielded, with this batch or before it.
-    /// At or above the revision of the last event. Never less than in the batch before.
+    /// Every event of the watch up to this revision has been yielded, in this batch or earlier. It
+    /// is at least the revision of the last event, and never lower than in the previous batch.
     pub revision: Revision,
 }
 
-/// Why a watch ended. Everything before was yielded without a gap.
+/// The reason why a watch ended. All earlier changes were yielded without a gap.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum WatchError {
-    /// The watch started, or fell behind, below what the history still has. Read the state again,
-    /// and watch from there.
+    /// The watch started at, or fell behind to, a revision older than the remembered history. Read
+    /// the state again, and watch from there.
     #[error("required revision {asked} has been compacted; the oldest left is {compacted}")]
     Compacted {
         /// The first revision that could not be yielded.
@@ -75,31 +75,32 @@ pub enum WatchError {
         /// The oldest revision that a watch can start from.
         compacted: Revision,
     },
-    /// For whom this was watched may not read these keys any more.
+    /// The user of this watch no longer has the right to read these keys.
     #[error("permission denied")]
     Denied,
     /// The node has stopped.
     #[error("the watch ended before revision {resume}: {why}")]
     Closed {
-        /// Where to continue, on another node or after a restart.
+        /// The revision to continue from, on another node or after a restart.
         resume: Revision,
-        /// Why the node stopped.
+        /// The reason why the node stopped.
         why: Arc<str>,
     },
 }
 
-/// How much a watch may keep in memory for a consumer that does not keep up, and how much it reads
-/// at once.
+/// Limits on the memory that a watch keeps for a slow consumer, and on the size of one read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WatchLimits {
-    /// The most revisions that wait in one watcher's queue. At the limit, the watcher continues from
-    /// the history when its consumer has emptied the queue. At least 1. Default 256.
+    /// Maximum number of revisions in one watcher's queue. At the limit, the watcher continues from
+    /// the history after its consumer has emptied the queue. At least 1. Default: 256.
     pub queue_revisions_max: usize,
-    /// The most bytes that the changes in one watcher's queue hold, all keys and values counted, also
-    /// those of other keys changed by the same request. A single revision may be larger. Watchers
-    /// share the changes, so the sum over all is a bound and not a cost. Default 256 KiB.
+    /// Maximum size of the changes in one watcher's queue, in bytes. All keys and values count,
+    /// including those of other keys that the same request changed. A single revision may be
+    /// larger. Watchers share the changes, so the sum over all watchers is an upper bound of the
+    /// memory used. Default: 256 KiB.
     pub queue_bytes_max: usize,
-    /// The most bytes of history read at once, unless a single revision is larger. Default 256 KiB.
+    /// Maximum number of bytes of history read at once. A single revision may be larger. Default:
+    /// 256 KiB.
     pub page_bytes_max: usize,
 }
 

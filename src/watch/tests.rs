@@ -1,4 +1,5 @@
-//! The hub on a real machine: scripts, random worlds against a naive model, and real threads.
+//! Tests of the hub with a real machine: scripts, random runs against a naive model, and real
+//! threads.
 
 mod random;
 mod scripts;
@@ -13,28 +14,28 @@ use crate::model::{
     Term, Txn,
 };
 
-/// A machine, the hub of its watches, and the truth about what it did.
+/// A machine, the hub of its watches, and a complete record of its changes.
 struct World {
     hub: Arc<Hub>,
     store: Arc<Mutex<Store>>,
-    /// What else happens at the end of a read of history.
+    /// The action to run at the end of a read of history.
     meanwhile: Meanwhile,
 }
 
 type Meanwhile = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
 
-/// What the driver owns.
+/// The part that the driver owns.
 struct Store {
     machine: Machine,
     seq: u64,
-    /// Everything that ever changed.
+    /// All changes ever made.
     log: Vec<Change>,
-    /// How much of the log the hub was told of.
+    /// Number of changes that the hub has published.
     published: usize,
     compacted: Revision,
 }
 
-/// A reader beside which something else happens.
+/// A reader during which another action runs.
 struct Beside {
     reader: Reader,
     meanwhile: Meanwhile,
@@ -83,7 +84,7 @@ impl World {
 }
 
 impl Store {
-    /// Applies one transaction and shows it to readers, but not yet to the hub.
+    /// Applies one transaction and shows it to readers, but not to the hub.
     fn apply(&mut self, ops: Vec<Op>) {
         self.command(Command::Txn(Txn { success: ops, ..Txn::default() }));
     }
@@ -108,8 +109,8 @@ impl Store {
         self.machine.publish();
     }
 
-    /// Takes over the state that another replica has come to by these commands. What they do is shown
-    /// to readers, but nobody is told.
+    /// Installs the state that another replica has after these commands. Their changes are shown to
+    /// readers but not published.
     fn install(&mut self, commands: impl FnOnce(&mut Self)) {
         let mut image = self.machine.image();
         let head = image.head().clone();
@@ -121,7 +122,7 @@ impl Store {
         self.machine.install(other).unwrap();
     }
 
-    /// Tells the hub so.
+    /// Reports the install to the hub.
     fn installed(&mut self, hub: &Hub) {
         hub.installed(self.newest());
         self.published = self.log.len();
@@ -132,12 +133,12 @@ impl Store {
         self.published = self.log.len();
     }
 
-    /// The revision of the machine.
+    /// Returns the revision of the machine.
     fn newest(&self) -> Revision {
         self.log.last().map_or(Revision::FIRST, |change| change.revision)
     }
 
-    /// The revision of the hub.
+    /// Returns the revision of the hub.
     fn visible(&self) -> Revision {
         Revision(Revision::FIRST.0 + self.published as u64)
     }

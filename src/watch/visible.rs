@@ -7,8 +7,8 @@ use crate::model::Revision;
 /// Raised under the hub's lock, read without it.
 pub(super) struct VisibleRevision(AtomicU64);
 
-/// Proof that the visible revision was raised. Waking a watcher requires it: a watcher that is woken before finds nothing
-/// to take, waits again, and sleeps through the change.
+/// Proof that the visible revision was raised. Waking a watcher requires it: a watcher that is
+/// woken earlier finds nothing, waits again, and misses the change.
 pub(super) struct Raised(());
 
 impl VisibleRevision {

@@ -1,4 +1,4 @@
-//! One watch, as its consumer holds it.
+//! A watch, as its consumer uses it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,32 +14,33 @@ use super::request::{WatchBatch, WatchError};
 use crate::model::{Event, Revision};
 use crate::mutant::{self, Mutant};
 
-/// A stream of the changes of a range: in order, each once, without a gap, a revision never torn.
+/// A stream of the changes of a range: in order, without duplicates or gaps, and in complete
+/// revisions.
 ///
-/// It needs no particular runtime. It ends after an error. Dropping it ends the watch at once.
+/// It works with any async runtime. It ends after an error. Dropping it ends the watch at once.
 pub struct Watcher {
     hub: Arc<Hub>,
     inbox: Arc<Inbox>,
     prev_kv: bool,
     created_at: Revision,
-    /// The first revision asked for.
+    /// The first revision requested.
     start: Revision,
-    /// Every event from the start up to here has been yielded.
+    /// Every event from the start up to this revision has been yielded.
     delivered: Revision,
-    /// The consumer wants to be told when this has been delivered.
+    /// The consumer wants a progress batch when this revision has been delivered.
     progress: Option<Revision>,
     ended: bool,
 }
 
-/// What one look for something to yield came to.
+/// The result of one search for an item to yield.
 enum Step {
-    /// To be yielded.
+    /// An item to yield.
     Batch(WatchBatch),
-    /// To be yielded, last.
+    /// The last item to yield.
     Failed(WatchError),
-    /// A part of the history was read, and had nothing for this watch.
+    /// A part of the history was read, and contained nothing for this watch.
     Reading,
-    /// There is nothing.
+    /// There is nothing to yield.
     Idle,
 }
 
@@ -55,32 +56,32 @@ impl Watcher {
         Self { hub, inbox, prev_kv, created_at, start, delivered, progress: None, ended: false }
     }
 
-    /// The revision of the replica when the watch was made. Without a start of its own, the watch
-    /// yields what comes after it.
+    /// Returns the revision of the replica when the watch was created. A watch without a start
+    /// revision yields the changes after it.
     pub fn created_at(&self) -> Revision {
         self.created_at
     }
 
-    /// The revision from which another watch would continue this one: nothing from it on has been
-    /// yielded.
+    /// Returns the revision from which another watch would continue this one. Nothing from this
+    /// revision on has been yielded.
     pub fn resume(&self) -> Revision {
         let off = i64::from(mutant::is(Mutant::M14)) - i64::from(mutant::is(Mutant::M13));
         self.start.max(Revision(self.delivered.next().get().saturating_add_signed(off)))
     }
 
-    /// The next changes, or why there are none any more; `None` after that.
+    /// Returns the next changes, or the reason why the watch ended; `None` after that.
     ///
-    /// Cancel safe: what an abandoned call would have yielded, the next one yields.
+    /// Cancel safe: if the future is dropped, the next call yields the same items.
     ///
     /// # Errors
-    /// [`WatchError::Compacted`] if the watch needs changes that the replica has forgotten,
+    /// Returns [`WatchError::Compacted`] if the watch needs changes that are compacted, or
     /// [`WatchError::Closed`] if the node has stopped.
     pub async fn recv(&mut self) -> Option<Result<WatchBatch, WatchError>> {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// What [`recv`](Self::recv) would yield without waiting; `Pending` is nothing. Wakes nobody
-    /// later.
+    /// Returns what [`recv`](Self::recv) would yield without waiting, or `Pending` if there is
+    /// nothing. Registers no waker.
     pub fn try_recv(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -95,7 +96,7 @@ impl Watcher {
         }
     }
 
-    /// [`recv`](Self::recv), for futures written by hand.
+    /// Polls [`recv`](Self::recv), for hand-written futures.
     pub fn poll_recv(
         &mut self,
         context: &mut Context<'_>,
@@ -107,7 +108,7 @@ impl Watcher {
             Step::Batch(batch) => Poll::Ready(Some(Ok(batch))),
             Step::Failed(error) => Poll::Ready(Some(Err(error))),
             Step::Reading => {
-                // The history may be long: others have their turn before the next page.
+                // The history may be long, so other tasks run before the next page.
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -115,14 +116,14 @@ impl Watcher {
         }
     }
 
-    /// Asks for an empty batch once everything that is published by now has been yielded. Its
-    /// revision says up to where that is, so at least the one published last. It comes without
-    /// waiting for another change. Asked again before the answer, the later question counts.
+    /// Requests an empty batch after everything published so far has been yielded. Its revision
+    /// states up to where that is, which is at least the last published revision. It arrives
+    /// without waiting for another change. A second request before the reply replaces the first.
     pub fn request_progress(&mut self) {
         self.progress = Some(self.hub.visible());
     }
 
-    /// Looks for something to yield. If there is nothing, a publication will wake `waker`.
+    /// Looks for an item to yield. If there is none, a publication will wake `waker`.
     fn step(&mut self, waker: Option<&Waker>) -> Step {
         assert!(!self.ended, "a watch that has ended looks for nothing");
         if let Some(batch) = self.answer_progress() {
@@ -144,7 +145,7 @@ impl Watcher {
         }
     }
 
-    /// Reads a page of history, and joins the live watchers if that was the last one.
+    /// Reads a page of history, and becomes live if that was the last one.
     fn read_history(&mut self, waker: Option<&Waker>) -> Step {
         let next = self.resume();
         if let Some(why) = self.hub.closed() {
@@ -179,7 +180,7 @@ impl Watcher {
         Step::Failed(error)
     }
 
-    /// Copies of those events that this watch asked for, as it asked for them.
+    /// Copies the events that this watch requested, with or without previous rows.
     fn dressed<'a>(&self, events: impl Iterator<Item = &'a Event>) -> Vec<Event> {
         let prev = |event: &Event| if self.prev_kv { event.prev.clone() } else { None };
         events

@@ -486,7 +486,7 @@ fn what_was_never_agreed_on_is_recovered_and_named() {
     let warning = recovered.warning;
     assert!(warning.committed < warning.last, "{warning:?}");
     assert_eq!((warning.committed_revision, warning.revision), (agreed, agreed.next()));
-    assert!(warning.to_string().contains("nobody was ever told"), "{warning}");
+    assert!(warning.to_string().contains("received no reply or an error"), "{warning}");
     let nodes = place.restore_and_start(&file);
     assert_eq!(nodes[0].client().get("alone").block().unwrap().unwrap().value, "v");
 }

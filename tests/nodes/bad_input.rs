@@ -151,9 +151,12 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
         StartError::Join { kind, .. } => kind,
         other => panic!("{other:?}"),
     };
-    assert_eq!(kind(joins("blue"), "the token is not this cluster's"), JoinErrorKind::Refused);
+    assert_eq!(
+        kind(joins("blue"), "the token does not match this cluster"),
+        JoinErrorKind::Refused
+    );
     let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
-    assert_eq!(kind(nobody, "no member has taken this one in in time"), JoinErrorKind::TimedOut);
+    assert_eq!(kind(nobody, "not joined: deadline exceeded"), JoinErrorKind::TimedOut);
     // Neither is in the way of another start.
     let joined = Node::start(joins("red")).block().unwrap();
     works(&joined.client());
@@ -218,7 +221,7 @@ fn a_member_whose_disk_was_wiped_stops_and_the_other_two_go_on() {
 /// Who has lost a disk is told by itself, or by whoever refuses it.
 fn is_about_the_lost_disk(why: &str) -> bool {
     why.contains("must be replaced under a new id")
-        || why.contains("that lost its disk cannot come back")
+        || why.contains("that lost its disk cannot return")
 }
 
 #[test]
@@ -288,7 +291,8 @@ fn addresses_beyond_this_machine_need_leave() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let config = |members: [(&str, &str); 2]| Config::new(&data, "a").members(members);
-    let outside = "is not on loopback, and connections between members are neither encrypted";
+    let outside =
+        "is not a loopback address, and connections between members are neither encrypted";
     refused(config([("a", "192.0.2.1:7400"), ("b", "127.0.0.1:7401")]), outside);
     let own = config([("a", "127.0.0.1:7400"), ("b", "127.0.0.1:7401")]);
     refused(own.listen("0.0.0.0:7400"), outside);

@@ -98,7 +98,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a node says that stops for its disk.
-const LAST_WORDS: &str = "the disk failed to";
+const LAST_WORDS: &str = "disk error: cannot";
 
 /// How many calls of its log may fail until a node has stopped: one, and one that is under way beside it.
 const FAILURES_MAX: u64 = 2;
@@ -218,7 +218,7 @@ mod tests {
             "{goes_on:?}"
         );
         assert_eq!(dead(0, "true").unwrap(), "nothing was written");
-        let said = "echo stopped the disk failed to sync 0000000001.log";
+        let said = "echo stopped disk error: cannot sync 0000000001.log";
         assert_eq!(dead(3, said).unwrap(), "its node has stopped");
         let after = |failures: u64| dead(failures, &format!("{said}\"{FAILURES}{failures}\""));
         assert_eq!(after(FAILURES_MAX).unwrap(), "its node has stopped");

@@ -59,7 +59,7 @@ const PUT_BYTES: usize = 8 << 10;
 const BITS: u64 = 16;
 
 /// What a member says whose damage was found: at its start, or by the leader.
-const LAST_WORDS: [&str; 2] = ["the log is damaged at byte", "synced entries are lost"];
+const LAST_WORDS: [&str; 2] = ["log damaged at byte", "synced entries are lost"];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {

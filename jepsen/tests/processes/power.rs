@@ -241,7 +241,7 @@ fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(),
         cluster.load().more(20)?;
         switch(&cluster, &[victim])?.cut()?;
         let why = cluster.process(victim).stopped()?;
-        assert!(why.contains("the disk failed to"), "m{victim}: {why}");
+        assert!(why.contains("disk error: cannot"), "m{victim}: {why}");
         cluster.load().more(20)?;
         again(&cluster, &[victim])?;
         cluster.restart(victim)?;

@@ -151,7 +151,10 @@ fn what_the_commands_say_is_what_is_there() {
     assert_eq!((&recovered["keys"], &recovered["cluster"]), (&11.into(), &info["cluster"]));
     assert_eq!(recovered["warning"]["last"], info["log"]["last"]);
     let words = place.run(&["recover", "--dir", "data", "--out", "again", "--yes"]);
-    assert!(text(&words.stdout).contains("what the others acknowledged after that is missing"));
+    assert!(
+        text(&words.stdout)
+            .contains("any later write that the other members acknowledged is missing")
+    );
 
     let arguments = [
         "snapshot",
@@ -224,15 +227,11 @@ fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
         (restore(&["--member", "b=h:1"]), 2, "name it as one of them"),
         (restore(&["--member", "a"]), 2, "it is not NAME=HOST:PORT"),
         (restore(&["--member", "a=h"]), 2, "not of the form host:port"),
-        (restore(&["--revision-jump", "0"]), 2, "cannot be raised by 0"),
+        (restore(&["--revision-jump", "0"]), 2, "of the backup by 0: the jump must be at least 1"),
         (vec!["recover", "--dir", "data", "--out", "out"], 1, "give --yes"),
-        (
-            vec!["recover", "--dir", "data", "--out", "orders.backup", "--yes"],
-            1,
-            "is there already",
-        ),
+        (vec!["recover", "--dir", "data", "--out", "orders.backup", "--yes"], 1, "already exists"),
         (vec!["recover", "--dir", ".", "--out", "out", "--yes"], 1, "no data of a member"),
-        (vec!["inspect", "nowhere"], 1, "no data of a member in nowhere"),
+        (vec!["inspect", "nowhere"], 1, "nowhere contains no data of a member"),
     ];
     for (arguments, code, words) in cases {
         let output = place.run(&arguments);

@@ -1,22 +1,23 @@
-//! How long ago this member was in touch with those who decide, and how far it is behind them: for
-//! whoever asks after its health. Nothing in the consensus depends on it.
+//! This member's contact with a quorum or the leader, and its lag. Used only for health checks;
+//! nothing in the consensus depends on it.
 
 use super::*;
 
 impl Consensus {
-    /// The newest entry of this member's log.
+    /// Returns the index of the last entry in this member's log.
     pub(crate) fn last_index(&self) -> LogIndex {
         self.last()
     }
 
-    /// Ticks since a quorum was last known to be there: as a leader, since the last moment at which enough
-    /// voters to decide had been heard of; otherwise since the leader was heard of. `None`: no leader is
-    /// known, or too few were ever heard of.
+    /// Returns the number of ticks since this member was last known to be in contact with a quorum.
+    /// For a leader, that is the time since it last heard from enough voters for a decision;
+    /// otherwise the time since it heard from its leader. Returns `None` if no leader is known, or
+    /// if too few voters were ever heard from.
     pub(crate) fn out_of_touch(&self) -> Option<u64> {
         if self.is_leader() {
             let Configuration { voters, outgoing, .. } = &self.configuration;
             let ages = [voters, outgoing].map(|voters| self.age_of_quorum(voters.iter().copied()));
-            // While members are being replaced, both quorums decide.
+            // During a replacement, both quorums decide.
             return ages.into_iter().collect::<Option<Vec<_>>>()?.into_iter().max();
         }
         self.age(self.leader()?)
@@ -29,7 +30,8 @@ impl Consensus {
         self.heard.get(&member).map(|heard| self.ticks - heard)
     }
 
-    /// The longest of the shortest silences that make a quorum; 0 where nobody votes.
+    /// Returns the smallest age such that a quorum was heard from within it, or 0 if there are no
+    /// voters.
     fn age_of_quorum(&self, voters: impl Iterator<Item = NodeId>) -> Option<u64> {
         let mut ages: Vec<u64> = voters.map(|voter| self.age(voter).unwrap_or(u64::MAX)).collect();
         if ages.is_empty() {
@@ -39,12 +41,13 @@ impl Consensus {
         Some(ages[ages.len() / 2]).filter(|age| *age != u64::MAX)
     }
 
-    /// The newest entry that a leader is known to have committed; this member may not have it yet.
+    /// Returns the highest index that a leader has reported as committed. This member may not have
+    /// the entry yet.
     pub(crate) fn known_commit(&self) -> LogIndex {
         self.told_commit.max(self.commit())
     }
 
-    /// Takes note of what a leader says to be committed.
+    /// Records the commit index in a leader's message.
     pub(super) fn hear_commit(&mut self, message: &Message) {
         let leads =
             matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);

@@ -1,13 +1,14 @@
-//! What comes in: ticks, messages, proposals, questions, and word of what was done.
+//! The inputs: ticks, messages, proposals, read rounds, and reports of completed work.
 
 use super::*;
 
 impl Consensus {
-    /// One tick of the clock has passed.
+    /// Advances the clock by one tick.
     ///
-    /// Only a member whose log is quiet campaigns: raft takes what was handed to the disk for granted
-    /// when it becomes leader. Until then its patience does not run out; a leader's heartbeats do not
-    /// wait for the disk. A member that votes alone has nobody to be patient with.
+    /// A member campaigns only while no entry is on its way to the disk, because the raft crate
+    /// treats such entries as durable when it becomes leader. Until then its election timer does
+    /// not expire. A leader's heartbeats do not wait for the disk. A member that is the only voter
+    /// campaigns without waiting for the timer.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
         self.look_after_fetching();
@@ -26,22 +27,23 @@ impl Consensus {
         }
     }
 
-    /// Asks the others for their votes at once. Does nothing where a tick would not.
+    /// Starts a campaign at once. Does nothing if a tick would not start one either.
     pub(crate) fn campaign(&mut self) {
         if self.is_leader() || !self.raw.raft.promotable() || !self.may_campaign() {
             return;
         }
         if let Err(error) = self.with_raft(|raw| raw.campaign()) {
-            tracing::debug!(%error, "did not campaign");
+            tracing::debug!(%error, "raft rejected a campaign");
         }
         self.draw_again();
     }
 
-    /// A message of `from`, whose identity its connection has proven.
+    /// Processes a message from `from`, whose identity its connection has verified.
     ///
     /// # Errors
-    /// The message is none that a correct member sends. It was not processed. If the rejection
-    /// [is fatal](GateRejection::is_fatal), this member must stop, and the next turn says so again.
+    /// Returns an error if no correct member sends this message. It was not processed. If the error
+    /// [is fatal](GateRejection::is_fatal), this member must stop, and the next turn returns the same
+    /// error.
     pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRejection> {
         let mut message = wire::decode(&bytes)?;
         if let Err(rejection) = gate::judge(&message, from, self) {
@@ -53,14 +55,15 @@ impl Consensus {
         self.heard.insert(from, self.ticks);
         self.hear_commit(&message);
         match message.get_msg_type() {
-            // The leader gives up after an election timeout, or asks again.
+            // The leader gives up after an election timeout, or repeats the message.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(Stepped::Done),
             MessageType::MsgTimeoutNow => {
                 self.with_raft(|raw| raw.step(message)).ok();
                 self.draw_again();
                 return Ok(Stepped::Done);
             }
-            // The disk does not keep up. Lost, as any message may be; the leader sends it again.
+            // The disk is too slow. The message is dropped, as any message may be, and the leader
+            // sends it again.
             MessageType::MsgAppend
                 if !message.entries.is_empty()
                     && self.unpersisted_bytes() > self.config.unpersisted_bytes_max =>
@@ -85,7 +88,7 @@ impl Consensus {
             message.get_msg_type() == MessageType::MsgAppend && message.entries.is_empty();
         let commit = self.commit();
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
-            tracing::debug!(%from, %error, "raft did not take a message");
+            tracing::debug!(%from, %error, "raft rejected a message");
         }
         if is_bare && self.commit() > commit {
             self.withhold_answer();
@@ -93,8 +96,9 @@ impl Consensus {
         Ok(Stepped::Done)
     }
 
-    /// A leader that says what is committed, and sends nothing, learns nothing from the answer: what this member has it was
-    /// told when it had sent that, or, where that was lost, asks for with its next heartbeat.
+    /// Drops the reply to a message that carries only a commit index. The reply would tell the
+    /// leader nothing: this member acknowledges entries when they arrive. If that acknowledgement
+    /// was lost, the next heartbeat repeats it.
     fn withhold_answer(&mut self) {
         let messages = &mut self.raw.raft.msgs;
         let says_so = |answer: &mut Message| {
@@ -103,10 +107,12 @@ impl Consensus {
         drop(messages.pop_if(says_so));
     }
 
-    /// Votes pass a commit index on. Without it a cluster can be stuck: the leader of two members is
-    /// removed, and the other one, whose log is shorter, does not know that it votes alone.
+    /// Limits the commit index in a vote message. Vote messages carry a commit index because a
+    /// cluster could be stuck without it. Suppose that the leader of two members is removed. The
+    /// other member, whose log is shorter, then does not know that it is the only voter.
     ///
-    /// A candidate reads everything up to that index at once; so it takes it in pieces of one read.
+    /// The raft crate would read all entries up to that index at once when it campaigns. Therefore
+    /// the index is reduced to what one read covers.
     fn shorten_commit(&mut self, message: &mut Message) {
         let (claimed, next) = (LogIndex(message.commit), self.commit().next());
         if claimed < next || self.term_at(claimed) != Some(Term(message.commit_term)) {
@@ -114,7 +120,7 @@ impl Consensus {
             return;
         }
         match self.raw.mut_store().fetch(next, claimed.next()) {
-            // What comes before an entry that both have is the same for both.
+            // The logs agree on everything before an entry that both contain.
             Ok(reached) => {
                 let term = self.term_at(reached).expect("it was read");
                 (message.commit, message.commit_term) = (reached.get(), term.get());
@@ -126,14 +132,14 @@ impl Consensus {
         }
     }
 
-    /// Puts `data`, which is not empty and at most [`ENTRY_BYTES_MAX`], into the log, if this member
-    /// leads.
+    /// Appends `data` to the log if this member is the leader. `data` must not be empty, and at
+    /// most [`ENTRY_BYTES_MAX`] long.
     ///
-    /// Returns where: if the entry applied at that index is of that term, it is this one; if it is of
-    /// another term, this one is lost for good.
+    /// Returns the term and index. If the entry applied at that index has that term, it is this
+    /// one. If it has another term, this entry is lost permanently.
     ///
     /// # Errors
-    /// It was not proposed, and nothing will come of it.
+    /// Returns an error if the entry was not proposed. It will then never be applied.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRejection> {
         assert!(!data.is_empty(), "an entry without data means nothing");
         assert!(data.len() <= ENTRY_BYTES_MAX, "an entry of {} bytes", data.len());
@@ -146,21 +152,23 @@ impl Consensus {
         match self.with_raft(|raw| raw.propose(Vec::new(), data)) {
             Ok(()) => Ok((self.term(), self.last())),
             Err(error) => {
-                tracing::debug!(%error, "a proposal was not taken");
+                tracing::debug!(%error, "raft rejected a proposal");
                 Err(ProposeRejection::Busy)
             }
         }
     }
 
-    /// Begins a round that asks a quorum whether this member still leads. A [`Turn`] brings the
-    /// answer, with the index that was committed when the round began.
+    /// Starts a round that confirms with a quorum that this member is still the leader. A later
+    /// [`Turn`] contains the result, with the index that was committed when the round began.
     ///
-    /// `false`: not now, because this member does not lead, or has not yet committed an entry of its
-    /// term, or no quorum answers and too many rounds wait; ask again later.
+    /// Returns `false` if no round can start now: this member is not the leader, it has not
+    /// committed an entry of its term, or too many rounds wait because no quorum replies. The
+    /// caller retries later.
     ///
-    /// An answer may never come: rounds end with the leadership, silently. So give each a deadline of
-    /// some heartbeats, and then begin another one, under a new id. Heartbeats repeat a round, so a
-    /// lost message alone costs one heartbeat's time.
+    /// A round may never complete, because rounds end silently with the leadership. Therefore the
+    /// caller should set a deadline of a few heartbeats for each round, and then start another one
+    /// with a new id. Heartbeats repeat a round, so a single lost message delays it by only one
+    /// heartbeat interval.
     pub(crate) fn read_round(&mut self, id: RoundId) -> bool {
         let raft = &self.raw.raft;
         let can_ask = self.is_leader()
@@ -175,8 +183,9 @@ impl Consensus {
         can_ask
     }
 
-    /// Hands the leadership to another voter, if this member leads. Proposals are refused as busy
-    /// until that has happened, or an election timeout has passed. Whether that has begun.
+    /// Transfers the leadership to another voter if this member is the leader. Until the transfer
+    /// completes, or an election timeout has passed, proposals are rejected as busy. Returns
+    /// whether the transfer has started.
     pub(crate) fn transfer_to(&mut self, peer: NodeId) -> bool {
         let can =
             self.is_leader() && peer != self.config.id && self.configuration.voters.contains(&peer);
@@ -186,18 +195,19 @@ impl Consensus {
         can
     }
 
-    /// There is no connection with `peer`.
+    /// Reports that there is no connection with `peer`.
     pub(crate) fn unreachable(&mut self, peer: NodeId) {
         self.heard.remove(&peer);
         self.not_sent(peer);
     }
 
-    /// A message to `peer` could not be sent, which may be because it gets so many.
+    /// Reports that a message to `peer` could not be sent, for example because its queue is full.
     pub(crate) fn not_sent(&mut self, peer: NodeId) {
         self.with_raft(|raw| raw.report_unreachable(peer.get()));
     }
 
-    /// A group, and all before it, are durable. Returns the messages that waited for that.
+    /// Records that a group and all earlier ones are durable. Returns the messages that waited for
+    /// that.
     pub(crate) fn persisted(&mut self, proof: wal::Durable) -> Vec<Outbound> {
         let number = proof.number();
         assert!(number <= self.group, "group {number} of {} is durable", self.group);
@@ -209,9 +219,9 @@ impl Consensus {
             last = pending.entries.map(|(_, last)| last).or(last);
             self.pending.pop_front();
         }
-        // Raft looks whether its log still has the last entry of the group. It does, if that entry was
-        // replaced and then came again; but then the disk is about to lose it for a while. The group
-        // that replaces it will report for this one as well.
+        // Raft checks whether its log still contains the last entry of the group. If that entry was
+        // replaced and then received again, it does, but the disk is about to lose it temporarily.
+        // The group that replaces it will report for this one too.
         let is_replaced = |last| self.oldest_pending().is_some_and(|first| first <= last);
         if last.is_some_and(is_replaced) && !mutant::is(Mutant::M46) {
             ready = None;
@@ -227,15 +237,16 @@ impl Consensus {
         self.unseal()
     }
 
-    /// The machine has applied everything up to `index`, all of which a turn has handed out; of each
-    /// change of the members, [`Consensus::applied_membership`] has been told.
+    /// Records that the machine has applied everything up to `index`, which turns have returned
+    /// before. [`Consensus::applied_membership`] must have been called for each membership change
+    /// among these entries.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         assert!(index <= self.handed, "entry {index} applied, {} handed out", self.handed);
         if index > self.applied_index() {
             let last = self.last();
             self.with_raft(|raw| raw.advance_apply_to(index.get()));
             if self.last() > last {
-                // Raft has proposed to leave the joint configuration, and told nobody.
+                // Raft has proposed to leave the joint configuration, but has not sent the entry.
                 self.with_raft(|raw| raw.raft.bcast_append());
             }
             self.evict();

@@ -1,26 +1,28 @@
-//! Changes of the members: proposed one at a time, and made when they are applied.
+//! Membership changes: proposed one at a time, and effective when they are applied.
 //!
-//! The state machine judges a change at its place in the log, the same on all members, and raft is
-//! told of it only then. What raft makes of it is compared with what the machine did.
+//! The state machine validates a change at its log index, with the same result on all members, and
+//! only then is raft informed. The resulting raft configuration is compared with that of the
+//! machine.
 
 use super::*;
 
-/// How many committed entries a learner may lack to count as caught up: what a busy cluster has on
-/// its way at any time.
+/// Maximum number of committed entries that a learner may lack to count as caught up. A busy
+/// cluster always has about this many in flight.
 const CAUGHT_UP_ENTRIES: u64 = 256;
 
 impl Consensus {
-    /// Puts a change of the members into the log, if this member leads and no other change is under
-    /// way. Whether it is taken is judged by the state machine when it is applied.
+    /// Appends a membership change to the log, if this member is the leader and no other change is
+    /// in progress. The state machine decides whether the change is valid when it applies it.
     ///
-    /// Returns where: if the entry applied there is of that term and changes the members, it is this
-    /// one. If it is of that term and has no data, raft has put it aside.
+    /// Returns the term and index. If the entry applied there has that term and is a membership
+    /// change, it is this one. If it has that term and no data, raft has discarded the change.
     ///
-    /// A leader that would go by it hands the leadership over instead, and is busy: those that stay
-    /// must know that the change is committed, and only a leader among them is sure to.
+    /// If the change would remove the leader itself, the leader transfers its leadership instead
+    /// and returns `Busy`. The remaining members must learn that the change is committed, and only
+    /// a leader among them is certain to.
     ///
     /// # Errors
-    /// It was not proposed, and nothing will come of it.
+    /// Returns an error if the change was not proposed. It will then never be applied.
     pub(crate) fn propose_membership(
         &mut self,
         change: &MemberChange,
@@ -45,32 +47,32 @@ impl Consensus {
         let change = changes::to_raft(change);
         let pending = self.raw.raft.pending_conf_index;
         if let Err(error) = self.with_raft(|raw| raw.propose_conf_change(Vec::new(), change)) {
-            // raft counts on it before it has made room for it.
+            // Raft records the pending index before it checks its limits, so restore it.
             self.raw.raft.pending_conf_index = pending;
-            tracing::debug!(%error, "a change of the members was not taken");
+            tracing::debug!(%error, "raft rejected a membership change");
             return Err(ProposeRejection::Busy);
         }
         let proposed = self.raw.raft.raft_log.unstable_entries().last();
         match proposed.map(eraftpb::Entry::get_entry_type) {
             Some(eraftpb::EntryType::EntryConfChangeV2) => Ok((self.term(), self.last())),
-            // An empty entry stands in its place, and does nothing.
+            // Raft has put an empty entry in its place.
             _ => Err(ProposeRejection::Busy),
         }
     }
 
-    /// As a leader: whether the log may have a change of the members that is not applied here, or a replacement is under
-    /// way.
+    /// As the leader, returns whether the log may contain a membership change that is not applied
+    /// here, or a replacement is in progress.
     pub(crate) fn is_changing(&self) -> bool {
         self.raw.raft.has_pending_conf() || self.configuration.is_joint()
     }
 
-    /// The machine has applied an entry that changes the members, and these are the members now. Told
-    /// in the order of the log, before [`Consensus::applied`].
+    /// Records that the machine has applied a membership change, and that `members` is the result.
+    /// Must be called in log order, before [`Consensus::applied`].
     ///
-    /// A change that the machine judged to be void has changed nothing there, and does not here.
+    /// A change that the machine rejected has no effect here either.
     ///
     /// # Errors
-    /// The machine and raft do not agree on who decides. This member must stop.
+    /// Returns an error if the machine and raft disagree about the voters. This member must stop.
     pub(crate) fn applied_membership(
         &mut self,
         entry: &wal::Entry,
@@ -99,11 +101,11 @@ impl Consensus {
         }
         let disagreement = |of: &str| ConsensusFault::Membership {
             index: entry.index,
-            why: format!("{change:?} makes {now:?} of the state, {of}"),
+            why: format!("the state has {now:?} after {change:?}, {of}"),
         };
         let expected = self.configuration.after(&change);
         if now != expected {
-            return Err(disagreement(&format!("but should make {expected:?}")));
+            return Err(disagreement(&format!("expected {expected:?}")));
         }
         let applied = self.with_raft(|raw| raw.apply_conf_change(&changes::to_raft(&change)));
         match applied.map(|state| Configuration::from_raft(&state)) {
@@ -111,20 +113,21 @@ impl Consensus {
                 self.configuration = now;
                 Ok(())
             }
-            Ok(other) => Err(disagreement(&format!("and {other:?} of raft's"))),
-            Err(error) => Err(disagreement(&format!("and raft refuses it: {error}"))),
+            Ok(other) => Err(disagreement(&format!("but raft has {other:?}"))),
+            Err(error) => Err(disagreement(&format!("but raft rejects the change: {error}"))),
         }
     }
 
-    /// A leader that does not vote any more stops leading at once: raft would go on, and fall over
-    /// its own absence at the next entry that is committed. It tells the others that its going is
-    /// committed, and one of them to campaign.
+    /// Makes a leader that is no longer a voter step down at once. Raft would continue to lead, and
+    /// panic at the next committed entry because it is not in its own configuration. Before it
+    /// steps down, this member tells the others that its removal is committed, and asks one of them
+    /// to campaign.
     fn leave_if_removed(&mut self) {
         if !self.is_leader() || self.configuration.is_voter(self.config.id) {
             return;
         }
         let successor = self.best_transferee();
-        tracing::info!(?successor, "this member was removed while it led");
+        tracing::info!(?successor, "removed leader steps down");
         let term = self.raw.raft.term;
         self.with_raft(|raw| {
             raw.raft.bcast_append();
@@ -135,8 +138,8 @@ impl Consensus {
         });
     }
 
-    /// Whether the voters that are there would be too few after a change, and how many they are. Only
-    /// a leader knows who is there.
+    /// Checks whether too few voters would be active after a change, and returns the rejection with
+    /// their number if so. Only a leader knows which members are active.
     pub(crate) fn would_lose_quorum(&self, change: &MemberChange) -> Option<MembershipError> {
         let after = self.configuration.after(change);
         let is_there = |id: &&NodeId| **id == self.config.id || self.is_active(**id);
@@ -150,8 +153,8 @@ impl Consensus {
         )
     }
 
-    /// As a leader: whether a member is there, and has nearly all that is committed, so that a quorum
-    /// in which it votes does not wait for it.
+    /// As the leader, returns whether a member is active and has nearly all committed entries, so
+    /// that a quorum with it does not have to wait for it.
     pub(crate) fn is_caught_up(&self, learner: NodeId) -> bool {
         self.peers().iter().any(|peer| {
             peer.id == learner

@@ -1,12 +1,12 @@
-//! Counting wrongly who has an entry, for the mutants that do: the raft crate counts right. Nothing of
-//! this is in a release.
+//! Counts acknowledgements wrongly, for the mutants that need it; the raft crate counts them
+//! correctly. A release contains none of this.
 
 use super::*;
 
 const WRONG: [Mutant; 4] = [Mutant::M04, Mutant::M05, Mutant::M32, Mutant::M35];
 
 impl Consensus {
-    /// As a leader: commits what a wrong count would.
+    /// As the leader, commits what a wrong count would commit.
     pub(super) fn miscount(&mut self) {
         let wrong = WRONG.into_iter().find(|wrong| mutant::is(*wrong));
         let Some(wrong) = wrong.filter(|_| self.is_leader()) else { return };

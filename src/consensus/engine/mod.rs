@@ -1,10 +1,11 @@
-//! The driver of one raft group: the raft crate's contract, kept in one place.
+//! The driver of one Raft group, which keeps the contract of the raft crate in one place.
 //!
-//! Inputs (messages, ticks, proposals, reads) change raft's state in memory. [`Consensus::turn`] then
-//! says what has to be done about it, and [`Consensus::persisted`] and [`Consensus::applied`] report
-//! that it was done; for what changes the members, and for a snapshot that takes the state's place,
-//! [`Consensus::applied_membership`] and [`Consensus::installed`] do. Nothing here waits, reads a clock, or touches a disk except to serve a follower
-//! that is far behind.
+//! Inputs (messages, ticks, proposals, reads) change raft's state in memory. [`Consensus::turn`]
+//! then returns the work that must be done. The caller reports completed work with
+//! [`Consensus::persisted`] and [`Consensus::applied`], and additionally with
+//! [`Consensus::applied_membership`] for membership changes and [`Consensus::installed`] for
+//! snapshots. Nothing here waits or reads a clock. The disk is read only to serve a follower that
+//! is far behind.
 
 mod contact;
 mod inputs;
@@ -43,93 +44,97 @@ use super::store::{OlderEntries, RaftStore, to_wal};
 use super::timeout::ElectionTimeouts;
 use super::wire;
 
-/// How many read rounds may be under way. One serves all questions that wait, so this many mean that
-/// no quorum answers.
+/// Maximum number of read rounds in progress. One round serves all waiting reads, so this many mean
+/// that no quorum replies.
 const ROUNDS_MAX: usize = 1024;
 
-/// How many messages may wait for the disk; the oldest is dropped, as any message may be.
+/// Maximum number of messages that wait for the disk. Beyond it the oldest is dropped, as any
+/// message may be.
 const SEALED_MAX: usize = 4096;
 
-/// A message to a peer, free to leave.
+/// A message that may be sent to a peer now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Outbound {
-    /// To whom.
+    /// The receiver.
     pub(crate) to: NodeId,
-    /// How: entries travel in bulk, everything else is urgent.
+    /// The lane: bulk for entries, control for everything else.
     pub(crate) lane: Lane,
-    /// What.
+    /// The message.
     pub(crate) message: PeerMessage,
 }
 
-/// What has to be done now. The parts can be done in any order and at any later time; groups go to
-/// the log in the order in which they come, and entries to the machine as well.
+/// The work that must be done now. The parts may be done in any order and at any later time. Groups
+/// must be given to the log in order, and entries to the machine in order.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// Messages to send. What they speak of is durable already.
+    /// Messages to send. The state that they depend on is already durable.
     pub(crate) send: Vec<Outbound>,
     /// A group for the log. [`Consensus::persisted`] takes the proof.
     pub(crate) persist: Option<wal::Group>,
-    /// A snapshot that [`Consensus::take_snapshot`] has brought in takes the place of the state and of
-    /// the log; `persist` says so to the log, and its proof is the moment from which it holds. Then the
-    /// state is put in place, and [`Consensus::installed`] told. Until then no turn comes.
+    /// A snapshot, accepted by [`Consensus::take_snapshot`], that replaces the state and the log.
+    /// `persist` records this in the log, and it takes effect with the proof of that group. Then
+    /// the caller must install the state and call [`Consensus::installed`]. Until then there is no
+    /// further turn.
     pub(crate) install: Option<SnapshotId>,
-    /// Entries to apply: committed, and on this member's disk. [`Consensus::applied`] is told. An
-    /// entry for the state machine without data does nothing but count.
+    /// Entries to apply: committed, and on this member's disk. The caller reports them with
+    /// [`Consensus::applied`]. An entry for the state machine without data only advances the
+    /// applied index.
     pub(crate) commit: Vec<wal::Entry>,
-    /// Rounds that a quorum has confirmed: when the index is applied, what was asked before the round
-    /// began can be answered.
+    /// Rounds that a quorum has confirmed. Once the index is applied, reads that arrived before the
+    /// round began can be served.
     pub(crate) rounds: Vec<(RoundId, LogIndex)>,
 }
 
-/// A group that was handed to the log and is not known to be durable.
+/// A group that was given to the log and is not known to be durable.
 #[derive(Debug)]
 struct Pending {
     group: u64,
-    /// The newest of raft's batches that this group completes: the one that made it, and those after
-    /// it that had nothing for the log.
+    /// The newest of raft's batches that this group completes: the batch that created it, and later
+    /// ones without data for the log.
     ready: u64,
     /// The first and the last of its entries.
     entries: Option<(LogIndex, LogIndex)>,
     bytes: usize,
 }
 
-/// One member's part in the consensus.
+/// The consensus of one member.
 pub(crate) struct Consensus {
     config: ConsensusConfig,
     raw: RawNode<RaftStore>,
-    /// Everybody, as of the newest applied change.
+    /// The members as of the newest applied change.
     members: Members,
-    /// What raft makes of them. It is ahead of `members` while a snapshot is being installed.
+    /// Raft's configuration of them. It is ahead of `members` while a snapshot is being installed.
     configuration: Configuration,
     timeouts: ElectionTimeouts,
     /// Ticks since the start.
     ticks: u64,
-    /// When each peer was last heard of, in ticks since the start.
+    /// The last time each peer was heard from, in ticks since the start.
     heard: BTreeMap<NodeId, u64>,
-    /// The newest entry that a leader has said to be committed.
+    /// Highest index that a leader has reported as committed.
     told_commit: LogIndex,
-    /// The newest committed entry that was handed out.
+    /// Highest committed index that a turn has returned.
     handed: LogIndex,
-    /// What the log has, or will have when it has written its groups.
+    /// The hard state that the log has, or will have once it has written its groups.
     written: eraftpb::HardState,
     pending: VecDeque<Pending>,
-    /// The newest group handed to the log; 0 at the start.
+    /// Number of the newest group given to the log; 0 at the start.
     group: u64,
-    /// The group that carries the current term and vote.
+    /// Number of the group that contains the current term and vote.
     term_group: u64,
     /// The newest proof.
     proof: Option<wal::Durable>,
     sealed: VecDeque<Sealed<Outbound>>,
-    /// Read rounds begun.
+    /// Number of read rounds started.
     rounds: u64,
-    /// A snapshot that raft has taken over and that is not in place yet.
+    /// A snapshot that raft has accepted and that is not installed yet.
     install: Option<Install>,
-    /// As a leader: who fetches a snapshot, and when it last showed progress, in ticks since the start.
+    /// As the leader: the followers that fetch a snapshot, with the time of their last progress in
+    /// ticks since the start.
     fetching: BTreeMap<NodeId, u64>,
     fault: Option<ConsensusFault>,
 }
 
-/// A snapshot on its way into the place of the state.
+/// A snapshot that is being installed.
 #[derive(Debug)]
 struct Install {
     id: SnapshotId,
@@ -139,22 +144,23 @@ struct Install {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InstallStage {
-    /// Raft has it; no turn has brought it out yet.
+    /// Raft has accepted it, but no turn has returned it yet.
     Taken,
-    /// The log is told, by this group.
+    /// This group records it in the log.
     Logged(u64),
-    /// The log has proven it. The state is to be put in place.
+    /// The log has proven it. The state must be installed.
     Proven,
 }
 
 impl Consensus {
-    /// Takes up what `older` and `hard_state` say was durable, and `applied` of it applied: the members
-    /// that `config` names are those of that state. The log's groups count from 1 from here on.
+    /// Restores the durable state from `older` and `hard_state`, of which everything up to
+    /// `applied` is applied. The members in `config` must be those of the applied state. From here
+    /// on the groups for the log are numbered from 1.
     ///
-    /// Every member starts from a synthetic entry at index 1, of term 1, that nobody stores.
+    /// Every member starts from a synthetic entry with index 1 and term 1, which is not stored.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the parts do not fit together.
+    /// Fails if the configuration is invalid, or if the parts of the state contradict each other.
     pub(crate) fn new(
         config: ConsensusConfig,
         older: impl OlderEntries + 'static,
@@ -168,8 +174,8 @@ impl Consensus {
         if applied.next() < first {
             return Err(ConsensusFault::StateLost { first, applied });
         }
-        // Only committed entries are applied, and the commit index reaches the disk with the next
-        // group only: it may be the older one.
+        // Only committed entries are applied, but the commit index becomes durable with the next
+        // group only, so the one on disk may be older.
         let commit = hard_state.commit.max(applied);
         if commit > last {
             return Err(ConsensusFault::LogLost { promised: commit, last });
@@ -219,10 +225,11 @@ impl Consensus {
         Ok(consensus)
     }
 
-    // ---- what raft needs --------------------------------------------------------------------------
+    // ---- helpers for the raft crate
+    // ---------------------------------------------------------------
 
-    /// Calls raft, and sets its election timeout again, which the call may have drawn from a source
-    /// that no seed replays.
+    /// Calls raft, and sets its election timeout afterwards, because the call may have changed it
+    /// to a random number that no seed replays.
     fn with_raft<R>(&mut self, call: impl FnOnce(&mut RawNode<RaftStore>) -> R) -> R {
         let result = call(&mut self.raw);
         let term = self.term();
@@ -236,8 +243,9 @@ impl Consensus {
         self.with_raft(|_| ());
     }
 
-    /// Whether nothing stands against becoming leader: all entries are on disk, no snapshot is being
-    /// installed, and what is committed and not applied is in memory, where raft will look it through.
+    /// Returns whether this member may become leader: all entries are on disk, no snapshot is being
+    /// installed, and the committed entries that are not applied are in memory, where raft will
+    /// examine them.
     fn may_campaign(&self) -> bool {
         let raft = &self.raw.raft;
         if self.install.is_some() {
@@ -249,8 +257,8 @@ impl Consensus {
         is_on_disk && (next > self.commit() || self.raw.store().is_cached(next))
     }
 
-    /// Reads the committed entries that raft will hand out next, if they are not in memory: after a
-    /// restart.
+    /// Loads the committed entries that raft will return next if they are not in memory, which
+    /// happens after a restart.
     fn prefetch(&mut self) -> Result<(), ConsensusFault> {
         if self.install.is_some() {
             return Ok(());
@@ -268,7 +276,7 @@ impl Consensus {
         self.raw.mut_store().evict(up_to, bytes_max);
     }
 
-    /// The lowest index that is on its way to the disk.
+    /// Returns the lowest index that is on its way to the disk.
     fn oldest_pending(&self) -> Option<LogIndex> {
         self.pending.iter().filter_map(|pending| pending.entries).map(|(first, _)| first).min()
     }

@@ -1,12 +1,13 @@
-//! What goes out: a turn's work, and messages when what they speak of is durable.
+//! The outputs: the work of a turn, and messages whose state is durable.
 
 use super::*;
 
 impl Consensus {
-    /// What has to be done, or `None`: nothing until something comes in. Call it until then.
+    /// Returns the work that must be done, or `None` if there is none until the next input. Call it
+    /// until it returns `None`.
     ///
     /// # Errors
-    /// This member must stop.
+    /// Returns a fault after which this member must stop.
     pub(crate) fn turn(&mut self) -> Result<Option<Turn>, ConsensusFault> {
         self.check_fault()?;
         self.miscount();
@@ -49,9 +50,9 @@ impl Consensus {
         Ok(Some(turn))
     }
 
-    /// The group that carries what of this batch must be durable, if anything must.
+    /// Returns the group with the part of this batch that must be durable, if any.
     ///
-    /// A commit index alone need not be: it rides with the next group.
+    /// A commit index alone need not be durable: it is included in the next group.
     fn group_of(&mut self, ready: &raft::Ready) -> Option<wal::Group> {
         let now = self.raw.raft.hard_state();
         let has_vowed = (now.term, now.vote) != (self.written.term, self.written.vote);
@@ -90,12 +91,13 @@ impl Consensus {
         })
     }
 
-    /// Puts a message under seal, with the group that carries the state it speaks of.
+    /// Seals a message with the group that contains the state it depends on.
     ///
-    /// A leader speaks of its term and its entries, and promises to have none of those: it writes
-    /// them while they travel. Its term must be durable, and where it is the only voter, raft makes
-    /// it leader before that. An answer to a heartbeat speaks of the term alone. Anything else (votes,
-    /// and their requests; what entries have arrived) speaks of all there is.
+    /// A leader's message depends on its term only. It does not claim that the leader's own entries
+    /// are durable; they are written while it is in flight. The term must be durable, because a
+    /// single voter becomes leader before it is. A reply to a heartbeat depends on the term only.
+    /// Every other message (votes, vote requests, acknowledgements of entries) depends on the whole
+    /// state.
     fn seal(&mut self, mut message: Message, leads: bool) {
         let kind = message.get_msg_type();
         let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;
@@ -111,9 +113,9 @@ impl Consensus {
         }
     }
 
-    /// With `batch_append`, raft adds entries to a message that still waits, and does not look whether
-    /// they follow on it if it was empty, or was of an earlier term. `false`: nothing sensible can be
-    /// made of it.
+    /// Repairs a message after raft's `batch_append`. Raft appends entries to a waiting message
+    /// without checking that they follow it, if the message was empty or of an earlier term.
+    /// Returns `false` if the message cannot be repaired.
     fn mend(&self, message: &mut Message) -> bool {
         let Some(first) = message.entries.first() else { return true };
         let (prev, terms_fit) =
@@ -133,7 +135,7 @@ impl Consensus {
         }
     }
 
-    /// The messages whose state is durable.
+    /// Returns the messages whose state is durable.
     pub(super) fn unseal(&mut self) -> Vec<Outbound> {
         let mut open = Vec::new();
         for _ in 0..self.sealed.len() {
@@ -147,7 +149,7 @@ impl Consensus {
     }
 }
 
-/// A message on its way, if it is one that crosses the wire.
+/// Encodes a message, if it is of a kind that is sent to peers.
 fn outbound(message: &Message) -> Option<Outbound> {
     let to = NodeId::new(message.to)?;
     let kind = message.get_msg_type();
@@ -163,7 +165,8 @@ fn outbound(message: &Message) -> Option<Outbound> {
         | MessageType::MsgTimeoutNow
         | MessageType::MsgRequestPreVote
         | MessageType::MsgRequestPreVoteResponse => Lane::Control,
-        // Raft would forward proposals and reads in these; nothing here makes it.
+        // Raft would use these kinds to forward proposals and reads, which are never triggered
+        // here.
         _ => return None,
     };
     Some(Outbound { to, lane, message: PeerMessage::Raft(wire::encode(message)) })

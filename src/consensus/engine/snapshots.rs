@@ -1,21 +1,21 @@
-//! Snapshots: offered to followers that are too far behind, and taken by one that is.
+//! Snapshots: offered to followers that are too far behind, and installed by such a follower.
 //!
 //! ```text
 //!   a message that offers one ─▶ step ─▶ Offer ─▶ (the file is fetched, verified, made durable)
 //!                                                               │
 //!   raft ◀── take_snapshot ◀────────────────────────────────────┘
 //!    │
-//!    └▶ turn: install, with a group for the log ─▶ its proof ─▶ (the state is put in place) ─▶ installed
+//!    └▶ turn: install, with a group for the log ─▶ its proof ─▶ (the state is installed) ─▶ installed
 //! ```
 //!
-//! From the moment at which raft has a snapshot until it is in place, no other turn comes: raft does
-//! not bear a second one on its way to the disk.
+//! From the moment when raft has accepted a snapshot until it is installed, there is no other turn,
+//! because raft cannot handle a second one on its way to the disk.
 
 use super::*;
 
 impl Consensus {
-    /// What a follower gets that is too far behind for the log: a file that is durable and verified,
-    /// and the members there. `None`: nothing.
+    /// Sets the snapshot for followers that are too far behind for the log: a durable and verified
+    /// file, and the members at its index. `None` offers no snapshot.
     pub(crate) fn offer_snapshot(&mut self, offered: Option<(SnapshotId, &Members)>) {
         if let Some((id, _)) = offered {
             assert!(id.index <= self.applied_index(), "a snapshot of the future: {id:?}");
@@ -24,39 +24,40 @@ impl Consensus {
         self.raw.mut_store().offer(offered);
     }
 
-    /// Whether a follower needs a snapshot, and what is offered does not do: it is too old for the
-    /// log, or does not know the follower. Until the next offer.
+    /// Returns whether a follower needs another snapshot than the offered one, which is too old for
+    /// the log or does not contain the follower as a member. The next offer resets this.
     pub(crate) fn wants_snapshot(&self) -> bool {
         self.raw.store().is_wanted()
     }
 
-    /// A peer has asked for a part of a snapshot: it is at work.
+    /// Records that a peer makes progress with a snapshot, because it has requested a part.
     pub(crate) fn snapshot_progress(&mut self, peer: NodeId) {
         if let Some(last) = self.fetching.get_mut(&peer) {
             *last = self.ticks;
         }
     }
 
-    /// What a peer fetches is at its end: it has it all, or will never have it. Then it is asked again
-    /// how far it is. A peer that has installed a snapshot says so itself.
+    /// Records that a peer's snapshot transfer has ended, successfully or not. Raft then probes how
+    /// far the peer is. A peer that has installed a snapshot reports it itself.
     pub(crate) fn report_snapshot(&mut self, peer: NodeId, ok: bool) {
         self.fetching.remove(&peer);
         let status = if ok { raft::SnapshotStatus::Finish } else { raft::SnapshotStatus::Failure };
         self.with_raft(|raw| raw.report_snapshot(peer.get(), status));
     }
 
-    /// The log's front was cut.
+    /// Records that the front of the log was truncated.
     ///
     /// # Errors
-    /// This member must stop.
+    /// Returns a fault after which this member must stop.
     pub(crate) fn log_cut(&mut self) -> Result<(), ConsensusFault> {
         let result = self.raw.mut_store().cut();
         result.map_err(|fault| self.fault.insert(fault).clone())
     }
 
-    /// Once a tick. Raft waits for a peer that fetches a snapshot for ever, and sends it nothing: so
-    /// one that shows no progress is asked again, and one whose log this member's can continue (it has
-    /// installed an older snapshot than the last it was offered) goes on from there.
+    /// Checks the snapshot transfers once per tick. Raft waits indefinitely for a peer that fetches
+    /// a snapshot, and sends it no entries. Therefore a peer without progress is probed again. A
+    /// peer whose log can be continued from this member's log, because it has installed an older
+    /// snapshot than the last offer, continues from there.
     pub(super) fn look_after_fetching(&mut self) {
         if !self.is_leader() {
             return self.fetching.clear();
@@ -77,8 +78,8 @@ impl Consensus {
         }
     }
 
-    /// Whether what a message offers is more than what is here. If its last entry is here, all before
-    /// it are the same as well, and raft only learns that they are committed.
+    /// Returns whether an offered snapshot is ahead of this member's log. If the log contains its
+    /// last entry, all earlier entries agree as well, and raft only learns that they are committed.
     pub(super) fn needs_install(&self, message: &Message) -> bool {
         let metadata = message.get_snapshot().get_metadata();
         let index = LogIndex(metadata.index);
@@ -95,10 +96,11 @@ impl Consensus {
         Stepped::Offer(Offer { from, id, message: Box::new(message) })
     }
 
-    /// The file of an offer is here: durable, verified, and ready to be put in place.
+    /// Accepts the file of an offer, which is durable, verified and ready to be installed.
     ///
-    /// It may have taken long, and another leader may have come. What a snapshot covers is committed,
-    /// so it is as good as any that this leader could send, and it is the one who is told of it.
+    /// The transfer may have taken long, and the leader may have changed meanwhile. A snapshot
+    /// covers only committed entries, so it is as good as one from the current leader, and it is
+    /// acknowledged to that leader.
     pub(crate) fn take_snapshot(&mut self, offer: &Offer) -> Taken {
         if self.install.is_some() || self.fault.is_some() {
             return Taken::Later;
@@ -115,7 +117,7 @@ impl Consensus {
         let (id, configuration) =
             snapshot::from_raft(message.get_snapshot()).expect("the gate has judged it");
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
-            tracing::debug!(%error, "raft did not take a snapshot");
+            tracing::debug!(%error, "raft rejected a snapshot");
         }
         if self.raw.snap().is_none() {
             return Taken::Needless;
@@ -124,18 +126,21 @@ impl Consensus {
         Taken::Installing
     }
 
-    /// The state of the snapshot that a turn has said to install is in place, and these are its
-    /// members. Its group is proven.
+    /// Records that the state of the snapshot in the last turn's `install` is installed, and that
+    /// `members` are its members. Its group must be proven.
     ///
     /// # Errors
-    /// They are not the members that raft has been told of. This member must stop.
+    /// Returns an error if raft was told of other members. This member must stop.
     pub(crate) fn installed(&mut self, members: &Members) -> Result<(), ConsensusFault> {
         let install = self.install.take().expect("a turn has said to install one");
         assert_eq!(install.stage, InstallStage::Proven, "the log has not proven it");
         let index = install.id.index;
         let found = Configuration::of(members);
         if found != install.configuration {
-            let why = format!("a snapshot of {found:?} was sent as {:?}", install.configuration);
+            let why = format!(
+                "the snapshot has {found:?}, but its message has {:?}",
+                install.configuration
+            );
             return Err(self.fault.insert(ConsensusFault::Membership { index, why }).clone());
         }
         (self.members, self.configuration) = (members.clone(), found);
@@ -145,8 +150,8 @@ impl Consensus {
         Ok(())
     }
 
-    /// Whether a turn may come as far as snapshots go. One that brings a snapshot comes alone: all
-    /// before it is on disk, and applied.
+    /// Returns whether a pending snapshot permits a turn. A turn with a snapshot comes alone:
+    /// everything before it is on disk and applied.
     pub(super) fn may_turn(&self) -> bool {
         match self.install.as_ref().map(|install| install.stage) {
             None => true,
@@ -157,14 +162,15 @@ impl Consensus {
         }
     }
 
-    /// Where the log begins anew by this batch, if it brings a snapshot.
+    /// Returns the new base of the log, if this batch contains a snapshot.
     pub(super) fn base_of(ready: &raft::Ready) -> Option<wal::Base> {
         let metadata = ready.snapshot().get_metadata();
         (!ready.snapshot().is_empty())
             .then_some(wal::Base { index: LogIndex(metadata.index), term: Term(metadata.term) })
     }
 
-    /// A batch brings a snapshot: from here on raft's log begins behind it.
+    /// Starts the installation of a snapshot in this batch. From here on raft's log begins after
+    /// it.
     pub(super) fn begin_install(&mut self, ready: &raft::Ready) -> Option<SnapshotId> {
         let base = Self::base_of(ready)?;
         let install = self.install.as_mut().expect("raft has none that it was not handed");
@@ -176,7 +182,7 @@ impl Consensus {
         Some(id)
     }
 
-    /// The log has proven everything up to a group.
+    /// Records that the log has proven everything up to a group.
     pub(super) fn prove_install(&mut self, group: u64) {
         if let Some(install) = &mut self.install
             && let InstallStage::Logged(carrier) = install.stage

@@ -1,52 +1,53 @@
-//! How it stands, as far as it knows itself.
+//! The state of the consensus as this member knows it.
 
 use super::*;
 
 impl Consensus {
-    /// Its part.
+    /// Returns the role of this member.
     pub(crate) fn role(&self) -> Role {
         self.raw.raft.state.into()
     }
 
-    /// Whether it leads, as far as it knows.
+    /// Returns whether this member believes that it is the leader.
     pub(crate) fn is_leader(&self) -> bool {
         self.raw.raft.state == StateRole::Leader
     }
 
-    /// Whether it leads and has applied an entry of its own term: everything that was committed
-    /// before is applied as well.
+    /// Returns whether this member is the leader and has applied an entry of its own term.
+    /// Everything committed earlier is applied then as well.
     pub(crate) fn is_ready_to_lead(&self) -> bool {
         self.is_leader() && self.raw.raft.apply_to_current_term()
     }
 
-    /// Whether it is handing leadership to another member.
+    /// Returns whether it is transferring the leadership to another member.
     pub(crate) fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
     }
 
-    /// Whether the log has groups that it has not proven durable.
+    /// Returns whether the log has groups that are not proven durable.
     pub(crate) fn owes_log(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Whether an entry was handed out to be applied that is on its way to the disk, or is replaced on its way there.
+    /// Returns whether a returned committed entry is still on its way to the disk, or is being
+    /// replaced there.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         self.oldest_pending().is_some_and(|first| first <= self.handed)
     }
 
-    /// The term.
+    /// Returns the term.
     pub(crate) fn term(&self) -> Term {
         Term(self.raw.raft.term)
     }
 
-    /// For whom it has voted in this term.
+    /// Returns the member that this one has voted for in this term.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn vote(&self) -> Option<NodeId> {
         NodeId::new(self.raw.raft.vote)
     }
 
-    /// Forgets the rounds that are under way, as raft does with some.
+    /// Drops the rounds in progress, as raft does in some situations.
     #[cfg(test)]
     pub(crate) fn forget_rounds(&mut self) {
         let rounds = &mut self.raw.raft.read_only;
@@ -54,24 +55,25 @@ impl Consensus {
         rounds.read_index_queue.clear();
     }
 
-    /// How many ticks of the clock have passed since the start.
+    /// Returns the number of ticks since the start.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn ticks(&self) -> u64 {
         self.ticks
     }
 
-    /// Who leads the term, if known.
+    /// Returns the leader of the term, if known.
     pub(crate) fn leader(&self) -> Option<NodeId> {
         NodeId::new(self.raw.raft.leader_id)
     }
 
-    /// The newest entry known to be committed.
+    /// Returns the highest index known to be committed.
     pub(crate) fn commit(&self) -> LogIndex {
         LogIndex(self.raw.raft.raft_log.committed)
     }
 
-    /// Who should lead in this member's place: the voter, also after a replacement that is under way,
-    /// heard of within an election timeout, whose log is the longest. `None`: there is nobody, or this member does not lead.
+    /// Returns the best member to transfer the leadership to: the voter with the longest log that
+    /// was heard from within an election timeout. It must still be a voter after a replacement in
+    /// progress. Returns `None` if there is none, or if this member is not the leader.
     pub(crate) fn best_transferee(&self) -> Option<NodeId> {
         let peers = self.peers();
         let fits = |peer: &&PeerStatus| {
@@ -80,11 +82,11 @@ impl Consensus {
                 && self.configuration.voters.contains(&peer.id)
         };
         let fit = peers.iter().filter(fits);
-        // Among equals the lowest id.
+        // On a tie, the lowest id wins.
         fit.max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id))).map(|peer| peer.id)
     }
 
-    /// All of it.
+    /// Returns the complete status.
     #[cfg(test)]
     pub(in crate::consensus) fn status(&self) -> Status {
         Status {
@@ -102,7 +104,7 @@ impl Consensus {
         }
     }
 
-    /// As a leader: how far the others are, in the order of their ids.
+    /// As the leader, returns the progress of the other members in the order of their ids.
     pub(crate) fn peers(&self) -> Vec<PeerStatus> {
         if !self.is_leader() {
             return Vec::new();
@@ -120,7 +122,7 @@ impl Consensus {
         others.filter_map(status).collect()
     }
 
-    /// Whether a member was heard of within an election timeout.
+    /// Returns whether a member was heard from within an election timeout.
     pub(super) fn is_active(&self, id: NodeId) -> bool {
         let since = self.heard.get(&id).map(|heard| self.ticks - heard);
         since.is_some_and(|since| since < self.config.election_ticks as u64)
@@ -130,7 +132,7 @@ impl Consensus {
         LogIndex(self.raw.raft.raft_log.applied)
     }
 
-    /// The bytes of entries in memory.
+    /// Returns the memory of the cached entries in bytes.
     #[cfg(test)]
     pub(in crate::consensus) fn cached_bytes(&self) -> usize {
         self.raw.store().cached_bytes()
@@ -168,7 +170,7 @@ impl Standpoint for Consensus {
 
     fn term_at(&self, index: LogIndex) -> Option<Term> {
         let term = self.raw.raft.raft_log.term(index.get()).ok()?;
-        // Raft's answer for an index that it does not have.
+        // Raft returns 0 for an index that it does not have.
         (term != 0).then_some(Term(term))
     }
 }

@@ -1,4 +1,4 @@
-//! The log's twin in memory: what a member has on disk, and what a crash leaves of it.
+//! An in-memory log: the contents of a member's disk, and what a crash leaves of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,19 +14,19 @@ pub(super) struct Disk(Arc<Mutex<Platter>>);
 
 #[derive(Default)]
 pub(super) struct Platter {
-    /// What lies before the entries is in a snapshot.
+    /// A snapshot covers everything up to the base.
     pub(super) base: wal::Base,
     pub(super) entries: Vec<wal::Entry>,
     pub(super) hard_state: wal::HardState,
-    /// Snapshots: complete, verified and synced.
+    /// Complete, verified and synced snapshots.
     pub(super) files: BTreeMap<SnapshotId, Machine>,
-    /// Groups that were handed over and are not synced.
+    /// Groups that were handed over but are not synced.
     pub(super) queued: VecDeque<wal::Group>,
-    /// Reading entries fails.
+    /// Whether reads of entries fail.
     pub(super) broken: bool,
-    /// The most entries that one read brings.
+    /// Maximum number of entries per read.
     pub(super) read_max: usize,
-    /// Reads so far.
+    /// Number of reads so far.
     pub(super) reads: usize,
 }
 
@@ -35,7 +35,7 @@ impl Disk {
         Self(Arc::new(Mutex::new(Platter { read_max: usize::MAX, ..Platter::default() })))
     }
 
-    /// What is on it.
+    /// Locks the disk and returns its contents.
     pub(super) fn look(&self) -> MutexGuard<'_, Platter> {
         self.0.lock().unwrap()
     }
@@ -57,12 +57,12 @@ impl Platter {
         Some(index.get().checked_sub(self.base.index.get() + 1)? as usize)
     }
 
-    /// Whether it has an entry, as one or in a snapshot.
+    /// Returns whether it has an entry, in the log or in a snapshot.
     pub(super) fn holds(&self, index: LogIndex, term: Term) -> bool {
         index < self.base.index || self.term(index) == Some(term)
     }
 
-    /// Removes the front of the log.
+    /// Truncates the front of the log.
     pub(super) fn cut(&mut self, up_to: LogIndex) {
         let Some(term) = self.term(up_to) else { return };
         assert!(self.files.keys().any(|id| id.index >= up_to && id.term >= term), "S-PURGE");

@@ -1,9 +1,10 @@
-//! One member among peers that say anything at all: nothing panics, and what it has promised it keeps.
+//! The fuzz target for the consensus: one member whose peers send arbitrary messages. It must not
+//! panic, and must keep its promises.
 //!
-//! The orders of a fuzzer are what happens to the member: messages, made up around the numbers that are
-//! interesting to it or of raw bytes; honest answers to what it says, so that it comes to lead; ticks, proposals, questions,
-//! its disk, its machine, its death. Its peers may lie as they like, so what becomes committed is theirs
-//! to say; but not what it has said itself.
+//! The input is a sequence of events: messages with values close to interesting ones or with raw
+//! bytes, honest replies to the member's messages so that it can become leader, ticks, proposals,
+//! read rounds, disk syncs, applied entries, and crashes. The peers may lie in any way. Therefore
+//! they decide what becomes committed, but the member must not contradict its own messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use crate::wal;
 const HEARTBEAT: usize = 2;
 const ELECTION: usize = 10;
 
-/// How many messages of the member are kept to be answered.
+/// Number of the member's messages that are kept for replies.
 const SENT_MAX: usize = 16;
 
 fn node(id: u64) -> NodeId {
@@ -42,7 +43,7 @@ fn add(id: u64, replaces: Option<u64>) -> MemberChange {
     MemberChange::Add { id: node(id), disk, name, address: String::new(), replaces }
 }
 
-/// So many voters, and learners after them.
+/// Returns a membership with voters, followed by learners.
 fn members_of(voters: u64, learners: u64) -> Members {
     let founders = (1..=voters).map(|id| (node(id), DiskId(u128::from(id)))).collect();
     let mut members = Members::founded(&founders);
@@ -52,7 +53,7 @@ fn members_of(voters: u64, learners: u64) -> Members {
     members
 }
 
-/// The member.
+/// The member under test.
 struct Subject {
     me: NodeId,
     founded: Members,
@@ -61,11 +62,11 @@ struct Subject {
     machine: Machine,
     lives: u64,
     offer: Option<Offer>,
-    /// A snapshot that takes the machine's place, and its group until that is proven.
+    /// A snapshot that is being installed, and its group until that is proven.
     installing: Option<(SnapshotId, u64)>,
-    /// What it has said, newest last.
+    /// The messages that it has sent, newest last.
     sent: Vec<Message>,
-    /// What it has handed out as committed.
+    /// The entries that it has returned as committed.
     history: BTreeMap<LogIndex, wal::Entry>,
     highest: (Term, LogIndex),
     votes: BTreeMap<Term, NodeId>,
@@ -94,7 +95,7 @@ impl Subject {
         }
     }
 
-    /// It dies with what was not synced, and comes back.
+    /// Crashes the member, which loses everything that is not synced, and restarts it.
     fn die(&mut self) {
         self.disk.look().queued.clear();
         (self.offer, self.installing) = (None, None);
@@ -107,14 +108,14 @@ impl Subject {
             self.machine = newest.unwrap_or_else(|| Machine::new(self.founded.clone()));
             disk.hard_state.commit.max(self.machine.index())
         };
-        // What it knew to be committed and had not written down, it knows no more.
+        // Committed indexes that were not written down are forgotten.
         self.history.retain(|index, _| *index <= commit);
         self.consensus = start(self.me, &self.founded, &self.disk, &self.machine, self.lives);
         let disk = self.disk.look();
         self.highest = (disk.hard_state.term, commit);
     }
 
-    /// What can be seen of it.
+    /// Returns its observable state.
     fn seen(&self) -> (Role, Term, Option<NodeId>, Option<NodeId>, LogIndex, LogIndex) {
         let it = &self.consensus;
         (it.role(), it.term(), it.vote(), it.leader(), it.commit(), it.last_index())
@@ -142,7 +143,8 @@ impl Subject {
         }
     }
 
-    /// Does what the consensus asks for, but for its disk. False: it must stop.
+    /// Does the work that the consensus requests, except for its disk. Returns false if the member
+    /// must stop.
     fn turn(&mut self) -> bool {
         loop {
             let turn = match self.consensus.turn() {
@@ -184,7 +186,7 @@ impl Subject {
         true
     }
 
-    /// R-PERSIST, R-VOTE: what a message says is on disk when it leaves.
+    /// Checks R-PERSIST and R-VOTE: the state that a message depends on is on disk when it is sent.
     fn send(&mut self, messages: Vec<Outbound>) {
         for Outbound { to, message, .. } in messages {
             let PeerMessage::Raft(bytes) = message else { panic!("a message of raft's") };
@@ -221,7 +223,7 @@ impl Subject {
         }
     }
 
-    /// Syncs the oldest group, and says so.
+    /// Syncs the oldest group and reports it.
     fn sync(&mut self) {
         let number = self.disk.look().sync();
         let Some(number) = number else { return };
@@ -234,7 +236,7 @@ impl Subject {
         }
     }
 
-    /// Puts the machine in place that a proven group has named. False: it must stop.
+    /// Installs the machine of a proven group. Returns false if the member must stop.
     fn finish_install(&mut self) -> bool {
         let Some((snapshot, 0)) = self.installing else { return true };
         self.installing = None;
@@ -242,7 +244,7 @@ impl Subject {
         self.consensus.installed(&self.machine.members).is_ok()
     }
 
-    /// Writes a snapshot of its machine, and perhaps cuts the log behind it.
+    /// Writes a snapshot of its machine, and truncates the log if `cuts` is set.
     fn snapshot(&mut self, cuts: bool) {
         let machine = self.machine.clone();
         if machine.index() <= LogIndex(1) || self.installing.is_some() {
@@ -253,7 +255,7 @@ impl Subject {
         self.disk.look().files.insert(id, machine);
         if cuts {
             self.disk.look().cut(index);
-            // Its fault, if there is one, is told by the next turn.
+            // A fault is returned by the next turn.
             let _ = self.consensus.log_cut();
         }
     }
@@ -272,7 +274,7 @@ fn start(me: NodeId, founded: &Members, disk: &Disk, machine: &Machine, lives: u
     consensus
 }
 
-/// See the module.
+/// Runs the target. See the module page.
 pub(crate) fn gate(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let (me, founded) = match feed.byte() % 6 {
@@ -345,7 +347,7 @@ pub(crate) fn gate(data: &[u8]) -> Came {
             }
             _ => it.sync(),
         }
-        // A slow machine or disk is another order's affair.
+        // Other events cover a slow machine or disk.
         if !feed.once_in(8) {
             while !it.disk.look().queued.is_empty() && !feed.once_in(3) {
                 it.sync();
@@ -362,7 +364,7 @@ fn sender(message: &Message) -> NodeId {
     NodeId::new(message.from).unwrap_or(node(9))
 }
 
-/// The file of an offer arrives, made by somebody who may have said the truth.
+/// Delivers the file of an offer, whose sender may have lied.
 fn fetch(feed: &mut Feed<'_>, it: &mut Subject) {
     let Some(offer) = it.offer.take() else { return };
     let base = wal::Base { index: offer.id.index, term: offer.id.term };
@@ -412,7 +414,8 @@ const KINDS: [MessageType; 19] = [
     MessageType::MsgReadIndexResp,
 ];
 
-/// A message of numbers around the member's own, with the fields that its kind has, and perhaps others.
+/// Returns a message with numbers close to the member's own, with the fields of its kind and
+/// possibly others.
 fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     use MessageType as M;
     let kind = match feed.byte() {
@@ -425,7 +428,8 @@ fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     message.from = others.cycle().nth(usize::from(feed.byte() % 4)).expect("never at its end");
     let (term, last, commit) =
         (it.consensus.term().get(), it.consensus.last_index().get(), it.consensus.commit().get());
-    // Mostly of this term, of the next one if it asks for a vote, or in answer to a candidate before.
+    // In most cases of this term, or of the next one if it requests a vote or replies to a
+    // pre-candidate.
     let asks = matches!(kind, M::MsgRequestVote | M::MsgRequestPreVote);
     let of_now = term + u64::from(asks || it.consensus.role() == Role::PreCandidate);
     message.term = if feed.once_in(4) { feed.near(of_now) } else { of_now };
@@ -495,7 +499,7 @@ fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     message
 }
 
-/// An entry that follows on `place`, mostly.
+/// Returns an entry that follows `place` in most cases.
 fn entry(feed: &mut Feed<'_>, place: &mut (u64, u64), newest: u64) -> Entry {
     let index = if feed.once_in(16) { feed.near(place.0) } else { place.0.wrapping_add(1) };
     let term = match feed.byte() {
@@ -521,7 +525,7 @@ fn entry(feed: &mut Feed<'_>, place: &mut (u64, u64), newest: u64) -> Entry {
     entry
 }
 
-/// What an honest peer answers to something that the member has said.
+/// Returns the reply of an honest peer to a message of the member.
 fn answer(feed: &mut Feed<'_>, it: &Subject) -> Option<Message> {
     use MessageType as M;
     let newest = it.sent.len().checked_sub(1)?;
@@ -558,18 +562,18 @@ fn answer(feed: &mut Feed<'_>, it: &Subject) -> Option<Message> {
     Some(answer)
 }
 
-/// Orders drawn by chance, some of which lead far.
+/// Returns random inputs, and some that reach deep states.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     use crate::env::Entropy as _;
     let rng = Rng::new(8);
     let mut seeds: Vec<Vec<u8>> =
         (0..50).map(|_| (0..40 + rng.below(200)).map(|_| rng.next_u64() as u8).collect()).collect();
-    // Campaigns, is elected by honest answers, proposes, commits; in each of the configurations.
+    // Campaigns, is elected by honest replies, proposes and commits, in each configuration.
     for configuration in 0..6 {
         let mut orders = vec![configuration];
         let order = |orders: &mut Vec<u8>, order: &[u8]| {
             orders.extend(order);
-            // Sync everything, and turn.
+            // Sync everything, and run a turn.
             orders.extend([0, 0, 0, 0]);
         };
         order(&mut orders, &[24]);

@@ -1,4 +1,5 @@
-//! Messages that no correct member sends: each would panic or subvert raft, and none gets in.
+//! Tests with messages that no correct member sends. Each would crash or subvert raft, and the gate
+//! must reject it.
 
 use raft::eraftpb::{Entry, Message, MessageType};
 
@@ -13,8 +14,8 @@ use crate::consensus::{Outbound, Role, RoundId, Stepped, Taken};
 use crate::model::{Incarnation, LogIndex, PeerMessage, SnapshotId, Term};
 use crate::wal;
 
-/// A cluster of three and a learner, with node 1 leading term 2 and entries up to 4 committed, to
-/// send messages to.
+/// Returns a cluster of three voters and a learner, in which node 1 leads term 2 and entries up to
+/// 4 are committed.
 fn world() -> World {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
@@ -48,7 +49,7 @@ fn entries(places: &[(u64, u64)]) -> Vec<Entry> {
     places.iter().map(|&(index, term)| Entry { index, term, ..Entry::default() }).collect()
 }
 
-/// Hands node `to` a message over the connection of `from`.
+/// Delivers a message to node `to` over the connection of `from`.
 fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, GateRejection> {
     let result = world.at(message.to.clamp(1, 4)).step(node(from), wire::encode(message));
     if result.as_ref().is_err_and(GateRejection::is_fatal) {
@@ -156,13 +157,13 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             "a context on entries",
             M::MsgAppend,
             |m| m.context = "x".into(),
-            |r| *r == R::Field { name: "a context" },
+            |r| *r == R::Field { name: "context" },
         ),
         (
             "a long context",
             M::MsgHeartbeat,
             |m| m.context = vec![1; 33].into(),
-            |r| *r == R::Field { name: "a context" },
+            |r| *r == R::Field { name: "context" },
         ),
         (
             "a forced campaign of one's own wording",
@@ -170,7 +171,7 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             |m| {
                 m.context = "CampaignElection".into();
             },
-            |r| *r == R::Field { name: "a context" },
+            |r| *r == R::Field { name: "context" },
         ),
         (
             "entries in a heartbeat",
@@ -182,13 +183,13 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             "a request for a snapshot",
             M::MsgAppendResponse,
             |m| m.request_snapshot = 5,
-            |r| *r == R::Field { name: "a snapshot request" },
+            |r| *r == R::Field { name: "snapshot request" },
         ),
         (
             "a snapshot in a heartbeat",
             M::MsgHeartbeat,
             |m| m.mut_snapshot().mut_metadata().index = 9,
-            |r| *r == R::Field { name: "a snapshot" },
+            |r| *r == R::Field { name: "snapshot" },
         ),
         ("no snapshot", M::MsgSnapshot, |m| m.clear_snapshot(), |r| *r == R::Snapshot),
         (
@@ -267,7 +268,7 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             "a priority",
             M::MsgRequestVote,
             |m| m.priority = 9,
-            |r| *r == R::Field { name: "a priority" },
+            |r| *r == R::Field { name: "priority" },
         ),
         (
             "a vote request of an empty log",
@@ -358,8 +359,8 @@ fn a_member_does_not_talk_to_itself_over_the_wire() {
 
 #[test]
 fn one_that_has_joined_meanwhile_is_believed_whatever_it_says() {
-    // A member that was away does not know who has joined, been promoted, and leads by now: the fifth
-    // joined, or the fourth, which it knows as a learner, was promoted.
+    // A member that was away does not know the current members: the fifth has joined, or the
+    // fourth, which it knows as a learner, was promoted, and this member leads now.
     for leader in [4, 5] {
         let mut world = world();
         let mut heartbeat = message(MessageType::MsgHeartbeat, |m| (m.from, m.term) = (leader, 3));
@@ -444,7 +445,7 @@ fn garbage_is_refused() {
     assert!(matches!(rejection, GateRejection::Bytes(WireError::TooLong { .. })));
 }
 
-/// Real messages with bytes changed: whatever gets in must not panic.
+/// Changes bytes of real messages. No accepted message may cause a panic.
 #[test]
 fn real_messages_with_changed_bytes_never_panic() {
     let mut rng = 1;
@@ -461,7 +462,7 @@ fn real_messages_with_changed_bytes_never_panic() {
                 world.at(id).tick();
             }
             for Flying { from, to, bytes } in drain(&mut world) {
-                // Only the second member is lied to.
+                // Only the second member receives changed messages.
                 if to == node(2) && draw(&mut rng).is_multiple_of(2) {
                     let mut changed = bytes.to_vec();
                     for _ in 0..1 + draw(&mut rng) % 3 {
@@ -485,7 +486,7 @@ fn real_messages_with_changed_bytes_never_panic() {
     assert!(refused > 500 && taken > 100, "{refused} refused, {taken} taken");
 }
 
-/// Messages made of numbers around the interesting ones.
+/// Sends messages with values close to interesting ones.
 #[test]
 fn made_up_messages_of_all_kinds_never_panic() {
     use MessageType as M;
@@ -528,7 +529,7 @@ fn made_up_messages_of_all_kinds_never_panic() {
             message.from = from;
             message.reject = draw(&mut rng).is_multiple_of(4);
             if draw(&mut rng).is_multiple_of(2) {
-                // Of this very term, so that members do get elected.
+                // Use the current term, so that members do get elected.
                 message.term = me.term.get() + u64::from(me.role == Role::PreCandidate);
             }
             if kinds[place] == M::MsgAppend {
@@ -546,7 +547,8 @@ fn made_up_messages_of_all_kinds_never_panic() {
                 message.set_snapshot(snapshot::to_raft(id, &configuration));
             }
             for field in 0..5 {
-                // Mostly what the kind has room for, so that it gets in.
+                // In most cases, only fields that the kind uses are set, so that the message is
+                // accepted.
                 if !draw(&mut rng).is_multiple_of(10) {
                     blank(&mut message, field);
                 }
@@ -589,7 +591,7 @@ fn made_up_messages_of_all_kinds_never_panic() {
     assert!(roles.iter().all(|times| *times > 100), "{roles:?}");
 }
 
-/// Empties a field that the kind has no use for.
+/// Clears a field that the kind does not use.
 fn blank(message: &mut Message, field: u64) {
     use MessageType as M;
     let kind = message.get_msg_type();
@@ -611,8 +613,8 @@ fn blank(message: &mut Message, field: u64) {
     }
 }
 
-/// Lets the members do what they have to, without judging what comes of lies, and returns what they
-/// and those before them have sent.
+/// Runs the members without checking the effect of lies, and returns all messages that they have
+/// sent.
 fn drain(world: &mut World) -> Vec<Flying> {
     let mut flying = std::mem::take(&mut world.flying);
     let founded = world.founded().clone();

@@ -1,4 +1,4 @@
-//! What must hold whatever happens: each named as in the literature.
+//! The invariants that must always hold, named as in the literature.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ impl World {
         }
     }
 
-    /// R-PERSIST: what a message says is on its sender's disk when it leaves.
+    /// Checks R-PERSIST: the state that a message depends on is on its sender's disk when it is
+    /// sent.
     fn audit(&self, flying: &Flying) {
         let message = flying.message();
         let disk = self.members[&flying.from].disk.look();
@@ -45,7 +46,7 @@ impl World {
             MessageType::MsgRequestVoteResponse if !message.reject => {
                 (in_term && durable.vote == Some(flying.to)) || durable.term > term
             }
-            // A promise of nothing: it speaks of a term that has not begun.
+            // A granted pre-vote promises nothing: its term has not begun.
             MessageType::MsgRequestPreVoteResponse if !message.reject => true,
             MessageType::MsgAppendResponse if !message.reject => {
                 (in_term && disk.last() >= LogIndex(message.index)) || durable.term > term
@@ -65,7 +66,8 @@ impl World {
         assert!(holds, "R-PERSIST: {} has {durable:?}, and sends {message:?}", flying.from);
     }
 
-    /// R-SM, R-QUORUM: what a member hands out is what all the others do, and a quorum has it.
+    /// Checks R-SM and R-QUORUM: all members commit the same entries, and a quorum has each of
+    /// them.
     pub(super) fn commit(&mut self, id: NodeId, entry: &wal::Entry) -> Result<(), ConsensusFault> {
         let told = self.history.entry(entry.index).or_insert_with(|| entry.clone());
         assert_eq!(told, entry, "R-SM: {id}");
@@ -95,8 +97,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether most of the voters have it, those of the last configuration before it or of the one
-    /// before that: a leader has applied all but one change when it counts.
+    /// Returns whether a majority of voters has the entry, according to the last configuration
+    /// before it or the one before that. A leader has applied all but one change when it counts.
     fn is_on_a_quorum(&self, entry: &wal::Entry) -> bool {
         let holds = |id: &NodeId| {
             self.members.get(id).is_some_and(|m| m.disk.look().holds(entry.index, entry.term))
@@ -135,7 +137,7 @@ impl World {
             assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
             assert!(member.machine.members.is_voter(id), "R-LEARNER: {id} leads");
             let (base, newest) = (member.disk.look().base.index, self.history.last_key_value());
-            // One that has not noticed yet that a later term has begun is not meant.
+            // A leader that has not noticed that a later term has begun is exempt.
             if newest.is_some_and(|(_, entry)| entry.term > status.term) {
                 return;
             }
@@ -146,7 +148,7 @@ impl World {
         }
     }
 
-    /// R-MATCH, and that everything committed is where it was.
+    /// Checks R-MATCH, and that every committed entry is unchanged.
     pub(super) fn check_logs(&self) {
         let log = |member: &Member| -> BTreeMap<LogIndex, wal::Entry> {
             let disk = member.disk.look();

@@ -1,4 +1,4 @@
-//! With the log itself in place of its twin.
+//! Tests with the real log instead of the in-memory one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::env::{Env, OsEntropy};
 use crate::model::{ClusterId, LogIndex};
 use crate::wal::{self, Identity, LogOptions, Writer};
 
-/// A member that votes alone, from what `dir` holds.
+/// Starts a member that is the only voter from the contents of `dir`.
 fn start(dir: &Path) -> (Consensus, Writer) {
     let identity = Identity { cluster: ClusterId(7), node: node(1) };
     let opened = wal::open(&Env::real(), dir, identity, LogOptions::default()).unwrap();
@@ -22,7 +22,7 @@ fn start(dir: &Path) -> (Consensus, Writer) {
     (Consensus::new(config, opened.reader, hard_state, LogIndex(1)).unwrap(), opened.writer)
 }
 
-/// Does all there is to do; returns what was committed.
+/// Does all outstanding work and returns the committed entries.
 fn work(consensus: &mut Consensus, writer: &mut Writer) -> Vec<wal::Entry> {
     let mut committed = Vec::new();
     while let Some(turn) = consensus.turn().unwrap() {

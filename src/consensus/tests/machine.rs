@@ -1,4 +1,4 @@
-//! The state machine's twin: who the members are, and a number that stands for everything applied.
+//! A minimal state machine: the members, and a digest of everything applied.
 
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::member_change;
@@ -13,17 +13,17 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Before anything was applied.
+    /// Creates the initial state.
     pub(super) fn new(members: Members) -> Self {
         Self { applied: wal::Base::default(), members, digest: 0 }
     }
 
-    /// After `applied`, of which nothing is known but the members.
+    /// Creates a state after `applied` of which only the members are known.
     pub(super) fn made_up(applied: wal::Base, members: Members) -> Self {
         Self { applied, members, digest: 0 }
     }
 
-    /// Applies an entry. A change of the members that may not be made does nothing but count.
+    /// Applies an entry. An invalid membership change only advances the applied index.
     pub(super) fn apply(&mut self, entry: &wal::Entry) -> Result<(), ConsensusFault> {
         assert_eq!(entry.index, self.applied.index.next(), "R-APPLIED");
         if entry.kind == wal::EntryKind::Membership {
@@ -40,7 +40,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The name of a snapshot of it.
+    /// Returns the id of a snapshot of this state.
     pub(super) fn id(&self) -> SnapshotId {
         let wal::Base { index, term } = self.applied;
         SnapshotId { index, term, bytes: 100, checksum: self.digest }

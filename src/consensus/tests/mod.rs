@@ -1,4 +1,4 @@
-//! Tests of the consensus as a whole: a small world of members with disks in memory, the traps of the
+//! Tests of the consensus as a whole: a small cluster with in-memory disks, the pitfalls of the
 //! raft crate, and messages that no correct member sends.
 
 #[cfg_attr(not(test), allow(dead_code, reason = "the fuzzed member has one of no faults"))]

@@ -1,20 +1,20 @@
-//! Seeds: clusters of several shapes, with messages lost, doubled and overtaken, members that crash
-//! with groups on their way to the disk, partitions, disks that take their time, members that come
-//! and go, logs that are cut and snapshots that are fetched meanwhile.
+//! Randomized runs of clusters of several sizes: messages are lost, duplicated and reordered,
+//! members crash during disk writes, networks are partitioned, disks are slow, members are added
+//! and removed, logs are truncated, and snapshots are fetched.
 
 use super::world::{World, add, draw, node};
 use crate::model::{MemberChange, NodeId};
 
-/// Runs of the quick leg, and of the one with members that change.
+/// Number of short runs, and of runs with membership changes.
 const SEEDS: u64 = 240;
 const CHANGING_SEEDS: u64 = 300;
 const STEPS: usize = 700;
 const CHANGING_STEPS: usize = 1_500;
 
-/// The most members at a time, so that one leader keeps up with them.
+/// Maximum number of members at a time, so that one leader can serve them.
 const MEMBERS_MAX: usize = 7;
 
-/// Voters and learners.
+/// Numbers of voters and learners.
 const SHAPES: [(u64, u64); 6] = [(3, 0), (1, 2), (5, 0), (3, 1), (1, 0), (2, 0)];
 
 #[derive(Default)]
@@ -129,7 +129,8 @@ fn run(seed: u64, changing: bool) -> Outcome {
     outcome
 }
 
-/// What happens in the third year: members change, snapshots are taken and fetched, logs are cut.
+/// Random events of the third phase: membership changes, snapshots and transfers of them, and log
+/// truncation.
 fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
     match draw(rng) % 40 {
         0..10 => {
@@ -143,7 +144,7 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
         11..13 => {
             let keep = draw(rng) % 10;
             world.cut(id, keep);
-            // The consensus may hear of it later, or never.
+            // The consensus may learn of it later, or never.
             if let Some(consensus) = world.consensus(id)
                 && draw(rng).is_multiple_of(2)
             {
@@ -164,7 +165,7 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
     }
 }
 
-/// A change that somebody might want: mostly a reasonable one.
+/// Returns a membership change that is reasonable in most cases.
 fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange> {
     let members = world.members[&leader].machine.members.clone();
     let rows: Vec<NodeId> = members.rows().keys().copied().collect();
@@ -176,7 +177,7 @@ fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<Me
     };
     let (voter, learner, anybody) = (pick(&voters), pick(&learners), pick(&rows));
     let change = match draw(rng) % 10 {
-        // Void.
+        // An invalid change.
         0 => {
             MemberChange::Promote(voter.filter(|_| draw(rng).is_multiple_of(2)).unwrap_or(node(99)))
         }
@@ -193,11 +194,12 @@ fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<Me
     };
     let is_wise = consensus.would_lose_quorum(&change).is_none()
         && comes.is_none_or(|new| consensus.is_caught_up(new));
-    // Unwise ones cost patience, and must cost nothing else.
+    // An unreasonable change may cost time, but must have no other effect.
     (is_wise || draw(rng).is_multiple_of(2)).then_some(change)
 }
 
-/// All trouble ends, and everybody must come to agree; who was removed goes on talking.
+/// Ends all faults. All members must then agree, although removed members continue to send
+/// messages.
 fn heal(world: &mut World) {
     for id in world.ids() {
         if !world.is_up(id) {
@@ -239,7 +241,7 @@ fn heal(world: &mut World) {
     panic!("the cluster does not come to agree:\n{}", all.join("\n"));
 }
 
-/// Runs seeds, and says which one fails.
+/// Runs the seeds and reports one that fails.
 fn run_all(seeds: std::ops::Range<u64>, changing: bool) -> Outcome {
     let mut sum = Outcome::default();
     for seed in seeds {
@@ -257,7 +259,7 @@ fn run_all(seeds: std::ops::Range<u64>, changing: bool) -> Outcome {
 #[test]
 fn whatever_happens_what_is_committed_stays_and_nothing_is_promised_before_it_is_durable() {
     let sum = run_all(0..SEEDS, false);
-    // A run in which nothing happens proves nothing.
+    // A run without events would prove nothing.
     let seeds = SEEDS as usize;
     assert!(sum.committed > 15 * seeds, "{} entries committed", sum.committed);
     assert!(sum.rounds > seeds, "{} rounds confirmed", sum.rounds);

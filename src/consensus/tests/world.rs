@@ -1,4 +1,4 @@
-//! A few members, the messages between them, and what must hold whatever happens.
+//! A small simulated cluster: its members, the messages between them, and checks of the invariants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::model::{
 };
 use crate::wal;
 
-/// Ticks between heartbeats, and T.
+/// Ticks between heartbeats, and the election timeout T.
 pub(super) const HEARTBEAT: usize = 2;
 pub(super) const ELECTION: usize = 10;
 
@@ -25,7 +25,7 @@ pub(super) fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-/// A number that looks random and follows from `state`.
+/// Returns a pseudo-random number derived from `state`.
 pub(super) fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,7 +33,7 @@ pub(super) fn draw(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Voters from 1 on, and learners after them.
+/// Returns a membership with these voters and learners.
 pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     let founders = voters.iter().map(|id| (node(*id), DiskId(u128::from(*id)))).collect();
     let mut members = Members::founded(&founders);
@@ -43,7 +43,7 @@ pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     members
 }
 
-/// A new member.
+/// Returns the addition of a new member.
 pub(super) fn add(id: u64) -> MemberChange {
     let (disk, name) = (DiskId(u128::from(id)), format!("m{id}"));
     MemberChange::Add { id: node(id), disk, name, address: String::new(), replaces: None }
@@ -57,7 +57,7 @@ impl Entropy for Fixed {
     }
 }
 
-/// A message on its way.
+/// A message in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Flying {
     pub(super) from: NodeId,
@@ -80,41 +80,41 @@ pub(super) struct Member {
     pub(super) consensus: Option<Consensus>,
     pub(super) machine: Machine,
     pub(super) applied: LogIndex,
-    /// A snapshot that it was offered and has not got yet.
+    /// A snapshot that it was offered and does not have yet.
     pub(super) offer: Option<Offer>,
-    /// A snapshot that is to take the machine's place when a group is proven.
+    /// A snapshot to install once its group is proven.
     pub(super) installing: Option<(SnapshotId, u64)>,
     lives: u64,
     pub(super) highest: (Term, LogIndex),
 }
 
-/// See the module.
+/// The cluster. See the module page.
 pub(super) struct World {
     pub(super) members: BTreeMap<NodeId, Member>,
-    /// Everybody at the beginning.
+    /// The members at the beginning.
     founded: Members,
     seed: u64,
     pub(super) flying: Vec<Flying>,
-    /// Who led which term.
+    /// The leader of each term.
     pub(super) leaders: BTreeMap<Term, NodeId>,
-    /// What was handed out as committed: once and for all.
+    /// The entries that were returned as committed, which never change.
     pub(super) history: BTreeMap<LogIndex, wal::Entry>,
-    /// The machine as every one of them was after each entry.
+    /// The state of the machine after each entry.
     pub(super) states: BTreeMap<LogIndex, Machine>,
-    /// The newest committed index when each round began.
+    /// Highest committed index when each round began.
     rounds: BTreeMap<RoundId, LogIndex>,
     pub(super) rounds_confirmed: usize,
     pub(super) installs: usize,
-    /// Leaders that have applied their own removal.
+    /// Number of leaders that have applied their own removal.
     pub(super) removed_leaders: usize,
     round: u64,
-    /// A snapshot whose group is proven is put in place by [`World::finish_install`] alone.
+    /// Whether a snapshot with a proven group is installed only by [`World::finish_install`].
     pub(super) holds_installs: bool,
-    /// Whom nobody starts when it has been added.
+    /// A member that is not started when it is added.
     pub(super) stays_dark: Option<NodeId>,
-    /// Stands for everything that was sent, in order.
+    /// A hash of all sent messages in order.
     pub(super) trace: u64,
-    /// Changes each member's configuration.
+    /// Changes the configuration of each member.
     pub(super) tune: fn(&mut ConsensusConfig),
 }
 
@@ -127,7 +127,7 @@ impl World {
         world
     }
 
-    /// Nobody runs yet.
+    /// Creates a cluster in which no member runs yet.
     pub(super) fn dark(voters: u64, learners: u64, seed: u64) -> Self {
         let ids = |range: std::ops::RangeInclusive<u64>| range.collect::<Vec<_>>();
         let founded = members_of(&ids(1..=voters), &ids(voters + 1..=voters + learners));
@@ -153,7 +153,7 @@ impl World {
         world
     }
 
-    /// A member with an empty disk, that does not run yet.
+    /// Creates a member with an empty disk that does not run yet.
     pub(super) fn create(&mut self, id: NodeId) {
         let machine = Machine::new(self.founded.clone());
         let member = Member {
@@ -177,14 +177,15 @@ impl World {
         self.members.keys().copied().collect()
     }
 
-    /// Everybody, as of the newest entry that anybody has applied.
+    /// Returns the members as of the newest entry that any member has applied.
     pub(super) fn newest(&self) -> &Members {
         self.states.last_key_value().map_or(&self.founded, |(_, machine)| &machine.members)
     }
 
-    // ---- what happens to members ------------------------------------------------------------------
+    // ---- events of members
+    // -----------------------------------------------------------------------
 
-    /// A member takes up what is on its disk: the newest snapshot that its log knows of, and the log.
+    /// Starts a member from its disk: from the newest snapshot that its log refers to, and the log.
     pub(super) fn start(&mut self, id: NodeId) {
         let founded = self.founded.clone();
         let member = self.members.get_mut(&id).unwrap();
@@ -210,7 +211,7 @@ impl World {
         member.machine = machine;
     }
 
-    /// The member dies. Of the groups on their way to its disk, the first `synced` have arrived.
+    /// Crashes the member. Of the groups being written to its disk, the first `synced` are durable.
     pub(super) fn crash(&mut self, id: NodeId, synced: usize) {
         let member = self.members.get_mut(&id).unwrap();
         (member.consensus, member.offer, member.installing) = (None, None, None);
@@ -237,7 +238,7 @@ impl World {
         self.members[&node(id)].disk.clone()
     }
 
-    /// Does everything that a member's consensus asks for, but for its disk.
+    /// Does all work that a member's consensus requests, except for its disk.
     pub(super) fn turn(&mut self, id: NodeId) -> Result<(), ConsensusFault> {
         while let Some(consensus) = self.consensus(id)
             && let Some(turn) = consensus.turn()?
@@ -277,7 +278,7 @@ impl World {
         }
     }
 
-    /// Syncs one group, with or without the member hearing of it.
+    /// Syncs one group, and reports it if the member runs.
     pub(super) fn sync(&mut self, id: NodeId) -> bool {
         let Some(number) = self.members[&id].disk.look().sync() else { return false };
         if let Some(consensus) = self.consensus(id) {
@@ -286,7 +287,7 @@ impl World {
             self.run(id);
         }
         if self.members[&id].installing.is_some_and(|(_, group)| group <= number) {
-            // Proven.
+            // The group is proven.
             self.members.get_mut(&id).unwrap().installing.as_mut().unwrap().1 = 0;
         }
         if !self.holds_installs {
@@ -314,7 +315,8 @@ impl World {
         self.run(flying.to);
     }
 
-    // ---- members and snapshots --------------------------------------------------------------------
+    // ---- members and snapshots
+    // --------------------------------------------------------------------
 
     pub(super) fn change(&mut self, id: NodeId, change: &MemberChange) -> Option<LogIndex> {
         let place = self.consensus(id)?.propose_membership(change).ok();
@@ -322,7 +324,7 @@ impl World {
         place.map(|(_, index)| index)
     }
 
-    /// The member writes a snapshot of its state to its disk, and offers it to others.
+    /// Makes the member write a snapshot of its state to its disk and offer it.
     pub(super) fn snapshot(&mut self, id: NodeId) {
         let member = self.members.get_mut(&id).unwrap();
         let Some(consensus) = &mut member.consensus else { return };
@@ -333,7 +335,8 @@ impl World {
         }
     }
 
-    /// The member removes all snapshots before the newest: those after it are on their way in.
+    /// Makes the member remove all snapshots before the one of its applied state. Newer ones are
+    /// being installed.
     pub(super) fn prune(&mut self, id: NodeId) {
         let member = &self.members[&id];
         let applied = member.applied;
@@ -344,7 +347,8 @@ impl World {
         }
     }
 
-    /// The member removes the front of its log, up to its newest snapshot or `keep` entries before.
+    /// Makes the member truncate the front of its log, up to its newest snapshot or `keep` entries
+    /// before it.
     pub(super) fn cut(&mut self, id: NodeId, keep: u64) {
         let member = &self.members[&id];
         if member.consensus.is_none() || member.installing.is_some() {
@@ -358,7 +362,8 @@ impl World {
         }
     }
 
-    /// Takes a step towards the snapshot that the member was offered. False if there is none to take.
+    /// Makes progress with the snapshot that the member was offered. Returns false if there is
+    /// nothing to do.
     pub(super) fn fetch(&mut self, id: NodeId) -> bool {
         let member = &self.members[&id];
         let (Some(_), Some(offer)) = (&member.consensus, member.offer.clone()) else {
@@ -387,7 +392,7 @@ impl World {
         true
     }
 
-    /// Puts a snapshot in place whose group is proven.
+    /// Installs a snapshot whose group is proven.
     pub(super) fn finish_install(&mut self, id: NodeId) -> bool {
         let member = self.members.get_mut(&id).unwrap();
         let Some((snapshot, 0)) = member.installing else { return false };
@@ -404,7 +409,7 @@ impl World {
         true
     }
 
-    /// A leader whose followers need another snapshot takes one.
+    /// Makes a leader take a snapshot if its followers need another one.
     pub(super) fn serve(&mut self, id: NodeId) -> bool {
         let is_wanted = self.consensus(id).is_some_and(|consensus| consensus.wants_snapshot());
         if is_wanted {
@@ -413,7 +418,8 @@ impl World {
         is_wanted
     }
 
-    // ---- proposals and reads ----------------------------------------------------------------------
+    // ---- proposals and reads
+    // ----------------------------------------------------------------------
 
     pub(super) fn propose(&mut self, id: NodeId, data: &[u8]) -> Option<(Term, LogIndex)> {
         let place = self.consensus(id)?.propose(data.to_vec()).ok();
@@ -434,9 +440,11 @@ impl World {
         began
     }
 
-    // ---- a world without trouble ------------------------------------------------------------------
+    // ---- a cluster without faults
+    // -----------------------------------------------------------------
 
-    /// Delivers, and syncs, until nothing is left to do. Messages that `lost` names get lost.
+    /// Delivers messages and syncs until there is nothing left to do. Messages for which `lost`
+    /// returns true are dropped.
     pub(super) fn settle_without(&mut self, lost: impl Fn(&Flying) -> bool) {
         for _ in 0..10_000 {
             let flying = std::mem::take(&mut self.flying);

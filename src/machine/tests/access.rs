@@ -1,14 +1,15 @@
-//! Every way to touch a key, by every set of rights: what is allowed is what was granted, and nothing else.
+//! Tests of every way to access a key with every set of rights: exactly the granted rights are
+//! permitted.
 
 use std::time::Instant;
 
 use super::*;
 use crate::model::{Access, AccessChange, AccessGrant, AuthError, Caller, ROOT, Rights, Secret};
 
-/// The keys that commands are about; `x` is nobody's but root's.
+/// The keys that commands use. Only root has rights to `x`.
 const KEYS: [&str; 3] = ["a", "b", "x"];
 
-/// What a command needs: of which key, and whether to write it.
+/// The rights that a command needs: the key, and whether it is written.
 type Needs = Vec<(&'static str, bool)>;
 
 fn change(world: &mut World, change: AccessChange) {
@@ -19,7 +20,8 @@ fn text(text: &str) -> String {
     text.to_owned()
 }
 
-/// A store with a row under each key, a lease with the key `leased` and one without keys; users are in force.
+/// Returns a store with a row under each key, a lease with the key `leased` and one without keys.
+/// Access control is enabled.
 fn guarded() -> (World, LeaseId, LeaseId) {
     let mut world = World::new();
     for key in KEYS {
@@ -48,7 +50,7 @@ fn acting(caller: &Caller, command: Command) -> Command {
     Command::As(caller.clone(), Box::new(command))
 }
 
-/// Operations, and what each needs.
+/// Returns operations with the rights that each needs.
 fn ops(lease: LeaseId, bare: LeaseId) -> Vec<(&'static str, Op, Needs)> {
     let put = |key: &'static str| Put::new(key, "v");
     let between = || KeyRange::between("a", "c");
@@ -125,7 +127,7 @@ fn commands(lease: LeaseId, bare: LeaseId) -> Vec<(String, Command, Needs)> {
     all
 }
 
-/// Only for root.
+/// Returns commands that only root may execute.
 fn administration() -> Vec<Command> {
     vec![
         Command::Compact(Revision(2)),
@@ -138,7 +140,7 @@ fn administration() -> Vec<Command> {
 
 #[test]
 fn every_command_needs_exactly_the_rights_to_what_it_touches() {
-    // For each key: nothing, read, write, both.
+    // For each key: no rights, read, write, both.
     let rights = [None, Some(Rights::Read), Some(Rights::Write), Some(Rights::ReadWrite)];
     let (mut allowed, mut denied) = (0, 0);
     for set in 0..rights.len().pow(2) {
@@ -149,7 +151,7 @@ fn every_command_needs_exactly_the_rights_to_what_it_touches() {
         };
         let (mut before, lease, bare) = guarded();
         for (key, rights) in KEYS.into_iter().filter_map(|key| Some((key, of(key)?))) {
-            // Up to the next key, so that a range over both is open where both are.
+            // Up to the next key, so that a range over both is permitted if both keys are.
             let end = if key == "a" { "b" } else { "c" };
             let grant = AccessGrant { range: KeyRange::between(key, end), rights };
             change(&mut before, AccessChange::Grant { role: text("r"), grant });
@@ -180,7 +182,7 @@ fn every_command_needs_exactly_the_rights_to_what_it_touches() {
                 assert_eq!(world.machine.revision(), revision, "{name} changed something");
                 assert_ne!(world.machine.digest(), digest, "the answer is remembered");
             }
-            // Somebody else, nobody, and somebody of yesterday.
+            // Another user, an anonymous caller, and a caller authenticated at an earlier revision.
             for (user, revision, refusal) in [
                 (Some("bob"), caller.revision, AuthError::Denied),
                 (None, caller.revision, AuthError::NoUser),
@@ -200,7 +202,7 @@ fn every_command_needs_exactly_the_rights_to_what_it_touches() {
     assert!(allowed > 300 && denied > 500, "{allowed} allowed, {denied} denied");
 }
 
-/// Another one with the same state, installed from an image.
+/// Returns a new world with the same state, installed from an image.
 fn same(world: &World) -> World {
     let mut image = world.machine.image();
     let head = image.head().clone();
@@ -228,7 +230,7 @@ fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
         world.run(Command::Txn(Txn { success, ..Txn::default() })).unwrap();
     }
     let ann = ann(&world);
-    // The best of five, so that a machine that does something else meanwhile does not count.
+    // The minimum of five runs, so that other load on the machine does not count.
     let mut takes = |count| {
         let run = |_| {
             let begun = Instant::now();
@@ -238,7 +240,7 @@ fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
         (0..5).map(run).min().unwrap()
     };
     let (one, many) = (takes(1), takes(128));
-    // Looked at for each put, it is 128 times as long.
+    // Checking the lease for each put would take 128 times as long.
     assert!(many < one * 32, "{many:?}, and {one:?} for one");
     world.run(Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let denied = Err(Rejection::Access(AuthError::Denied));

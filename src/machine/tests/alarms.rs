@@ -1,4 +1,5 @@
-//! Alarms: who may raise them, what they forbid to whom, and that they travel with the state.
+//! Tests of alarms: who may raise them, what they forbid, and that they are part of the copied
+//! state.
 
 use super::*;
 use crate::model::{
@@ -42,7 +43,7 @@ fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
     assert_eq!(done.outcomes[0].1, refused);
     assert!(done.changes.is_empty() && done.leases.is_empty());
     assert_eq!(world.reader.revision(), Revision(2));
-    // A session that is not granted ends none that an earlier life has left behind.
+    // A rejected grant of a session does not end those that an earlier incarnation has left behind.
     let grant = |own| Command::Grant {
         id: None,
         ttl: Duration::from_secs(5),
@@ -71,7 +72,7 @@ fn a_state_travels_with_its_alarms_and_one_that_begins_a_new_cluster_has_none() 
     let refused = Err(Rejection::Alarm(AlarmKind::Corrupt));
     assert_eq!(later.run(Command::Put(Put::new("a", "2"))), refused);
 
-    // Installed under a reader that knows nothing yet.
+    // The state is installed under a reader of an empty state.
     let mut behind = World::new();
     drop(behind.machine.install(restored(&world.machine)).unwrap());
     assert_eq!(behind.reader.alarms(), world.reader.alarms());
@@ -113,7 +114,8 @@ fn whoever_is_not_root_raises_and_ends_nothing_and_is_told_so_before_what_stands
     assert_eq!(world.run(acting("ann", Command::Alarm(AlarmChange::EndAll))), denied);
     let delete = || Command::Delete(Delete::new(KeyRange::all()));
     assert_eq!(world.run(acting("ann", delete())), denied);
-    // For those who may, too, as for clients of etcd; a program of the cluster takes back what is its own.
+    // The alarm applies to root too, as for clients of etcd, while the embedding program may still
+    // delete its own keys.
     let refused = Err(Rejection::Alarm(AlarmKind::Corrupt));
     assert_eq!(world.run(acting(ROOT, delete())), refused);
     assert_eq!(world.run(acting(ROOT, Command::Compact(Revision(1)))), refused);

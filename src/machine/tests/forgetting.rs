@@ -1,4 +1,5 @@
-//! Compaction, the sweep behind it, the digest that does not see it, and the scrub.
+//! Tests of compaction, of the sweep after it, of the digest, which neither changes, and of the
+//! scrub.
 
 use super::*;
 
@@ -152,7 +153,7 @@ fn the_scrub_visits_every_version_of_every_key() {
         world.put("hot", &number.to_string());
         world.put(&format!("k{number}"), "");
     }
-    // An old version, in the middle of many.
+    // An old version in the middle of many.
     {
         let mut rows = Vec::new();
         let state = world.machine.store.shared().state();

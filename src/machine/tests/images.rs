@@ -1,4 +1,4 @@
-//! The state taken apart, put together again, and installed under readers.
+//! Tests of images, of machines rebuilt from them, and of installs under concurrent readers.
 
 use std::thread;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::codec::sample::Sample;
 use crate::model::{DiskId, KeyRange, RowChange};
 
-/// The pieces of an image.
+/// Returns the pieces of an image.
 fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<SnapshotRecord>) {
     let pieces = std::iter::from_fn(|| image.next(bytes_max).unwrap()).collect();
     (image.head().clone(), pieces)
@@ -49,7 +49,7 @@ fn a_restored_store_counts_its_bytes_anew_and_right() {
     assert_eq!(world.reader.bytes(), 0);
 }
 
-/// What has been swept, or may be swept while the image is read, is still in it.
+/// An image contains rows that have been swept, or may be swept while it is read.
 #[test]
 fn an_image_is_as_it_was_taken_whatever_is_written_compacted_and_swept_meanwhile() {
     for bytes_max in [1, 500, 20_000] {
@@ -77,7 +77,7 @@ fn an_image_is_as_it_was_taken_whatever_is_written_compacted_and_swept_meanwhile
         let machine = Machine::restore(MachineOptions::default(), head, found).unwrap();
         assert_eq!(machine.digest(), digest);
         assert_eq!(everything(&machine.reader()), then);
-        // And nothing is kept for it any more.
+        // Nothing is kept for it any more.
         while world.machine.sweep(1000) {}
         assert_eq!(world.machine.store.shared().state().history.first(), world.reader.compacted());
     }
@@ -197,14 +197,14 @@ fn an_installed_state_keeps_the_cluster_version() {
     assert_eq!(follower.machine.digest(), leader.machine.digest());
 }
 
-/// The key that a revision writes, of this many.
+/// The key that a revision writes is its number modulo this one.
 const KEYS: u64 = 1500;
 
 fn key_of(revision: u64) -> String {
     format!("{:06}", revision % KEYS)
 }
 
-/// Where the row of each key stands at `revision`, as its number says.
+/// Checks that each key has the row that it had at `revision`.
 fn check_rows(reply: &RangeReply, revision: u64) {
     assert_eq!(reply.kvs.len() as u64, KEYS.min(revision - 1));
     for kv in &reply.kvs {
@@ -214,7 +214,7 @@ fn check_rows(reply: &RangeReply, revision: u64) {
     }
 }
 
-/// Ends the readers, also when the test fails.
+/// Stops the readers, even if the test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -293,7 +293,7 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
     assert_eq!(reader.members(), leader.reader.members());
 }
 
-/// Whatever comes in place of a state is refused, or is a state that can be lived with.
+/// Whatever replaces a state must be rejected, or be a valid state.
 #[test]
 fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
     let mut world = founded();
@@ -389,7 +389,7 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
         assert_eq!((deleted, ends.next), (leased, revision.next()));
         let id = RequestId { node: node(1), incarnation: Incarnation(1), seq: world.seq };
         assert_eq!(machine.answer(id), None, "nobody's requests are known");
-        // It is a state like any other: it travels, and it goes on.
+        // The result is an ordinary state: it can be copied, and it continues.
         let again = restored(&machine);
         assert_eq!(again.digest(), machine.digest());
         let mut world = World { reader: machine.reader(), machine, seq: 0, term: Term(1) };
@@ -403,7 +403,7 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
 
 #[test]
 fn revisions_never_go_back_nor_beyond_what_clients_can_read() {
-    // As many are left as were jumped over.
+    // As many revisions are left as were skipped.
     let most = i64::MAX as u64 / 2;
     let mut world = founded();
     let before = world.put("a", "1").get();

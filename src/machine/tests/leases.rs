@@ -1,4 +1,4 @@
-//! How leases end, and what ends with them.
+//! Tests of how leases end, and of the keys that are deleted with them.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Members and versions: a part of the state like any other.
+//! Tests of members and cluster versions in the state.
 
 use super::*;
 use crate::model::DiskId;
@@ -20,7 +20,7 @@ impl World {
         self.machine.apply_member(index, self.term, change).unwrap()
     }
 
-    /// A request of some node.
+    /// Applies a request of a node.
     fn ask(&mut self, from: u64, seq: u64, command: Command) -> Outcome {
         let proposal = proposal(from, 1, (seq, &[]), vec![(seq, command)]);
         self.entry(vec![Item::Proposal(proposal)]).outcomes.remove(0).1
@@ -156,7 +156,7 @@ fn the_version_of_the_cluster_rises_and_never_falls() {
     let raise = proposal(1, 1, (9, &[]), vec![(9, Command::Raise(newer))]);
     let index = world.machine.applied().next();
     let fault = world.machine.apply(index, Term(1), vec![Item::Proposal(raise)]).unwrap_err();
-    assert!(fault.to_string().ends_with("upgrade me"), "{fault}");
+    assert!(fault.to_string().ends_with("upgrade this node"), "{fault}");
 }
 
 #[test]
@@ -165,5 +165,5 @@ fn a_state_of_a_newer_version_is_not_restored() {
     let mut head = world.machine.image().head().clone();
     head.version = ClusterVersion::NEWEST.next();
     let error = Machine::restore(MachineOptions::default(), head, []).unwrap_err();
-    assert!(error.to_string().ends_with("upgrade me"), "{error}");
+    assert!(error.to_string().ends_with("upgrade this node"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The machine as a whole: entries in, answers and reads out.
+//! Tests of the machine as a whole: its input is entries, and its output is replies and reads.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one open span is meant")]
 
@@ -24,7 +24,7 @@ mod leases;
 mod members;
 mod reads;
 
-/// A machine that is fed one command an entry.
+/// A machine that applies one command per entry.
 struct World {
     machine: Machine,
     reader: Reader,
@@ -108,7 +108,7 @@ fn proposal(
     Proposal { node: node(from), incarnation: Incarnation(life), window, requests }
 }
 
-/// What becomes of a state that travels.
+/// Returns the machine rebuilt from an image.
 fn restored(machine: &Machine) -> Machine {
     let mut image = machine.image();
     let pieces: Vec<_> = std::iter::from_fn(|| image.next(100).unwrap()).collect();
@@ -299,8 +299,9 @@ fn a_transaction_that_cannot_finish_does_nothing() {
         }
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
-    // Of several reasons etcd 3.6 says the first operation's, and of a put whether what it keeps is there; alone, its
-    // lease.
+    // If there are several reasons, etcd 3.6 reports that of the first operation. For a put inside
+    // a transaction it first checks whether the kept value exists; for a single put it first checks
+    // the lease.
     let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
     let both = Put { value: PutValue::Keep, ..wants("b") };
     let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });
@@ -329,17 +330,18 @@ fn a_request_that_arrives_twice_is_applied_once() {
     assert_eq!(second.outcomes, [&first.outcomes[..], &first.outcomes[..]].concat());
     assert!(second.changes.is_empty());
     assert_eq!(world.reader.get(b"k").0.unwrap().version, 2);
-    // Closed by a later window; the old proposal arrives once more.
+    // A later window completes the requests, and the old proposal arrives once more.
     world.entry(vec![Item::Proposal(proposal(2, 1, (3, &[]), vec![]))]);
     let third = world.entry(vec![Item::Proposal(twice.clone())]);
     assert!(third.outcomes.iter().all(|(_, outcome)| *outcome == Err(Rejection::Closed)));
-    // A refusal is an answer too.
+    // A rejection is a reply too.
     let compact = |to| Command::Compact(Revision(to));
     let refused = proposal(2, 1, (3, &[]), vec![(3, compact(4)), (4, put("l", ""))]);
     let first = world.entry(vec![Item::Proposal(refused.clone())]);
     assert!(matches!(first.outcomes[0].1, Err(Rejection::Future { .. })));
     assert_eq!(world.entry(vec![Item::Proposal(refused)]).outcomes, first.outcomes);
-    // A new life: the same numbers are new requests, and the old life is over.
+    // In a new incarnation the same numbers are new requests, and those of the old incarnation are
+    // completed.
     let reborn = Proposal { incarnation: Incarnation(2), ..twice.clone() };
     assert!(world.entry(vec![Item::Proposal(reborn)]).outcomes.iter().all(|(_, o)| o.is_ok()));
     let late = world.entry(vec![Item::Proposal(twice)]);
@@ -406,7 +408,7 @@ fn whatever_an_entry_holds_is_refused_or_applied_and_never_a_panic() {
     assert_eq!(*KeyRange::prefix([0xff; 9].to_vec()).end(), RangeEnd::Unbounded);
 }
 
-/// Or every replica would hold all answers to an entry at once, and again at each start.
+/// Otherwise every replica would hold all replies to an entry at once, and again at each start.
 #[test]
 fn of_what_others_have_asked_no_rows_are_kept() {
     let filled = || {
@@ -442,7 +444,7 @@ fn of_what_others_have_asked_no_rows_are_kept() {
         };
         applied.outcomes.iter().map(|(_, outcome)| of(outcome)).sum()
     };
-    // Another's, this node's in an earlier life, and this node's.
+    // Another node's request, one of this node in an earlier incarnation, and one of this node now.
     for (from, life, expected) in [(3, 3, 0), (2, 2, 0), (2, 3, 51_001)] {
         let whole = all.entry(vec![of(from, life)]);
         let told = mine.entry(vec![of(from, life)]);
@@ -452,7 +454,7 @@ fn of_what_others_have_asked_no_rows_are_kept() {
             let revision = |outcome: &Outcome| outcome.clone().map(|reply| reply.revision());
             assert_eq!(revision(whole), revision(told), "applied or not is told all the same");
         }
-        // What is remembered, for who asks again, is the same.
+        // The dedup table is the same.
         assert_eq!(all.machine.digest(), mine.machine.digest());
         for seq in 1..=502 {
             let id = RequestId { node: node(from), incarnation: Incarnation(life), seq };

@@ -1,4 +1,4 @@
-//! What readers see, and when.
+//! Tests of what readers see, and when.
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn a_page_looks_no_further_than_the_row_behind_its_limit() {
         }
     }
     assert_eq!((rows, looked_at), (5000, 5004));
-    // What is sorted by something else must be seen as a whole.
+    // A range sorted by another field must be visited completely.
     let sort = Sort { target: SortTarget::Mod, order: SortOrder::Descend };
     let range = Range { limit: Some(1), sort, ..Range::new(KeyRange::all()) };
     let page = world.reader.page(&range).unwrap();
@@ -217,7 +217,8 @@ fn a_revision_with_many_rows_is_told_whole_and_passed_in_several_holds() {
     assert!((1..=super::super::shared::HOLD_KEYS).contains(&most), "{most} rows in one hold");
 }
 
-/// Whoever reads such a revision finds all of it or is told that it is compacted, whatever happens between two holds.
+/// A reader of such a revision gets all of it, or an error that it is compacted, whatever happens
+/// between two holds of the lock.
 #[test]
 fn a_revision_is_never_torn_by_what_is_compacted_and_swept_or_installed_while_it_is_read() {
     const KEYS: u64 = 1_700;
@@ -345,7 +346,7 @@ fn what_a_transaction_passes_over_is_counted_before_it_is_carried_out() {
     let cases = [
         (txn(vec![range("k0001".into()), Op::put("k0002", ""), Op::delete("k0003")]), 0),
         (txn(vec![range(KeyRange::prefix("absent"))]), 0),
-        // With the dead one, which is there until it is swept.
+        // Includes the deleted key, which exists until it is swept.
         (txn(vec![tens()]), 10),
         (txn(vec![range(KeyRange::all())]), 1200),
         (txn(vec![range(KeyRange::between("k0100", "k0612"))]), 512),

@@ -1,4 +1,4 @@
-//! Members that prove who they are, and others that cannot.
+//! Tests of members with valid certificates, and of peers without.
 
 use super::*;
 use crate::testing::{DevAuthority, Revocable};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// An authority, and where its files are.
+/// A certificate authority and the directory of its files.
 struct Office {
     authority: DevAuthority,
     dir: TempDir,
@@ -27,7 +27,7 @@ impl Office {
         self.authority.issue(&format!("m{id}")).expect("a certificate")
     }
 
-    /// A certificate that does not make its owner member 2, and what others say of it.
+    /// Returns a certificate that does not identify its owner as member 2.
     fn wrong(&mut self, how: Wrong) -> PeerTls {
         let foreign = self.dir.path().join("foreign");
         let authority = &mut self.authority;
@@ -39,7 +39,7 @@ impl Office {
                 .and_then(|()| DevAuthority::new(foreign, "shop"))
                 .and_then(|foreign| {
                     let theirs = foreign.issue("m2")?;
-                    // It trusts the right authority: that alone does not help it.
+                    // It trusts the right authority, but that alone is not enough.
                     let ours = authority.issue("m1")?;
                     Ok(PeerTls::new(ours.ca, theirs.cert, theirs.key))
                 }),
@@ -62,14 +62,14 @@ impl Wrong {
     const ALL: [Wrong; 5] =
         [Wrong::Expired, Wrong::Revoked, Wrong::AnotherMember, Wrong::Foreign, Wrong::OtherCluster];
 
-    /// What is said of it.
+    /// Returns the expected error text.
     fn words(self) -> &'static str {
         match self {
             Wrong::Expired => "certificate has expired",
             Wrong::Revoked => "certificate was revoked",
-            Wrong::AnotherMember => "is called \"m2\", and its certificate is that of \"m3\"",
-            Wrong::Foreign => "is not signed by an authority that is trusted here",
-            Wrong::OtherCluster => "is of a member of \"mill\", another cluster than \"shop\"",
+            Wrong::AnotherMember => "is named \"m2\", but its certificate is for \"m3\"",
+            Wrong::Foreign => "is not signed by a trusted authority",
+            Wrong::OtherCluster => "is for a member of cluster \"mill\", not of cluster \"shop\"",
         }
     }
 }
@@ -83,7 +83,7 @@ fn with(files: PeerTls) -> TcpSettings {
     }
 }
 
-/// Starts member `id`, which is called otherwise in the cluster's books if its certificate says so.
+/// Starts member `id`. Its name in the cluster differs from its id if its certificate says so.
 fn start(id: u64, settings: TcpSettings, peers: &[(u64, SocketAddr)]) -> Member {
     let called = match &settings.tls {
         Some(files) if files.cert.ends_with("m3.cert.pem") => None,
@@ -94,7 +94,7 @@ fn start(id: u64, settings: TcpSettings, peers: &[(u64, SocketAddr)]) -> Member 
     Member::start_as(bind(settings), me, called, peers, &inbox)
 }
 
-/// Members 1 and 2, which dial each other.
+/// Returns members 1 and 2, which dial each other.
 fn pair(one: TcpSettings, two: TcpSettings) -> [Member; 2] {
     let mut one = start(1, one, &[]);
     let two = start(2, two, &[(1, one.handle.address())]);
@@ -115,7 +115,7 @@ fn talk(one: &mut Member, two: &mut Member, number: u64) {
 #[test]
 fn members_with_right_certificates_talk_on_every_lane() {
     let office = Office::new("shop");
-    // No sign of life pushes on what is stuck.
+    // No keepalive helps to flush data that is stuck.
     let idle_timeout = Duration::from_secs(3600);
     let alive_every = idle_timeout;
     let settings = |id| TcpSettings { idle_timeout, alive_every, ..with(office.right(id)) };
@@ -196,7 +196,7 @@ fn what_the_socket_did_not_take_is_pending_until_it_is_flushed() {
         let (far, near) = tokio::join!(accepted, dialed);
         let (far, near) = (far.expect("right"), near.expect("right"));
         let mut taken = 0;
-        // The other end reads nothing, until the socket is full.
+        // The other end does not read, until the socket is full.
         near.writable().await.expect("open");
         loop {
             match near.try_write(&[7; 100_000]) {
@@ -224,9 +224,9 @@ fn whoever_dials_with_a_wrong_certificate_is_refused_on_every_lane() {
             let error = error.expect_err("let in with a wrong certificate").to_string();
             let told = match wrong {
                 Wrong::AnotherMember => error.contains(wrong.words()),
-                // It notices itself, from its side, that it is in the wrong place.
-                Wrong::OtherCluster => error.contains("another cluster than \"mill\""),
-                // It is told in TLS' own words.
+                // The dialer itself detects that it has reached the wrong cluster.
+                Wrong::OtherCluster => error.contains("not of cluster \"mill\""),
+                // The dialer receives a TLS alert.
                 _ => error.contains("does not accept this member's certificate"),
             };
             assert!(told, "{wrong:?} on {lane:?}: {error}");
@@ -245,7 +245,7 @@ fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
         let two = start(2, bad, &[]);
         let mut one = start(1, with(office.right(1)), &[(2, two.handle.address())]);
         one.inbox.wait_for_rejection(node(2), wrong.words());
-        // The lane that is dialed on demand too.
+        // This includes the lane that is dialed on demand.
         assert_eq!(one.network.send(node(2), Lane::Snapshot, ping(1)), SendOutcome::Queued);
         let began = Instant::now();
         for lane in LANES {
@@ -263,9 +263,9 @@ fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
 fn a_member_without_certificates_and_one_with_them_find_out() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), settings());
-    // Member 1 has certificates. Both are told, by whatever end notices.
-    one.inbox.wait_for_rejection(node(2), "does not speak TLS, and this member does");
-    two.inbox.wait_for_rejection(node(1), "supported_version TLS, and this member does not");
+    // Member 1 has certificates. Both members receive a report, whichever end notices.
+    one.inbox.wait_for_rejection(node(2), "does not use TLS, but this member does");
+    two.inbox.wait_for_rejection(node(1), "uses TLS, but this member does not");
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);
@@ -276,7 +276,7 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
 #[test]
 fn a_migrating_member_talks_with_members_with_and_without_tls() {
     let office = Office::new("shop");
-    // One that has not moved, one that moves too, and one that has moved.
+    // A peer that does not use TLS yet, one that is migrating, and one that has migrated.
     let others = [settings(), with(office.right(1).migrating()), with(office.right(1))];
     for (number, other) in (1..).zip(others) {
         let [mut one, mut two] = pair(other, with(office.right(2).migrating()));
@@ -284,16 +284,17 @@ fn a_migrating_member_talks_with_members_with_and_without_tls() {
     }
 }
 
-/// Turning TLS off is for members that do not use it, and a certificate that is not accepted is no reason for it.
+/// The fallback to plain connections is for members without TLS. A rejected certificate must not
+/// trigger it.
 #[test]
 fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let mut office = Office::new("shop");
-    // A member that answers without TLS is dialed again, and would be accepted.
+    // A member that replies without TLS is dialed again. A plain connection would succeed there.
     let plain = start(2, settings(), &[]);
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
-    strict.inbox.wait_for_rejection(node(2), "does not speak TLS");
+    strict.inbox.wait_for_rejection(node(2), "does not use TLS");
     drop(strict);
-    // Revoked, and willing to talk without TLS.
+    // A revoked certificate, and willing to talk without TLS.
     let bad = with(office.wrong(Wrong::Revoked).migrating());
     let bad = start(2, bad, &[]);
     let moving = with(office.right(1).migrating());
@@ -308,7 +309,8 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     }
 }
 
-/// A proxy whose member is down accepts and closes: that says nothing of certificates.
+/// A proxy whose member is down accepts and closes connections. This says nothing about
+/// certificates.
 #[test]
 fn a_peer_that_hangs_up_is_not_said_to_lack_certificates() {
     let office = Office::new("shop");
@@ -360,17 +362,17 @@ fn new_certificates_need_no_restart() {
     let expired = office.authority.issue_expired("m2").expect("a certificate");
     let [mut one, mut two] = pair(with(office.right(1)), with(expired.clone()));
     one.inbox.wait_for_rejection(node(2), "has expired");
-    // The same files, with something better in them.
+    // The same files, now with valid contents.
     assert_eq!(office.right(2), expired);
     talk(&mut one, &mut two, 1);
-    // Something worse changes nothing: neither what is up nor what comes.
+    // Invalid contents change nothing, neither for open nor for new connections.
     std::fs::write(&expired.cert, "-----BEGIN NONSENSE-----").expect("written");
     std::thread::sleep(Duration::from_millis(100));
     talk(&mut one, &mut two, 2);
     two.network.set_peers(&BTreeMap::new());
     two.network.set_peers(&[(node(1), vec![one.handle.address().to_string()])].into());
     talk(&mut one, &mut two, 3);
-    // Nor does another member's, whoever dials.
+    // Another member's certificate changes nothing either, whichever end dials.
     let other = office.right(3);
     std::fs::copy(&other.key, &expired.key).expect("copied");
     std::fs::copy(&other.cert, &expired.cert).expect("copied");
@@ -399,7 +401,7 @@ fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
             assert!(began.elapsed() < DEADLINE, "still up on {lane:?}");
         }
     }
-    // A new certificate heals it.
+    // A new certificate repairs it.
     drop(office.right(2));
     talk(&mut one, &mut two, 2);
 }
@@ -419,7 +421,7 @@ fn a_certificate_that_is_revoked_during_a_handshake_is_noticed_at_its_end() {
             security.dial(tcp, std::future::pending()).await
         };
         let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
-        // It has proven who it is, and dawdles.
+        // A peer that has proven its identity and then stalls.
         let dawdler = dial().await.expect("a right certificate");
         dawdler.write_all(&preface(0)[..8]).await.expect("written");
         office.authority.revoke(revocable).expect("a list");
@@ -442,7 +444,7 @@ fn a_certificate_that_is_revoked_during_a_handshake_is_noticed_at_its_end() {
     });
 }
 
-/// Writes down every warning as a line.
+/// Collects every warning as a line.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -480,7 +482,7 @@ impl tracing::Subscriber for Warnings {
 fn what_is_wrong_with_files_that_are_read_again_is_said_once_and_as_at_the_start() {
     let office = Office::new("shop");
     let (files, said) = (office.right(2), Warnings::default());
-    let unaccepted = "other members will refuse this one: its own certificate";
+    let unaccepted = "other members will reject this member: its own certificate";
     tracing::subscriber::with_default(said.clone(), || {
         let take = || std::mem::take(&mut *said.0.lock().expect("no fall"));
         let tls = tls::Tls::load(&Env::real(), files.clone(), Some("m2")).expect("good files");
@@ -493,7 +495,7 @@ fn what_is_wrong_with_files_that_are_read_again_is_said_once_and_as_at_the_start
         let lines = refreshed();
         assert!(lines.len() == 1 && lines[0].contains(unaccepted), "{lines:?}");
         assert!(lines[0].contains("has expired"), "{lines:?}");
-        // Now there is none, then nonsense, then none again.
+        // The file is missing, then invalid, then missing again.
         for _ in 0..2 {
             std::fs::remove_file(&files.cert).expect("removed");
             let lines = refreshed();
@@ -511,7 +513,7 @@ fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof(
     let (shop, mill) = (Office::new("shop"), Office::new("mill"));
     let (one, two) = (shop.right(1), mill.right(2));
     let [one, two] = [one, two].map(|files| with(PeerTls::unproven(files.cert, files.key)));
-    // Encrypted, and no better than nothing against who reaches the port.
+    // Encryption without authentication does not protect against processes that reach the port.
     let error = TcpBound::bind("0.0.0.0:0", one.clone()).err().expect("refused");
     assert!(error.to_string().contains("insecure_peers"), "{error}");
     let [mut one, mut two] = pair(one, two.clone());
@@ -519,10 +521,10 @@ fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof(
     let files = mill.right(2);
     let unproven = with(PeerTls::unproven(files.cert, files.key));
     let [strict, _two] = pair(with(shop.right(1)), unproven);
-    strict.inbox.wait_for_rejection(node(2), "is not signed by an authority");
+    strict.inbox.wait_for_rejection(node(2), "is not signed by a trusted authority");
 }
 
-/// etcd wants it without PEM.
+/// etcd expects revocation lists in DER format.
 #[test]
 fn a_revocation_list_counts_as_it_is_too() {
     use rustls::pki_types::CertificateRevocationListDer;
@@ -545,13 +547,13 @@ fn files_that_cannot_be_used_stop_the_start() {
     std::fs::write(path("empty"), "").expect("written");
     let cases = [
         (PeerTls { cert: path("nowhere"), ..one.clone() }, "cannot read"),
-        (PeerTls { cert: path("empty"), ..one.clone() }, "no certificate in it"),
-        (PeerTls { ca: path("empty"), ..one.clone() }, "no certificate in it"),
+        (PeerTls { cert: path("empty"), ..one.clone() }, "it contains no certificate"),
+        (PeerTls { ca: path("empty"), ..one.clone() }, "it contains no certificate"),
         (PeerTls { key: path("empty"), ..one.clone() }, "no private key"),
-        (one.clone().crl(path("empty")), "no revocation list in it"),
+        (one.clone().crl(path("empty")), "it contains no revocation list"),
         (PeerTls { key: two.key.clone(), ..one.clone() }, "keys"),
         (PeerTls { cert: one.ca.clone(), ..one.clone() }, "has no URI of the form"),
-        (two, "this member is called \"m1\", and its certificate is that of \"m2\""),
+        (two, "this member is named \"m1\", but its certificate is for \"m2\""),
     ];
     for (files, words) in cases {
         let started = bind(with(files)).start(
@@ -595,8 +597,8 @@ fn a_joiner_asks_in_the_name_of_its_certificate() {
     assert!(joining.join().expect("no fall").is_err());
     let error = knock(office.right(4), ask("m5"), DEADLINE).join().expect("no fall");
     let error = error.expect_err("refused").to_string();
-    assert!(error.contains("called \"m5\", and its certificate is that of \"m4\""), "{error}");
-    // A joiner that lies about itself in spite of its own files is refused by the member.
+    assert!(error.contains("named \"m5\", but its certificate is for \"m4\""), "{error}");
+    // If a joiner does not check its own files, the member rejects it.
     let files = Office::new("shop");
     let error = knock(files.right(4), ask("m4"), Duration::from_secs(5)).join();
     let error = error.expect("no fall").expect_err("a foreign one").to_string();
@@ -629,6 +631,6 @@ fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
         overtaken += usize::from(arrived < sent);
     }
     println!("{sent} MiB encrypted in {:?}; control: worst {worst:?}", began.elapsed());
-    // Behind it, it would come after everything that was sent before, each time.
+    // If control messages were queued after bulk data, they would never overtake it.
     assert!(sent > 20 && overtaken > 0, "{sent} MiB, overtaken {overtaken} times, {worst:?}");
 }

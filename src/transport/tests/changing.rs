@@ -1,4 +1,4 @@
-//! Members that come, go and move.
+//! Tests of members that are added, removed and moved.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn founded(from: u64, to: u64) -> Hello {
     Hello { standing: founding(), ..hello(from, to) }
 }
 
-/// Member `id`, which knows where nobody is.
+/// Returns member `id`, which knows no addresses.
 fn lonely(id: u64) -> Member {
     Member::start(bind(settings()), founded(id, 1), &[], &Arc::default())
 }
@@ -24,7 +24,8 @@ fn a_peer_is_dialed_from_when_it_is_named_until_it_is_named_no_more() {
     one.network.set_peers(&targets(&[(2, &two)]));
     one.send(2, Lane::Control, &ping(1));
     two.inbox.wait_for_message(node(1), &ping(1));
-    // Who was not named can answer only if it names.
+    // A member that is not a peer of the other one can reply only after it has set that one as its
+    // peer.
     assert_eq!(two.network.send(node(1), Lane::Control, ping(2)), SendOutcome::Unreachable);
     two.network.set_peers(&targets(&[(1, &one)]));
     two.send(1, Lane::Control, &ping(2));
@@ -62,13 +63,13 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     one.network.set_peers(&targets(&[(2, &old)]));
     one.send(2, Lane::Control, &ping(1));
     old.inbox.wait_for_message(node(1), &ping(1));
-    // The old address still answers: it is left all the same.
+    // The old address still answers, but is left nevertheless.
     one.network.set_peers(&targets(&[(2, &new)]));
     old.inbox.wait("left", |heard| heard.last() == Some(&Heard::Disconnected(node(1))));
     new.inbox.wait_for_connection(node(1));
     one.send(2, Lane::Control, &ping(2));
     new.inbox.wait_for_message(node(1), &ping(2));
-    // Nothing has changed: nothing is broken off.
+    // The targets are unchanged, so no connection is closed.
     one.network.set_peers(&targets(&[(2, &new)]));
     assert_eq!(one.network.send(node(2), Lane::Control, ping(3)), SendOutcome::Queued);
     new.inbox.wait_for_message(node(1), &ping(3));
@@ -85,7 +86,7 @@ fn a_peer_that_is_going_to_move_is_looked_for_in_both_places() {
     let place = |member: &Member| member.handle.address().to_string();
     let both = vec![place(&old), place(&new)];
     one.network.set_peers(&[(node(2), both)].into());
-    // Where it is it is left in peace.
+    // The connection to the current address is not closed.
     one.send(2, Lane::Control, &ping(2));
     old.inbox.wait_for_message(node(1), &ping(2));
     assert!(!old.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
@@ -97,7 +98,7 @@ fn a_peer_that_is_going_to_move_is_looked_for_in_both_places() {
 
 #[test]
 fn a_name_that_leads_nowhere_does_not_keep_the_next_address_waiting() {
-    // A port on which nobody answers, however long one dials.
+    // A port on which attempts hang.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent = silent.local_addr().expect("bound");
     let settings = TcpSettings { handshake_timeout: Duration::from_secs(3600), ..settings() };
@@ -148,7 +149,7 @@ fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
     four.network.set_peers(&targets(&[(1, &one)]));
     four.send(1, Lane::Control, &ping(1));
     one.inbox.wait_for_message(node(4), &ping(1));
-    // Now it has applied what added it, and it was not member 4 with this disk.
+    // The entry that added it is applied now, and it is not member 4 with this disk.
     let mut others = members(&[]);
     let add = MemberChange::Add {
         id: node(4),
@@ -160,8 +161,8 @@ fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
     others.apply(LogIndex(101), &add);
     one.peer_versions.knows(others);
     one.network.set_peers(&BTreeMap::new());
-    one.inbox.wait_for_rejection(node(4), "with disk 0bad0000.. and now has disk");
-    four.inbox.wait_for_rejection(node(1), "with disk 0bad0000.. and now has disk");
+    one.inbox.wait_for_rejection(node(4), "with disk 0bad0000.. but now has disk");
+    four.inbox.wait_for_rejection(node(1), "with disk 0bad0000.. but now has disk");
     let lost =
         |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.disk_lost == Some(node(4)));
     assert!(one.inbox.has(lost));

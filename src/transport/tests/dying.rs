@@ -1,4 +1,4 @@
-//! Connections that die, some without a word, and peers that come back.
+//! Tests of connections that break, some silently, and of peers that return.
 
 use super::talking::{be_dialed, be_dialed_as};
 use super::*;
@@ -7,13 +7,13 @@ use crate::transport::security::Security;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Longer than any test.
+/// A timeout longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A firewall between a member and its peers that can forget the connections that it has seen.
+/// A firewall between a member and its peers that can forget connections and drop their packets.
 struct Firewall {
     address: SocketAddr,
-    /// Connections with lower numbers are swallowed.
+    /// Data on connections with lower numbers is dropped.
     forgotten: Arc<AtomicUsize>,
     seen: Arc<AtomicUsize>,
 }
@@ -48,12 +48,12 @@ impl Firewall {
         firewall
     }
 
-    /// Everything is swallowed until [`Self::open`], the bytes of new connections too.
+    /// Drops everything until [`Self::open`], including the data on new connections.
     fn close(&self) {
         self.forgotten.store(usize::MAX, Ordering::SeqCst);
     }
 
-    /// Lets new connections through. Those made before stay swallowed.
+    /// Lets new connections through. Earlier ones stay blocked.
     fn open(&self) {
         self.forget_all();
     }
@@ -67,7 +67,7 @@ impl Firewall {
         }
     }
 
-    /// What was connected up to now is swallowed, and nobody is told.
+    /// Silently drops all data on the connections made so far.
     fn forget_all(&self) {
         self.forgotten.store(self.seen.load(Ordering::SeqCst), Ordering::SeqCst);
     }
@@ -88,7 +88,8 @@ fn connections_that_die_without_a_word_are_replaced_on_every_lane_before_session
     let (began, mut number) = (Instant::now(), 100);
     let mut missing = LANES.to_vec();
     while !missing.is_empty() {
-        // As long as the old connections are believed in, all this is lost. That the system takes it proves nothing.
+        // While the old connections are considered alive, all this is lost, although the system
+        // accepts it.
         number += 10;
         for lane in &missing {
             let _ = one.network.send(node(2), *lane, ping(number + *lane as u64));
@@ -101,12 +102,12 @@ fn connections_that_die_without_a_word_are_replaced_on_every_lane_before_session
         };
         two.inbox.wait_a_little(Duration::from_millis(20));
         missing.retain(|lane| !came(*lane));
-        // With a timeout of ten seconds it took these.
+        // With an idle timeout of ten seconds it took this long.
         assert!(began.elapsed() < Duration::from_secs(8), "still mute: {missing:?}");
     }
 }
 
-/// Sends on both lasting lanes until both have got through.
+/// Sends on both permanent lanes until messages on both have arrived.
 fn until_through(one: &mut Member, two: &Member) {
     let began = Instant::now();
     for lane in [Lane::Control, Lane::Bulk] {
@@ -119,21 +120,21 @@ fn until_through(one: &mut Member, two: &Member) {
     }
 }
 
-/// No timeout is over within this test, so what gets through does not wait for one.
+/// No timeout expires within this test, so nothing that arrives has waited for one.
 #[test]
 fn a_black_hole_that_ends_costs_no_timeout() {
     let settings = TcpSettings { handshake_timeout: NEVER, idle_timeout: NEVER, ..settings() };
     let settings = TcpSettings { alive_every: Duration::from_millis(50), ..settings };
     let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
     let firewall = Firewall::before(two.handle.address());
-    // From the start: the first attempts hang in their handshakes.
+    // At the start: the first attempts hang in their handshakes.
     firewall.close();
     let peers = [(2, firewall.address)];
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     firewall.wait_for_attempts(2);
     firewall.open();
     until_through(&mut one, &two);
-    // Later: the connections are open, and those that are to replace them hang.
+    // Later: the connections are open, and the attempts to replace them hang.
     two.inbox.forget(|_| true);
     firewall.close();
     firewall.wait_for_attempts(2);
@@ -150,7 +151,7 @@ fn a_slow_handshake_is_not_given_up_for_faster_attempts() {
     let redial_every = Duration::from_millis(5);
     let settings = TcpSettings { handshake_timeout: NEVER, redial_every, ..settings() };
     let one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
-    // The first connection is answered after many others have come and gone.
+    // The first connection is answered after many others have been opened and closed.
     let (mut first, _) = listener.accept().expect("dialed");
     for _ in 0..20 {
         drop(listener.accept().expect("dialed again"));
@@ -176,7 +177,7 @@ fn what_has_come_is_answered_for_although_no_sign_of_life_was_asked_for() {
 fn connections_to_an_earlier_life_are_given_up_when_a_later_one_is_met() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
-    // Nobody is silent for too long: the earlier life seems to be well.
+    // No end is silent for too long, so the earlier incarnation seems alive.
     let settings = TcpSettings { idle_timeout: NEVER, alive_every: NEVER, ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     let mut earlier = be_dialed(&listener);
@@ -211,7 +212,7 @@ fn connections_that_die_young_are_dialed_less_and_less_often() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let _one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
-    // Two lanes. With pauses of 20 ms there would be a hundred in each second.
+    // There are two lanes. With pauses of 20 ms there would be a hundred attempts per second.
     let (began, mut dialed) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(3) {
         drop(be_dialed(&listener));
@@ -226,7 +227,7 @@ fn who_is_heard_from_is_dialed_anew_where_an_attempt_hangs() {
     let peers = [(2, listener.local_addr().expect("bound"))];
     let settings = TcpSettings { handshake_timeout: NEVER, ..settings() };
     let one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
-    // Both lanes are dialed, and nobody answers.
+    // Both lanes are dialed, and the handshakes hang.
     let _hanging: Vec<_> = (0..2).map(|_| listener.accept().expect("dialed")).collect();
     listener.set_nonblocking(true).expect("a mode");
     let (began, mut again) = (Instant::now(), Vec::new());
@@ -239,7 +240,7 @@ fn who_is_heard_from_is_dialed_anew_where_an_attempt_hangs() {
 
 #[test]
 fn where_a_handshake_fails_the_next_address_of_the_name_is_tried() {
-    // Of the two addresses of the name the first is somebody else's.
+    // The name has two addresses, and another program listens at the first.
     let [other, right] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let name = [&other, &right].map(|at| at.local_addr().expect("bound").to_string()).join("+");
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Connections that say nothing, in numbers.
+//! Tests of many silent connections.
 
 use super::*;
 use std::time::Instant;
@@ -10,7 +10,7 @@ fn a_thousand_silent_connections_keep_no_member_out() {
     let mut silent: Vec<TcpStream> = Vec::new();
     for number in 0..1000 {
         silent.push(connect(one.handle.address()));
-        // One too many cuts the oldest, long before its timeout.
+        // One connection above the limit closes the oldest, long before its timeout.
         if number >= kept {
             read_to_close(&mut silent[number - kept]);
         }
@@ -25,7 +25,7 @@ fn a_thousand_silent_connections_keep_no_member_out() {
     drop(peer);
 }
 
-/// Connects from an address of its own.
+/// Connects from the given source address.
 #[cfg(target_os = "linux")]
 fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -47,7 +47,7 @@ fn a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another() {
     for words in [vec![], preface(0)] {
         let one = alone(TcpSettings { handshake_timeout, ..settings() });
         let address = one.handle.address();
-        // Between its connect and its first word come more than there is room for.
+        // Between its connect and its preface, more connections arrive than the limit allows.
         let mut member = connect(address);
         let mut crowd = Vec::new();
         for number in 0..settings().handshakes_max * 2 {
@@ -67,7 +67,7 @@ fn two_of_a_member_are_no_crowd_beside_many_silent_ones_of_an_address_each() {
     let (handshakes_max, handshake_timeout) = (16, Duration::from_secs(600));
     let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
-    // In the middle of their handshakes.
+    // Two connections in the middle of their handshakes.
     let mut member: Vec<_> = (0..2).map(|_| connect(address)).collect();
     for stream in &mut member {
         stream.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
@@ -86,11 +86,11 @@ fn two_of_a_member_are_no_crowd_beside_many_silent_ones_of_an_address_each() {
 #[test]
 fn who_speaks_is_not_cut_for_those_who_do_not() {
     let handshakes_max = 4;
-    // Nobody is cut because of the time that it takes.
+    // No connection is closed because of the handshake timeout.
     let handshake_timeout = Duration::from_secs(600);
     let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
-    // In the middle of its handshake, since it has not said its last word.
+    // This one is in the middle of its handshake, because it has not sent its last frame.
     let mut slow = connect(address);
     slow.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
     assert_eq!(read_frame(&mut slow, 16).0, 1, "a hello");
@@ -101,9 +101,9 @@ fn who_speaks_is_not_cut_for_those_who_do_not() {
     slow.write_all(&framed(FrameKind::Alive, b"")).expect("written");
     slow.write_all(&message_frame(&ping(1))).expect("written");
     one.inbox.wait_for_message(node(2), &ping(1));
-    // But those who speak and go no further are bounded too.
+    // Connections that send a preface and then stall are limited too.
     let mut speaking: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
-    // Those that are cut already take nothing.
+    // Writing to connections that are already closed fails.
     speaking.iter_mut().for_each(|stream| drop(stream.write_all(&preface(0))));
     let began = Instant::now();
     let mut closed = vec![false; handshakes_max * 2];
@@ -120,7 +120,7 @@ fn who_speaks_is_not_cut_for_those_who_do_not() {
     }
 }
 
-/// How many silent connections there are to be, and the certificates before which they are silent.
+/// Returns the numbers of silent connections to make, with the settings to use.
 #[cfg(target_os = "linux")]
 fn floods(dir: &std::path::Path) -> Vec<(usize, TcpSettings)> {
     let _ = dir;
@@ -134,7 +134,7 @@ fn floods(dir: &std::path::Path) -> Vec<(usize, TcpSettings)> {
     ]
 }
 
-/// How much memory this process has in use, in bytes.
+/// Returns the memory that this process uses, in bytes.
 #[cfg(target_os = "linux")]
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
@@ -144,7 +144,7 @@ fn memory() -> u64 {
     kib << 10
 }
 
-/// How many files this process may have open.
+/// Returns the maximum number of open files of this process.
 #[cfg(target_os = "linux")]
 fn files_max() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux");
@@ -156,7 +156,7 @@ fn files_max() -> usize {
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
-    // In a process of its own, which may have as many files as there can be.
+    // Runs in a process of its own, with as many open files as possible.
     const CHILD: &str = "BOWLINE_TEST_FLOOD_CHILD";
     const FILES: &str =
         "ulimit -n 20000 2>/dev/null || ulimit -n $(ulimit -Hn); exec \"$0\" \"$@\"";
@@ -184,7 +184,7 @@ fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
         let open = true;
         let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings });
         let address = one.handle.address();
-        // What is allocated once is not counted.
+        // One-time allocations are not counted.
         drop((0..200).map(|_| connect(address)).collect::<Vec<_>>());
         let before = memory();
         let mut silent = Vec::with_capacity(count);

@@ -1,4 +1,4 @@
-//! Members inside one process.
+//! Tests of members inside one process.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Somebody who is no member yet asks to become one.
+//! Tests of processes that request to join.
 
 use super::*;
 use crate::transport::exchange::JOIN_LANE;
@@ -22,12 +22,12 @@ fn joined() -> Joined {
     Joined { cluster: ClusterId(7), node: node(4), founding, members: members(&[4]) }
 }
 
-/// A member of a cluster with the token "t".
+/// Returns a member of a cluster with the token "t".
 fn member() -> Member {
     Member::start(bind(with_token("t")), hello(1, 2), &[], &Arc::default())
 }
 
-/// Asks at `addresses`, on a thread of its own.
+/// Requests to join at `addresses`, on a thread of its own.
 fn start_join(
     settings: TcpSettings,
     addresses: &[SocketAddr],
@@ -61,7 +61,7 @@ fn who_does_not_know_the_token_never_reaches_the_node() {
     for token in ["", "T", "tt", "another"] {
         let joining = start_join(with_token(token), &[one.handle.address()], DEADLINE);
         let error = end(joining).expect_err("refused").to_string();
-        assert_eq!(error, "the token is not this cluster's");
+        assert_eq!(error, "the token does not match this cluster");
     }
     assert!(one.inbox.asked.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
 }
@@ -74,7 +74,7 @@ fn who_asks_a_follower_is_sent_to_the_leader() {
     let joining = start_join(with_token("t"), &at, DEADLINE);
     let leader = two.handle.address().to_string();
     one.inbox.wait_for_ask().1.send(JoinAnswer::NotLeader(Some(leader)));
-    // That one has just lost the leadership, and knows of no other.
+    // The second member has just lost the leadership, and knows no other leader.
     two.inbox.wait_for_ask().1.send(JoinAnswer::NotLeader(None));
     one.inbox.wait_for_ask().1.send(JoinAnswer::Later("an election is under way".to_owned()));
     one.inbox.wait_for_ask().1.send(JoinAnswer::Joined(joined()));
@@ -88,12 +88,12 @@ fn a_refusal_ends_it_and_so_does_the_limit() {
     let joining = start_join(with_token("t"), &at, DEADLINE);
     one.inbox.wait_for_ask().1.send(JoinAnswer::Refused("there is no room".to_owned()));
     assert!(matches!(end(joining), Err(JoinError::Refused(why)) if why == "there is no room"));
-    // A node that stops drops the reply: that is no answer.
+    // A node that stops drops the reply channel, which does not count as a reply.
     let joining = start_join(with_token("t"), &at, Duration::from_secs(5));
     drop(one.inbox.wait_for_ask());
     one.handle.stop();
     let error = end(joining).expect_err("nobody is there").to_string();
-    assert!(error.contains("no member has taken this one in in time"), "{error}");
+    assert!(error.contains("not joined: deadline exceeded"), "{error}");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn only_so_many_wait_for_an_answer() {
         .collect();
     let third = start_join(with_token("t"), &at, Duration::from_secs(5));
     let error = end(third).expect_err("no place").to_string();
-    assert!(error.contains("too many want to join"), "{error}");
+    assert!(error.contains("too many join requests"), "{error}");
     for (joining, reply) in waiting {
         reply.send(JoinAnswer::Joined(joined()));
         assert!(end(joining).is_ok());
@@ -119,7 +119,7 @@ fn only_so_many_wait_for_an_answer() {
     assert!(end(after).is_ok());
 }
 
-/// Dials to join, and returns the challenge.
+/// Dials to join, and returns the connection and the challenge.
 fn challenged(to: SocketAddr) -> (TcpStream, Vec<u8>) {
     let mut stream = connect(to);
     stream.write_all(&preface(JOIN_LANE)).expect("written");
@@ -145,11 +145,11 @@ fn a_proof_fits_one_challenge() {
     let (_, reply) = one.inbox.wait_for_ask();
     reply.send(JoinAnswer::Later(String::new()));
     assert_eq!(read_frame(&mut first, 0).0, 8);
-    // Whoever has listened cannot say it again.
+    // A replayed proof is rejected.
     let (mut second, other) = challenged(one.handle.address());
     assert_ne!(challenge, other);
     second.write_all(&right).expect("written");
-    assert_eq!(read_frame(&mut second, 0), (2, b"the token is not this cluster's".to_vec()));
+    assert_eq!(read_frame(&mut second, 0), (2, b"the token does not match this cluster".to_vec()));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Peers that speak garbage, say who they are not, or say nothing.
+//! Tests of peers that send garbage, claim a false identity, or stay silent.
 
 use super::*;
 
-/// What is sent to member 1 instead of what belongs there, with what it answers.
+/// Sends garbage to member 1 instead of a handshake, and checks its reply.
 #[test]
 fn garbage_before_the_handshake_is_cut_off() {
     let one = alone(settings());
@@ -37,12 +37,12 @@ fn garbage_before_the_handshake_is_cut_off() {
     ];
     for (what, bytes) in cases {
         let mut stream = connect(one.handle.address());
-        // The other end may close before everything is written.
+        // The other end may close the connection before everything is written.
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert_eq!(read_to_close(&mut stream), b"", "{what}");
     }
-    // None of it has reached the node, and the port still serves.
+    // None of it has reached the node, and the port is still served.
     let _peer = introduce(one.handle.address(), 0, &hello(2, 1));
     one.inbox.wait_for_connection(node(2));
     assert_eq!(one.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len(), 1);
@@ -53,7 +53,8 @@ fn garbage_after_the_handshake_ends_the_connection_and_is_not_delivered() {
     let newer = framed(FrameKind::Message, b"\x63\x01");
     let mut damaged = message_frame(&ping(2));
     damaged[16] ^= 4;
-    // As much as the lane allows: whoever believed it would wait for half a megabyte, and hear signs of life.
+    // The longest length that the lane allows: a reader that trusted it would wait for half a
+    // megabyte, and take keepalives for a part of it.
     let mut longer = message_frame(&ping(2));
     longer[2] ^= 8;
     let oversized = [&0x7fff_ffff_u32.to_le_bytes()[..], &[0; 100]].concat();
@@ -95,7 +96,7 @@ fn a_message_of_a_newer_version_is_refused_with_a_word() {
     peer.write_all(&framed(FrameKind::Message, b"\x63\x01")).expect("written");
     while read_frame(&mut peer, 0).0 != 2 {}
     read_to_close(&mut peer);
-    one.inbox.wait_for_rejection(node(2), "newer version");
+    one.inbox.wait_for_rejection(node(2), "newer than this build supports");
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn a_peer_of_other_versions_is_told() {
     read_to_close(&mut stream);
     let mut stream = connect(one.handle.address());
     stream.write_all(&[preface(5), hello_frame(&hello(2, 1))].concat()).expect("written");
-    assert_eq!(read_frame(&mut stream, 16), (2, b"no lane 5".to_vec()));
+    assert_eq!(read_frame(&mut stream, 16), (2, b"unknown lane 5".to_vec()));
 }
 
 #[test]
@@ -121,9 +122,9 @@ fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
     let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
     let cases = [
         ("different cluster tokens", hello(1, 2), other),
-        ("this is member 1", hello(1, 2), hello(2, 3)),
-        ("knows no member 9", hello(1, 2), hello(9, 1)),
-        ("both ends say", hello(1, 2), hello(1, 1)),
+        ("but reached member 1", hello(1, 2), hello(2, 3)),
+        ("member 9 is unknown to member", hello(1, 2), hello(9, 1)),
+        ("both ends claim", hello(1, 2), hello(1, 1)),
         ("now has disk dead0000..", founded(hello(1, 2)), lost(hello(2, 1))),
         ("now has disk dead0000..", lost(hello(1, 2)), founded(hello(2, 1))),
     ];
@@ -160,14 +161,14 @@ fn members_of_two_clusters_wired_together_both_report_it() {
 #[test]
 fn an_address_that_leads_to_another_member_is_reported() {
     let bound = [bind(settings()), bind(settings())];
-    // Member 1 thinks that member 3 is member 2.
+    // Member 1 has the address of member 3 for member 2.
     let peers = [(2, bound[1].address())];
     let [first, third] = bound;
     let one = Member::start(first, hello(1, 2), &peers, &Arc::default());
     let address = one.handle.address();
     let three = Member::start(third, hello(3, 1), &[(1, address)], &Arc::default());
-    one.inbox.wait_for_rejection(node(2), "wants to talk to member 2, but this is member 3");
-    three.inbox.wait_for_rejection(node(1), "wants to talk to member 2, but this is member 3");
+    one.inbox.wait_for_rejection(node(2), "dialed member 2 but reached member 3");
+    three.inbox.wait_for_rejection(node(1), "dialed member 2 but reached member 3");
 }
 
 #[test]
@@ -180,10 +181,10 @@ fn an_earlier_life_is_refused_while_the_later_one_is_known() {
     stream.write_all(&[preface(0), hello_frame(&life(4))].concat()).expect("written");
     let (kind, why) = read_frame(&mut stream, 16);
     let why = String::from_utf8(why).expect("text");
-    assert!(kind == 2 && why.contains("in its life 5 before"), "{kind} {why}");
+    assert!(kind == 2 && why.contains("from incarnation 5 to"), "{kind} {why}");
     drop(later);
     drop(stream);
-    one.inbox.wait_for_rejection(node(2), "in its life 5 before");
+    one.inbox.wait_for_rejection(node(2), "from incarnation 5 to");
     let mut stream = connect(one.handle.address());
     stream.write_all(&[preface(0), hello_frame(&life(4))].concat()).expect("written");
     assert_eq!(read_frame(&mut stream, 16).0, 2, "forgotten with the connection");
@@ -280,9 +281,9 @@ fn whoever_answers_as_somebody_else_is_told() {
     stream.write_all(&[&asked[..], &hello_frame(&hello(3, 1))].concat()).expect("written");
     let (kind, why) = read_frame(&mut stream, 0);
     let why = String::from_utf8(why).expect("text");
-    assert!(kind == 2 && why.contains("dialed member 2, but member 3 has answered"), "{why}");
+    assert!(kind == 2 && why.contains("dialed member 2 but reached member 3"), "{why}");
     drop(stream);
-    one.inbox.wait_for_rejection(node(2), "member 3 has answered");
+    one.inbox.wait_for_rejection(node(2), "but reached member 3");
 }
 
 #[test]

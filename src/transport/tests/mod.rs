@@ -1,6 +1,6 @@
-//! Members that talk over real sockets on loopback or in memory, and peers that misbehave.
+//! Tests of members that talk over loopback sockets or in memory, and of peers that misbehave.
 //!
-//! Nothing here sleeps to let something happen: it waits until it has, and fails if that takes too
+//! No test sleeps to let something happen. It waits for the event, and fails if that takes too
 //! long.
 
 #[cfg(feature = "testing-tls")]
@@ -28,14 +28,14 @@ use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
 use crate::model::*;
 
-/// How long anything may take on a busy machine before it counts as not happening.
+/// Time limit of any event on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn node(id: u64) -> NodeId {
     NodeId::new(id).expect("not 0")
 }
 
-/// What a receiver has heard.
+/// An event that a receiver has seen.
 #[derive(Clone, PartialEq, Debug)]
 enum Heard {
     Message(NodeId, PeerMessage),
@@ -44,7 +44,7 @@ enum Heard {
     Refused(NodeId, Refused),
 }
 
-/// Keeps what it hears.
+/// A receiver that records its events.
 #[derive(Default)]
 struct Inbox {
     heard: Mutex<Vec<Heard>>,
@@ -59,7 +59,7 @@ impl Inbox {
         self.more.notify_all();
     }
 
-    /// Waits until `found` is right about everything heard.
+    /// Waits until `found` accepts the recorded events.
     fn wait(&self, what: &str, found: impl Fn(&[Heard]) -> bool) {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let (heard, _) = self
@@ -74,13 +74,13 @@ impl Inbox {
         );
     }
 
-    /// Until something more is heard, or so much time has passed.
+    /// Waits until another event is recorded, or this time has passed.
     fn wait_a_little(&self, time: Duration) {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.more.wait_timeout(heard, time).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The next question of a joiner.
+    /// Returns the next join request.
     fn wait_for_ask(&self) -> (JoinAsk, JoinReply) {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut asked, _) = self
@@ -114,7 +114,7 @@ impl Inbox {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).iter().any(found)
     }
 
-    /// Frees the memory of messages that nobody will ask about, and says how many those were.
+    /// Frees the memory of messages that the test does not need any more, and returns their number.
     fn forget(&self, what: impl Fn(&PeerMessage) -> bool) -> usize {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let before = heard.len();
@@ -122,7 +122,7 @@ impl Inbox {
         before - heard.len()
     }
 
-    /// Waits for new ones from here on.
+    /// Forgets the recorded rejections, so that the test can wait for new ones.
     fn forget_refusals(&self) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|one| !matches!(one, Heard::Refused(..)));
@@ -179,16 +179,17 @@ fn founding() -> FoundingState {
     FoundingState::Founded([1, 2, 3].map(|id| (node(id), DiskId(id.into()))).into())
 }
 
-/// Introduces itself as it is told, which may change.
+/// An introducer with configurable replies.
 struct Spoken {
-    /// The number in its name, if it knows that.
+    /// The number in its name, if it knows its name.
     called: Option<u64>,
     hello: Mutex<Hello>,
     known: Mutex<Known>,
 }
 
 impl Spoken {
-    /// Says `of` to everybody and knows members 1 to 3, with the disks that they were founded with.
+    /// Creates an introducer that sends `of` to all peers and knows members 1 to 3 with their
+    /// founding disks.
     fn new(of: Hello) -> Arc<Self> {
         let known = match &of.standing {
             FoundingState::Blank => Known::Founders([1, 2, 3].map(node).into()),
@@ -198,12 +199,12 @@ impl Spoken {
         Arc::new(Self { called, hello: Mutex::new(of), known: Mutex::new(known) })
     }
 
-    /// From now on it says that this entry added it.
+    /// Sets the index of the entry that added it.
     fn since(&self, index: u64) {
         self.hello.lock().unwrap_or_else(PoisonError::into_inner).since = LogIndex(index);
     }
 
-    /// From now on it knows these.
+    /// Sets the members that it knows.
     fn knows(&self, members: Members) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known(members);
     }
@@ -230,7 +231,7 @@ fn known(members: Members) -> Known {
     Known::Members(Arc::new(members))
 }
 
-/// The members 1 to 3 of a cluster, and some that came later.
+/// Returns members 1 to 3 of a cluster, and later ones.
 fn members(later: &[u64]) -> Members {
     let FoundingState::Founded(founding) = founding() else { unreachable!("it says so") };
     let mut members = Members::founded(&founding);
@@ -247,7 +248,7 @@ fn members(later: &[u64]) -> Members {
     members
 }
 
-/// Settings under which a test ends soon.
+/// Returns settings with which tests end soon.
 fn settings() -> TcpSettings {
     TcpSettings { handshake_timeout: Duration::from_secs(5), ..TcpSettings::default() }
 }
@@ -265,7 +266,7 @@ impl Member {
         Self::start_as(bound, of, called, peers, inbox)
     }
 
-    /// Starts one that has another name than its id says, or does not know it.
+    /// Starts a member whose name differs from its id, or that does not know its name.
     fn start_as(
         bound: TcpBound,
         of: Hello,
@@ -284,7 +285,7 @@ impl Member {
         Self { inbox: inbox.clone(), peer_versions, network, handle }
     }
 
-    /// Sends until the message is on its way.
+    /// Sends a message repeatedly until it is queued.
     fn send(&mut self, to: u64, lane: Lane, message: &PeerMessage) {
         let began = std::time::Instant::now();
         while self.network.send(node(to), lane, message.clone()) != SendOutcome::Queued {
@@ -298,7 +299,7 @@ fn bind(settings: TcpSettings) -> TcpBound {
     TcpBound::bind("127.0.0.1:0", settings).expect("a free port")
 }
 
-/// Members 1 and 2, which know each other.
+/// Returns members 1 and 2, which know each other.
 fn two(settings: TcpSettings, hellos: [Hello; 2]) -> [Member; 2] {
     let bound = [bind(settings.clone()), bind(settings)];
     let peers = [(1, bound[0].address()), (2, bound[1].address())];
@@ -309,7 +310,7 @@ fn two(settings: TcpSettings, hellos: [Hello; 2]) -> [Member; 2] {
     [members.next().expect("one"), members.next().expect("two")]
 }
 
-/// Member 1, whose peer 2 is somewhere that nobody answers.
+/// Returns member 1, whose peer 2 is at an unreachable address.
 fn alone(settings: TcpSettings) -> Member {
     let peers = [(2, SocketAddr::from(([127, 0, 0, 1], 1)))];
     Member::start(bind(settings), hello(1, 2), &peers, &Arc::default())
@@ -319,7 +320,7 @@ fn ping(number: u64) -> PeerMessage {
     PeerMessage::Digest { index: LogIndex(number), digest: number }
 }
 
-/// A message of this many bytes.
+/// Returns a message of this size.
 fn load(bytes: usize, fill: u8) -> PeerMessage {
     PeerMessage::Raft(vec![fill; bytes].into())
 }
@@ -350,7 +351,7 @@ fn message_frame(message: &PeerMessage) -> Vec<u8> {
     framed(FrameKind::Message, &encoded(message))
 }
 
-/// A peer made by hand, on a blocking socket.
+/// Connects as a hand-written peer, with a blocking socket.
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).expect("the port is open");
     stream.set_nodelay(true).expect("an option");
@@ -371,7 +372,7 @@ fn read_frame(stream: &mut TcpStream, skip: usize) -> (u8, Vec<u8>) {
     (checked[0], checked[1..].to_vec())
 }
 
-/// A hand-made peer that dials and goes through the handshake.
+/// Connects as a hand-written peer and completes the handshake.
 fn introduce(to: SocketAddr, lane: u8, hello: &Hello) -> TcpStream {
     let mut stream = connect(to);
     stream.write_all(&[preface(lane), hello_frame(hello)].concat()).expect("written");
@@ -381,7 +382,7 @@ fn introduce(to: SocketAddr, lane: u8, hello: &Hello) -> TcpStream {
     stream
 }
 
-/// Waits until the other end has closed, and returns what it said before.
+/// Waits until the other end has closed the connection, and returns the data received before.
 fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     let mut piece = [0; 4096];

@@ -1,9 +1,9 @@
-//! The lane for snapshots: there when it is used, and in nobody's way.
+//! Tests of the snapshot lane: it is connected only while it is used, and delays no other lane.
 
 use super::*;
 use std::time::Instant;
 
-/// The connections that come in, with their lanes.
+/// Returns the incoming connections with their lanes.
 fn lanes_of(listener: &TcpListener, count: usize) -> Vec<(u8, TcpStream)> {
     (0..count)
         .map(|_| {
@@ -31,7 +31,7 @@ fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
     let mut others = lanes_of(&listener, 2);
     others.sort_by_key(|(lane, _)| *lane);
     assert_eq!(others.iter().map(|(lane, _)| *lane).collect::<Vec<_>>(), [0, 1]);
-    // These echo, so that they stay.
+    // These echo keepalives, so they stay open.
     for (_, stream) in others {
         std::thread::spawn(move || echo(stream));
     }
@@ -45,7 +45,8 @@ fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
         for part in &parts {
             assert!(read_frame(&mut stream, 0) == (3, encoded(part)), "out of order");
         }
-        // Nothing more is sent. Echoed or not, this end comes long before the other lanes'.
+        // Nothing more is sent. This connection ends long before those of the other lanes, whether
+        // keepalives are echoed or not.
         let mut frames = Vec::new();
         while let Ok(len) = stream.read(&mut [0; 100]) {
             if len == 0 {
@@ -59,7 +60,7 @@ fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
     assert!(!one.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
 }
 
-/// Answers signs of life until the end.
+/// Echoes keepalives until the connection ends.
 fn echo(mut stream: TcpStream) {
     while let Ok(len) = stream.read(&mut [0; 100]) {
         if len == 0 || stream.write_all(&framed(FrameKind::Alive, b"")).is_err() {
@@ -83,7 +84,7 @@ fn what_waits_for_the_connection_is_bounded_and_lost_if_there_is_none() {
         queued += 1;
         assert!(queued <= 4, "more than the limit");
     }
-    // It has been dialed in vain.
+    // The dial has failed.
     let began = Instant::now();
     while one.network.send(node(2), Lane::Snapshot, part.clone()) != SendOutcome::Unreachable {
         assert!(began.elapsed() < DEADLINE, "nobody has noticed");
@@ -123,6 +124,6 @@ fn a_snapshot_on_its_way_does_not_delay_control() {
         all / 200
     );
     assert!(sent > 20, "nothing was sent: nothing was tested");
-    // Behind it, it would come after everything that was sent before, each time.
+    // If control messages were queued after the snapshot, they would never overtake it.
     assert!(overtaken > 0, "control waited for a snapshot: {worst:?}");
 }

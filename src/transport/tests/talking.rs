@@ -1,4 +1,4 @@
-//! Members that mean well.
+//! Tests of correct members.
 
 use super::*;
 use std::time::Instant;
@@ -101,7 +101,7 @@ fn a_hello_that_changes_is_judged_again() {
     let founded = Hello { standing: founding(), ..hello(1, 2) };
     one.send(2, Lane::Control, &PeerMessage::Hello(founded.clone()));
     two.inbox.wait_for_message(node(1), &PeerMessage::Hello(founded.clone()));
-    // Somebody who founded it with another disk of member 2.
+    // A peer that founded the cluster with another disk of member 2.
     let other = [(node(1), DiskId(1)), (node(2), DiskId(9 << 100))].into();
     let other = Hello { standing: FoundingState::Founded(other), ..founded };
     one.send(2, Lane::Control, &PeerMessage::Hello(other.clone()));
@@ -127,13 +127,13 @@ fn a_message_that_no_frame_has_room_for_is_dropped() {
     two.inbox.wait_for_message(node(1), &load(bulk - 2, 2));
 }
 
-/// A hand-made member 2 that member 1 dials: it goes through both handshakes and returns the
-/// connections, control first.
+/// Acts as member 2, which member 1 dials: completes both handshakes and returns the connections,
+/// control first.
 pub(super) fn be_dialed(listener: &TcpListener) -> [TcpStream; 2] {
     be_dialed_as(listener, &hello(2, 1))
 }
 
-/// The same, with other words.
+/// Does the same with another hello.
 pub(super) fn be_dialed_as(listener: &TcpListener, mine: &Hello) -> [TcpStream; 2] {
     let mut lanes = [None, None];
     while lanes.iter().any(Option::is_none) {
@@ -154,7 +154,7 @@ fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control(
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 1000 };
-    // The peer gives no sign of life.
+    // The peer sends no keepalives.
     let idle_timeout = Duration::from_secs(3600);
     let settings = TcpSettings { bulk_queue, idle_timeout, ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
@@ -171,7 +171,7 @@ fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control(
         SendOutcome::Queued,
         "room for less"
     );
-    // Behind it, it would never come.
+    // If control messages were queued after bulk messages, they would never arrive.
     for number in 0..100 {
         one.send(2, Lane::Control, &ping(number));
         loop {
@@ -182,7 +182,7 @@ fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control(
             }
         }
     }
-    // And when the peer reads again, everything comes.
+    // When the peer reads again, everything arrives.
     for _ in 0..queued {
         while read_frame(&mut bulk, 0).0 != 3 {}
     }
@@ -243,7 +243,7 @@ fn members_that_have_nothing_to_say_stay_connected() {
     two.send(1, Lane::Control, &ping(1));
     one.inbox.wait_for_message(node(2), &ping(1));
     two.inbox.wait_for_message(node(1), &ping(1));
-    // The passing of time is what is tested.
+    // This test is about the passing of time, so it sleeps.
     std::thread::sleep(idle * 2);
     for member in [&one, &two] {
         assert!(!member.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
@@ -253,7 +253,7 @@ fn members_that_have_nothing_to_say_stay_connected() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_stop_leaves_neither_port_nor_thread_behind() {
-    // In a process of its own, since the other tests have transports too.
+    // Runs in a process of its own, because the other tests have transports too.
     const CHILD: &str = "BOWLINE_TEST_STOP_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let name = "transport::tests::talking::a_stop_leaves_neither_port_nor_thread_behind";
@@ -266,7 +266,7 @@ fn a_stop_leaves_neither_port_nor_thread_behind() {
         assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
         return;
     }
-    // On a thread of somebody else's runtime, where blocking on one's own is not allowed.
+    // Runs on a thread of another runtime, where blocking on one's own runtime is not allowed.
     let host = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     host.block_on(async {
         for _ in 0..3 {
@@ -278,7 +278,7 @@ fn a_stop_leaves_neither_port_nor_thread_behind() {
             assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
             assert!(!threads().is_empty(), "{:?}", threads());
             two.handle.stop();
-            // They have ended, and the system may need a moment to say so.
+            // The threads have ended, but the system may need a moment to show it.
             let began = Instant::now();
             while !threads().is_empty() {
                 assert!(began.elapsed() < DEADLINE, "{:?}", threads());
@@ -293,7 +293,7 @@ fn a_stop_leaves_neither_port_nor_thread_behind() {
     });
 }
 
-/// The names of the network's threads in this process.
+/// Returns the names of the network's threads in this process.
 #[cfg(target_os = "linux")]
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");

@@ -1,24 +1,26 @@
-//! TLS between members: both ends show a certificate, and it must be the right one.
+//! TLS between members: both ends present a certificate, and both verify it.
 //!
 //! ```text
 //!   files ── read at the start, and again when they change ──► Trust ──► every later handshake
 //!                                                               │
-//!                                                               └──► every connection that is up:
-//!                                                                    judged again, ended if it fails
+//!                                                               └──► every open connection:
+//!                                                                    checked again, closed if it fails
 //! ```
 //!
-//! **Who is there.** A member's certificate is signed by the cluster's authority and holds one URI of
-//! the form `bowline://CLUSTER/MEMBER` among its alternative names: [`MemberUri`]. `CLUSTER` is
-//! whatever the operator calls the cluster; each member takes it from its own certificate and accepts
-//! only others with the same. `MEMBER` is the member's name; once the hello says which member it is,
-//! the handshake compares it with the name that the cluster knows that member by. Host names and
-//! addresses are not looked at: they change, and a name service proves nothing.
+//! **Identity.** A member's certificate is signed by the cluster's authority, and contains one URI
+//! of the form `bowline://CLUSTER/MEMBER` among its alternative names: [`MemberUri`]. The operator
+//! chooses `CLUSTER`; each member takes it from its own certificate and accepts only others with
+//! the same. `MEMBER` is the member's name. Once the hello states which member it is, the handshake
+//! compares that member's name in the cluster with the one in the certificate. Host names and
+//! addresses are not checked, because they change and a name service proves nothing.
 //!
-//! **What is checked.** On each connection, in both directions and on all lanes, by one piece of code
-//! ([`verifier`]): the chain up to the authority, validity in time, use for clients or servers, and the
-//! revocation list, if there is one. Sessions are never resumed, for that would skip it. TLS is 1.3.
+//! **Verification.** One function ([`verifier`]) verifies every connection, in both directions and
+//! on all lanes: the chain up to the authority, the validity period, the use for clients or
+//! servers, and the revocation list, if there is one. Sessions are never resumed, because that
+//! would skip the verification. The TLS version is 1.3.
 //!
-//! **What is not there.** No knowledge of members: names are compared in [`super::handshake`].
+//! **Not in this module.** It does not know the members: names are compared in
+//! [`super::handshake`].
 
 mod trust;
 mod uri;
@@ -38,77 +40,83 @@ use trust::{Files, TrustError};
 pub use uri::MemberUri;
 pub(super) use wire::{TlsWire, Untrusted, may_lack_tls};
 
-/// The files with which a member proves who it is, and finds out who the others are. All are PEM.
-/// They are read again while the node runs, so that a new certificate or a new revocation list needs
-/// no restart.
+/// The certificate files of a member, with which it proves its identity and verifies its peers. All
+/// are PEM files. They are read again while the node runs, so a new certificate or revocation list
+/// needs no restart.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerTls {
-    /// The certificates of the authorities that sign members' certificates. An authority that signs for
-    /// others than this cluster's members too is safe only because of the URI: see [`MemberUri`].
+    /// Certificates of the authorities that sign members' certificates. An authority that also
+    /// signs other certificates is safe only because of the URI: see [`MemberUri`].
     pub ca: PathBuf,
-    /// This member's certificate, followed by those between it and the authority, if any. Good for
-    /// clients and for servers, and with the member's [`MemberUri`] among its alternative names.
+    /// This member's certificate, followed by the intermediate certificates, if any. It must be
+    /// valid for clients and servers, and have the member's [`MemberUri`] among its alternative
+    /// names.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authorities' revocation lists, one for each authority in use. An outdated one still counts.
+    /// The revocation lists of the authorities, one for each authority in use. An outdated list
+    /// still counts.
     pub crl: Option<PathBuf>,
-    /// Whose certificates are taken for members'.
+    /// The rule for certificates of other members.
     pub proof: PeerProof,
-    /// Whether members without TLS are talked with, too: see [`PeerTls::migrating`].
+    /// Whether connections with members without TLS are accepted too: see [`PeerTls::migrating`].
     pub migrating: bool,
 }
 
-/// Whose certificates are taken for members'.
+/// The rule for which certificates are accepted as those of members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PeerProof {
-    /// Those that an authority has signed for the member of that name: see [`MemberUri`].
+    /// Certificates that an authority has signed for the member of that name: see [`MemberUri`].
     #[default]
     Named,
-    /// The same if this member's own certificate is of that kind. If there is no such URI in it, it is etcd's kind and
-    /// etcd's rule holds at this member: whatever an authority has signed is any member's. Whoever holds a certificate of
-    /// that authority, for whatever purpose, can then speak as any member, so it must sign for nobody else.
+    /// The same rule if this member's own certificate contains such a URI. Otherwise etcd's rule
+    /// applies at this member: every certificate signed by an authority is accepted for any member.
+    /// Every owner of such a certificate, issued for whatever purpose, can then pose as any member.
+    /// Therefore the authority must sign for members only.
     OwnKind,
-    /// All: it is encrypted, and nobody proves anything. No better than [`Config::insecure_peers`] against who can reach
-    /// the ports, and needed beside it off this machine.
+    /// All certificates. Connections are encrypted but not authenticated. This protects no better
+    /// than [`Config::insecure_peers`] against processes that can reach the ports, and non-loopback
+    /// addresses need that setting in addition.
     ///
     /// [`Config::insecure_peers`]: crate::Config::insecure_peers
     Nothing,
 }
 
 impl PeerTls {
-    /// These files, and nothing is ever revoked.
+    /// Uses these files, without revocation lists.
     pub fn new(ca: impl Into<PathBuf>, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         let (ca, cert, key) = (ca.into(), cert.into(), key.into());
         Self { ca, cert, key, crl: None, proof: PeerProof::Named, migrating: false }
     }
 
-    /// A certificate that may be signed by anybody, to encrypt and to prove nothing: [`PeerProof::Nothing`].
+    /// Uses a certificate that anyone may have signed, for encryption without authentication:
+    /// [`PeerProof::Nothing`].
     pub fn unproven(cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         Self { proof: PeerProof::Nothing, ..Self::new("", cert, key) }
     }
 
-    /// With another rule for others' certificates.
+    /// Sets the rule for the certificates of other members.
     #[must_use]
     pub fn proof(mut self, proof: PeerProof) -> Self {
         self.proof = proof;
         self
     }
 
-    /// While a running cluster moves to TLS, one member after the other: accepts members with and without TLS, and dials
-    /// a member without TLS if it does not speak TLS. A certificate that is not accepted ends a connection as always.
+    /// Allows connections with and without TLS, while a running cluster migrates to TLS one member
+    /// after the other. A member that does not speak TLS is dialed without it. A rejected
+    /// certificate still ends the connection.
     ///
-    /// While this is set, certificates do not protect: any process that reaches the port can pose as a member,
-    /// and whoever can change what is sent can turn TLS off, as without certificates.
+    /// While this is set, certificates do not protect: any process that reaches the port can pose
+    /// as a member, and an attacker who can change the traffic can turn TLS off.
     #[must_use]
     pub fn migrating(mut self) -> Self {
         self.migrating = true;
         self
     }
 
-    /// With revocation lists.
+    /// Sets the revocation lists.
     #[must_use]
     pub fn crl(mut self, crl: impl Into<PathBuf>) -> Self {
         self.crl = Some(crl.into());
@@ -116,7 +124,7 @@ impl PeerTls {
     }
 }
 
-/// What a member trusts, kept fresh.
+/// The current trust of a member, updated when its files change.
 pub(super) struct Tls {
     env: Env,
     paths: PeerTls,
@@ -124,23 +132,23 @@ pub(super) struct Tls {
     trust: watch::Sender<Arc<Trust>>,
 }
 
-/// What has come of reading the files.
+/// The results of reading the files.
 struct Seen {
-    /// What they held when they were last read, good or bad.
+    /// Their contents when they were last read, valid or not.
     files: Files,
-    /// Why they could not be read this time.
+    /// The reason why the last read failed, if it did.
     unreadable: Option<String>,
 }
 
-/// Says so if nobody will accept this member's own certificate.
+/// Logs a warning if other members will reject this member's own certificate.
 fn warn_of_own(trust: &Trust) {
     if let Err(why) = trust.check_own() {
-        tracing::warn!("other members will refuse this one: its own certificate {why}");
+        tracing::warn!("other members will reject this member: its own certificate {why}");
     }
 }
 
 impl Tls {
-    /// Reads the files for the first time. `name` is what this member is called, as far as is known.
+    /// Reads the files for the first time. `name` is the name of this member, if known.
     pub(super) fn load(
         env: &Env,
         paths: PeerTls,
@@ -152,22 +160,23 @@ impl Tls {
         match (trust.uri(), name) {
             (Some(MemberUri { member, .. }), Some(name)) if name != member => {
                 return Err(TransportError::Certificates(format!(
-                    "this member is called {name:?}, and its certificate is that of {member:?}"
+                    "this member is named {name:?}, but its certificate is for {member:?}"
                 )));
             }
             (None, _) if paths.proof == PeerProof::Nothing => tracing::warn!(
-                "members encrypt and prove nothing: whoever reaches their ports can pose as one"
+                "connections between members are encrypted but not authenticated: any process that reaches \
+                 the ports can pose as a member"
             ),
             (None, _) => tracing::warn!(
-                "this member's certificate has no URI of the form bowline://CLUSTER/MEMBER: whoever has a certificate \
-                 of its authority can pose as any member"
+                "this member's certificate has no URI of the form bowline://CLUSTER/MEMBER: every owner of a \
+                 certificate of its authority can pose as any member"
             ),
             _ => {}
         }
         if paths.migrating {
             tracing::warn!(
-                "migrating to TLS: connections between members are accepted and made without TLS, too; end the migration \
-                 when all members use TLS"
+                "migrating to TLS: connections between members are also allowed without TLS; end the \
+                 migration when all members use TLS"
             );
         }
         warn_of_own(&trust);
@@ -176,42 +185,43 @@ impl Tls {
         Ok(Self { env: env.clone(), paths, seen, trust })
     }
 
-    /// Whether members without TLS are talked with, too.
+    /// Returns whether connections with members without TLS are allowed.
     pub(super) fn is_migrating(&self) -> bool {
         self.paths.migrating
     }
 
-    /// What is trusted now.
+    /// Returns the current trust.
     pub(super) fn trust(&self) -> Arc<Trust> {
         self.trust.borrow().clone()
     }
 
-    /// Hears when that changes.
+    /// Returns a receiver of changes of the trust.
     pub(super) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }
 
-    /// Reads the files again and again.
+    /// Reads the files periodically.
     pub(super) async fn keep_fresh(self: Arc<Self>, every: Duration) {
         loop {
             tokio::time::sleep(every).await;
             let tls = self.clone();
-            // A file system may hang.
+            // The file system may hang, so this blocks a separate thread.
             let _ = tokio::task::spawn_blocking(move || tls.refresh()).await;
         }
     }
 
-    /// Reads the files again. What cannot be used changes nothing, and is said once.
+    /// Reads the files again. If they cannot be used, keeps the current trust and logs the reason
+    /// once.
     pub(super) fn refresh(&self) {
         let files = Files::read(&*self.env.disk, &self.paths);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let files = match files {
             Ok(files) => files,
-            // Perhaps it is just being replaced.
+            // The file may be in the middle of being replaced.
             Err(error) => {
                 let why = Some(error.to_string());
                 if seen.unreadable != why {
-                    tracing::warn!("the certificates in use stay: {error}");
+                    tracing::warn!("keeping the current certificates: {error}");
                     seen.unreadable = why;
                 }
                 return;
@@ -226,7 +236,7 @@ impl Tls {
                 return Ok(trust);
             }
             let named = |uri: Option<&MemberUri>| {
-                uri.map_or_else(|| "no member by name".to_owned(), ToString::to_string)
+                uri.map_or_else(|| "no named member".to_owned(), ToString::to_string)
             };
             Err(TrustError::Name { was: named(self.trust().uri()), is: named(trust.uri()) })
         });
@@ -235,11 +245,11 @@ impl Tls {
         match trust {
             Ok(trust) => {
                 let member = trust.uri().map(|uri| uri.member.as_str());
-                tracing::info!(member, "new certificates are in use");
+                tracing::info!(member, "loaded new certificates");
                 warn_of_own(&trust);
                 self.trust.send_replace(Arc::new(trust));
             }
-            Err(error) => tracing::warn!("the certificates in use stay: {error}"),
+            Err(error) => tracing::warn!("keeping the current certificates: {error}"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What one reading of the files says: who this member is, and whom it trusts.
+//! The contents of the certificate files: this member's identity, and the authorities that it
+//! trusts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,44 +21,44 @@ use super::verifier::{Use, Verifier, Wanted, words};
 use super::{PeerProof, PeerTls};
 use crate::env::{Disk, OpenMode};
 
-/// The longest file that is read: revocation lists can be long.
+/// Maximum size of a file. Revocation lists can be long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-/// What a revocation list begins with where it is not PEM.
+/// The first byte of a revocation list in DER format.
 const DER_SEQUENCE: u8 = 0x30;
-/// What is spoken inside, so that a connection meant for another server with the same certificate
-/// fails.
+/// The application protocol (ALPN), so that a connection meant for another server with the same
+/// certificate fails.
 const PROTOCOL: &[u8] = b"bowline-peer";
 
-/// Why files cannot be used.
+/// The reason why the files cannot be used.
 #[derive(Debug, Error)]
 pub(super) enum TrustError {
-    /// One cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the file system.
         source: io::Error,
     },
-    /// One does not hold what it should.
+    /// A file has invalid contents.
     #[error("{}: {why}", path.display())]
     Content {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// The certificate is another member's than before.
-    #[error("the new certificate is for {is}, and the one in use for {was}")]
+    /// The new certificate belongs to another member than the current one.
+    #[error("the new certificate is for {is}, but the current one is for {was}")]
     Name {
-        /// Before.
+        /// The current name.
         was: String,
-        /// Now.
+        /// The new name.
         is: String,
     },
 }
 
-/// What the files hold.
+/// The contents of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Files {
     ca: Vec<u8>,
@@ -87,16 +88,18 @@ fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
     let file = disk.open(path, OpenMode::Read)?;
     let len = file.len()?;
     if len > FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("{len} bytes, at most {FILE_BYTES_MAX} are read")));
+        return Err(io::Error::other(format!(
+            "file of {len} bytes is too large: at most {FILE_BYTES_MAX}"
+        )));
     }
     let mut bytes = vec![0; usize::try_from(len).expect("below the limit")];
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
 }
 
-/// See the module.
+/// The verified contents of the files. See the module page.
 pub(crate) struct Trust {
-    /// Which member this is, if its certificate says so.
+    /// The identity of this member, if its certificate contains one.
     uri: Option<MemberUri>,
     chain: Vec<CertificateDer<'static>>,
     pub(super) verifier: Arc<Verifier>,
@@ -156,12 +159,13 @@ impl Trust {
         Ok(Self { uri, chain, verifier, client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Who this member is.
+    /// Returns the identity of this member.
     pub(super) fn uri(&self) -> Option<&MemberUri> {
         self.uri.as_ref()
     }
 
-    /// Whether this member's own certificate would be good at another member with the same files.
+    /// Checks whether another member with the same files would accept this member's own
+    /// certificate.
     pub(super) fn check_own(&self) -> Result<(), String> {
         for used in [Use::Client, Use::Server] {
             self.verifier
@@ -180,17 +184,18 @@ fn anchors(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
     certificates(pem)?.iter().map(anchor).collect()
 }
 
-/// At least one.
+/// Parses at least one certificate.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("no certificate in it".to_owned()),
+        Ok(found) if found.is_empty() => Err("it contains no certificate".to_owned()),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// At least one. PEM, or one as it is, which is how etcd wants it.
+/// Parses at least one revocation list: several in PEM format, or one in DER format, as etcd
+/// expects it.
 fn revocations(bytes: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>, String> {
     let lists: Result<Vec<_>, _> = match bytes.first() {
         Some(&DER_SEQUENCE) => Ok(vec![CertificateRevocationListDer::from(bytes.to_vec())]),
@@ -200,14 +205,14 @@ fn revocations(bytes: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>,
     for der in lists.map_err(|error| error.to_string())? {
         let list = OwnedCertRevocationList::from_der(&der).map_err(|error| error.to_string())?;
         let list = webpki::CertRevocationList::from(list);
-        // Of two only one would count.
+        // Only one of the two would be used.
         if found.iter().any(|other| other.issuer() == list.issuer()) {
             return Err("two revocation lists of one authority: keep the newest".to_owned());
         }
         found.push(list);
     }
     if found.is_empty() {
-        return Err("no revocation list in it".to_owned());
+        return Err("it contains no revocation list".to_owned());
     }
     Ok(found)
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 const SCHEME: &str = "bowline://";
 
-/// Which member of which cluster a certificate is for: the URI `bowline://CLUSTER/MEMBER`, of which a
-/// member's certificate has exactly one among its alternative names. What is neither letter nor digit
-/// nor one of `-._~` is percent-encoded.
+/// The identity in a member's certificate: the URI `bowline://CLUSTER/MEMBER`. A member's
+/// certificate has exactly one such URI among its alternative names. All characters except letters,
+/// digits and `-._~` are percent-encoded.
 ///
 /// ```
 /// use bowline::cluster::MemberUri;
@@ -14,32 +14,32 @@ const SCHEME: &str = "bowline://";
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberUri {
-    /// What the operator calls the cluster: the same in all its members' certificates, and in no other
-    /// cluster's, if they share an authority.
+    /// The operator's name for the cluster. It is the same in the certificates of all its members.
+    /// If clusters share an authority, each must have its own.
     pub cluster: String,
-    /// The member's name.
+    /// Name of the member.
     pub member: String,
 }
 
 impl MemberUri {
-    /// The name of `member` of `cluster`.
+    /// Creates the identity of `member` in `cluster`.
     pub fn new(cluster: impl Into<String>, member: impl Into<String>) -> Self {
         Self { cluster: cluster.into(), member: member.into() }
     }
 
-    /// The only one among several URIs.
+    /// Returns the only such URI among several URIs.
     pub(super) fn only<'a>(uris: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut ours = uris.into_iter().filter(|uri| uri.starts_with(SCHEME));
         match (ours.next(), ours.next()) {
             (Some(uri), None) => {
-                Self::parse(uri).ok_or_else(|| format!("has the wrong URI {uri:?}"))
+                Self::parse(uri).ok_or_else(|| format!("has the invalid URI {uri:?}"))
             }
             (None, _) => Err("has no URI of the form bowline://CLUSTER/MEMBER".to_owned()),
             (Some(one), Some(other)) => Err(format!("has the URIs {one:?} and {other:?}")),
         }
     }
 
-    /// Whether there is one at all, right or wrong.
+    /// Returns whether there is any such URI, valid or not.
     pub(super) fn is_in<'a>(uris: impl IntoIterator<Item = &'a str>) -> bool {
         uris.into_iter().any(|uri| uri.starts_with(SCHEME))
     }
@@ -69,7 +69,8 @@ fn encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// The text, if it is encoded as it would be here: one name has one form.
+/// Decodes a percent-encoded text. Returns `None` unless it is encoded as this module would encode
+/// it, so that each name has only one form.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -121,6 +122,6 @@ mod tests {
         assert_eq!(only(&others), Ok(MemberUri::new("shop", "n1")));
         assert!(only(&["https://shop/n1"]).unwrap_err().contains("has no URI"));
         assert!(only(&["bowline://shop/n1", "bowline://shop/n2"]).unwrap_err().contains("and"));
-        assert!(only(&["bowline://shop"]).unwrap_err().contains("wrong URI"));
+        assert!(only(&["bowline://shop"]).unwrap_err().contains("invalid URI"));
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a certificate is good: asked of every certificate, of dialers and of those who are dialed.
+//! The verification of certificates, of dialers and of acceptors.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use webpki::{CertRevocationList, EndEntityCert, KeyUsage, RevocationOptionsBuild
 
 use super::uri::MemberUri;
 
-/// What a certificate must be good for.
+/// The use for which a certificate must be valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Use {
     /// Its owner has dialed.
@@ -24,34 +24,35 @@ pub(super) enum Use {
     Server,
 }
 
-/// A certificate that the authority has signed, and that is of no member of this cluster.
+/// A certificate that the authority has signed, but that does not belong to a member of this
+/// cluster.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
 struct NotOurs(String);
 
-/// What makes a certificate a member's.
+/// The condition under which a certificate is accepted.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
-    /// An authority's signature, and the URI of a member of this cluster.
+    /// The signature of an authority, and the URI of a member of this cluster.
     Member { cluster: String },
-    /// An authority's signature.
+    /// The signature of an authority.
     Signature,
-    /// Nothing: whoever comes is believed.
+    /// None: every certificate is accepted.
     Nothing,
 }
 
-/// See the module.
+/// The verifier. See the module page.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) anchors: Vec<TrustAnchor<'static>>,
-    /// Nothing is ever revoked if there are none.
+    /// If the list is empty, revocation is not checked.
     pub(super) crls: Vec<CertRevocationList<'static>>,
     pub(super) wanted: Wanted,
     pub(super) provider: Arc<CryptoProvider>,
 }
 
 impl Verifier {
-    /// Whether the certificate is good, and whose it is, if it has to say so.
+    /// Verifies a certificate and returns the member's name, if certificates must contain one.
     pub(super) fn check(
         &self,
         cert: &CertificateDer<'_>,
@@ -68,7 +69,8 @@ impl Verifier {
             Use::Server => KeyUsage::server_auth(),
         };
         let crls: Vec<&CertRevocationList<'_>> = self.crls.iter().collect();
-        // Of the whole chain, and a certificate of which no list tells is not good.
+        // Checks the whole chain. A certificate without a revocation list of its issuer is
+        // rejected.
         let revocation = RevocationOptionsBuilder::new(&crls).ok().map(|options| options.build());
         cert.verify_for_usage(
             self.provider.signature_verification_algorithms.all,
@@ -84,7 +86,7 @@ impl Verifier {
         let uri = MemberUri::only(cert.valid_uri_names()).map_err(not_ours)?;
         if uri.cluster != *cluster {
             return Err(not_ours(format!(
-                "is of a member of {:?}, another cluster than {cluster:?}",
+                "is for a member of cluster {:?}, not of cluster {cluster:?}",
                 uri.cluster
             )));
         }
@@ -106,7 +108,7 @@ fn not_ours(why: String) -> Error {
     CertificateError::Other(OtherError(Arc::new(NotOurs(why)))).into()
 }
 
-/// As TLS says it, so that the other end is told what is wrong.
+/// Converts the error into a TLS error, so that the other end receives an alert with the reason.
 fn refusal(error: webpki::Error) -> Error {
     match error {
         webpki::Error::CertExpired { .. } => CertificateError::Expired,
@@ -114,7 +116,7 @@ fn refusal(error: webpki::Error) -> Error {
         webpki::Error::CertRevoked => CertificateError::Revoked,
         webpki::Error::UnknownIssuer => CertificateError::UnknownIssuer,
         webpki::Error::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
-        // Of another authority with the same name.
+        // The issuer is another authority with the same name.
         webpki::Error::InvalidSignatureForPublicKey => CertificateError::UnknownIssuer,
         webpki::Error::BadDer | webpki::Error::BadDerTime => CertificateError::BadEncoding,
         other => CertificateError::Other(OtherError(Arc::new(other))),
@@ -122,7 +124,7 @@ fn refusal(error: webpki::Error) -> Error {
     .into()
 }
 
-/// What is wrong, for people. `whose` is the certificate's owner.
+/// Returns a description of the error. `whose` is the certificate's owner.
 pub(super) fn words(error: &Error, whose: &str) -> String {
     let certificate = |what: &str| format!("{whose}'s certificate {what}");
     match error {
@@ -130,16 +132,14 @@ pub(super) fn words(error: &Error, whose: &str) -> String {
             CertificateError::Expired => certificate("has expired"),
             CertificateError::NotValidYet => certificate("is not valid yet"),
             CertificateError::Revoked => certificate("was revoked"),
-            CertificateError::UnknownIssuer => {
-                certificate("is not signed by an authority that is trusted here")
-            }
+            CertificateError::UnknownIssuer => certificate("is not signed by a trusted authority"),
             CertificateError::UnknownRevocationStatus => {
-                certificate("is in the domain of no revocation list: each authority needs one")
+                certificate("is not covered by any revocation list: each authority needs one")
             }
             CertificateError::Other(OtherError(why)) => certificate(&why.to_string()),
-            other => certificate(&format!("is not good: {other}")),
+            other => certificate(&format!("is invalid: {other}")),
         },
-        Error::NoCertificatesPresented => format!("{whose} shows no certificate"),
+        Error::NoCertificatesPresented => format!("{whose} presents no certificate"),
         Error::AlertReceived(
             alert @ (AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
@@ -148,7 +148,7 @@ pub(super) fn words(error: &Error, whose: &str) -> String {
             | AlertDescription::CertificateUnknown
             | AlertDescription::UnknownCA),
         ) => format!("{whose} does not accept this member's certificate: {alert:?}"),
-        Error::InvalidMessage(_) => format!("{whose} does not speak TLS, and this member does"),
+        Error::InvalidMessage(_) => format!("{whose} does not use TLS, but this member does"),
         other => format!("TLS with {whose} failed: {other}"),
     }
 }
@@ -172,7 +172,7 @@ impl ServerCertVerifier for Verifier {
         _cert: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not peer_versions here".to_owned()))
+        Err(Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -210,7 +210,7 @@ impl ClientCertVerifier for Verifier {
         _cert: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not peer_versions here".to_owned()))
+        Err(Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -252,7 +252,7 @@ mod tests {
         params
     }
 
-    /// The list of `issuer`, with the serial numbers that it has revoked.
+    /// Returns the revocation list of `issuer` with these revoked serial numbers.
     fn list(issuer: &Issuer, revoked: &[u64]) -> CertRevocationList<'static> {
         let entry = |number: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*number),
@@ -291,7 +291,7 @@ mod tests {
         for used in [Use::Client, Use::Server] {
             assert_eq!(judge(Vec::new(), used), Ok(()));
             assert_eq!(judge(vec![list(&root, &[]), list(&between, &[])], used), Ok(()));
-            // The leaf's number on the root's list is another certificate's.
+            // The leaf's number on the root's list refers to another certificate.
             assert_eq!(judge(vec![list(&root, &[3]), list(&between, &[2])], used), Ok(()));
             let by_root = vec![list(&root, &[2]), list(&between, &[])];
             assert_eq!(judge(by_root, used), refused(CertificateError::Revoked));

@@ -1,8 +1,8 @@
-//! One connection through TLS, with the calls of a non-blocking socket.
+//! A TLS connection with the calls of a non-blocking socket.
 //!
-//! The session is behind a lock that is held for one call: the driver encrypts, a task decrypts. A
-//! session's buffers are bounded: what has been decrypted is taken out at once, and no more is
-//! encrypted while the socket takes nothing.
+//! The session is protected by a lock that is held for one call at a time: the driver encrypts, and
+//! a task decrypts. The buffers of a session are bounded. Decrypted data is taken out at once, and
+//! nothing more is encrypted while the socket is full.
 
 use bytes::BufMut;
 use std::io::{self, BufRead, Read, Write};
@@ -19,19 +19,19 @@ use super::super::pipe::is_passing;
 use super::trust::Trust;
 use super::verifier::{Use, words};
 
-/// The other end, where nothing better is known.
+/// Description of the other end if its name is unknown.
 const OTHER_END: &str = "the other end";
-/// How long a connection that failed is kept open so that the reason arrives.
+/// Time for which a failed connection is kept open so that the reason arrives.
 const LINGER_MAX: Duration = Duration::from_millis(500);
-/// How many bytes are thrown away meanwhile.
+/// Number of bytes that are discarded in that time.
 const LINGER_BYTES_MAX: u64 = 64 << 10;
 
-/// Why the other end is not trusted, or does not trust this one, in words.
+/// The reason, as text, why one end does not trust the other.
 #[derive(Debug, Error)]
 #[error("{why}")]
 pub(in super::super) struct Untrusted {
     pub(in super::super) why: String,
-    /// Whether it has answered with something else than TLS.
+    /// Whether the other end has replied with something other than TLS.
     lacks_tls: bool,
 }
 
@@ -41,13 +41,13 @@ fn untrusted(error: &rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Untrusted { why, lacks_tls })
 }
 
-/// The other end is gone before the handshake is over. That says nothing of trust: a peer that is down behind a proxy looks
-/// like this. A member without certificates answers.
+/// The other end has closed the connection during the handshake. This says nothing about trust: a
+/// peer that is down behind a proxy looks like this. A member without certificates replies.
 #[derive(Debug, Error)]
 #[error("the other end {how} the connection during the TLS handshake")]
 struct HungUp {
     how: &'static str,
-    /// Whether it has said something before.
+    /// Whether it has sent anything before.
     was_heard: bool,
 }
 
@@ -55,35 +55,35 @@ fn hung_up(kind: io::ErrorKind, how: &'static str, was_heard: bool) -> io::Error
     io::Error::new(kind, HungUp { how, was_heard })
 }
 
-/// Whether a handshake has failed so that the other end may be a member that does not use TLS: it has answered with
-/// something else, or hung up without a word.
+/// Returns whether a handshake has failed in a way that suggests a member without TLS: the other
+/// end has replied with something else, or closed the connection without sending anything.
 pub(in super::super) fn may_lack_tls(error: &io::Error) -> bool {
     let Some(why) = error.get_ref() else { return false };
     let answered = why.downcast_ref::<Untrusted>().is_some_and(|why| why.lacks_tls);
     answered || why.downcast_ref::<HungUp>().is_some_and(|why| !why.was_heard)
 }
 
-/// See the module.
+/// A TLS connection. See the module page.
 pub(in super::super) struct TlsWire {
     tcp: TcpStream,
     session: Mutex<Connection>,
-    /// The other end's certificate and those up to the authority.
+    /// The other end's certificate and its intermediate certificates.
     chain: Vec<CertificateDer<'static>>,
     used: Use,
     name: Option<String>,
 }
 
 impl TlsWire {
-    /// The dialer's end.
+    /// Performs the handshake as the dialer.
     pub(in super::super) async fn dial(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
-        // Nobody looks at the name: the certificate says which member it is.
+        // The server name is not used: the certificate states which member it is.
         let name = ServerName::try_from("bowline.invalid").expect("a name");
         let session = ClientConnection::new(trust.client.clone(), name);
         let session = session.map_err(|error| untrusted(&error))?;
         Self::shake(tcp, session.into(), trust, Use::Server).await
     }
 
-    /// The end that was dialed.
+    /// Performs the handshake as the acceptor.
     pub(in super::super) async fn accept(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
         let session = ServerConnection::new(trust.server.clone());
         let session = session.map_err(|error| untrusted(&error))?;
@@ -116,7 +116,7 @@ impl TlsWire {
         Ok(Self { tcp, session: Mutex::new(session), chain, used, name: uri.map(|uri| uri.member) })
     }
 
-    /// The name of the member at the other end, if its certificate has to say it.
+    /// Returns the name of the member at the other end, if certificates must contain one.
     pub(in super::super) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
@@ -125,7 +125,7 @@ impl TlsWire {
         &self.tcp
     }
 
-    /// Whether the other end's certificate would still be accepted.
+    /// Checks whether the other end's certificate would still be accepted.
     pub(in super::super) fn still_trusted(&self, trust: &Trust) -> io::Result<()> {
         let [cert, between @ ..] = &self.chain[..] else { unreachable!("checked when it came up") };
         let checked = trust.verifier.check(cert, between, UnixTime::now(), self.used);
@@ -137,7 +137,8 @@ impl TlsWire {
     }
 
     pub(in super::super) async fn readable(&self) -> io::Result<()> {
-        // What was decrypted and not fetched, or the end, does not show at the socket any more.
+        // Data that is decrypted but not read, and the end of the stream, do not make the socket
+        // readable.
         let blocked = match self.session().reader().fill_buf() {
             Err(error) => is_passing(&error),
             Ok(_) => false,
@@ -145,7 +146,7 @@ impl TlsWire {
         if blocked { self.tcp.readable().await } else { Ok(()) }
     }
 
-    /// Takes what was decrypted, and reads once if that was nothing.
+    /// Returns decrypted data. If there is none, reads once from the socket.
     pub(in super::super) fn try_read(&self, out: &mut impl BufMut) -> io::Result<usize> {
         let mut session = self.session();
         loop {
@@ -163,7 +164,7 @@ impl TlsWire {
         }
     }
 
-    /// Encrypts and hands over as much as the socket takes, and a little more.
+    /// Encrypts and writes as much as the socket accepts, and buffers a little more.
     pub(in super::super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut session = self.session();
         let mut written = 0;
@@ -188,7 +189,7 @@ impl TlsWire {
         flush(&self.tcp, &mut self.session())
     }
 
-    /// Says that nothing more comes.
+    /// Sends the end of the stream.
     pub(in super::super) async fn finish(&mut self) -> io::Result<()> {
         self.session().send_close_notify();
         while self.is_pending() {
@@ -202,7 +203,7 @@ impl TlsWire {
     }
 }
 
-/// Goes through the handshake.
+/// Performs the TLS handshake.
 async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
     let mut was_heard = false;
     loop {
@@ -222,7 +223,8 @@ async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> 
     }
 }
 
-/// Reads once from the socket and decrypts. `was_heard` says whether the other end has said something before.
+/// Reads once from the socket and decrypts. `was_heard` tells whether the other end has sent
+/// anything before.
 fn receive(tcp: &TcpStream, session: &mut Connection, was_heard: bool) -> io::Result<()> {
     let shaking = session.is_handshaking();
     match session.read_tls(&mut Socket(tcp)) {
@@ -233,13 +235,13 @@ fn receive(tcp: &TcpStream, session: &mut Connection, was_heard: bool) -> io::Re
         read => read?,
     };
     session.process_new_packets().map(drop).map_err(|error| {
-        // The other end is told, as far as the socket takes it.
+        // Sends an alert to the other end, as far as the socket accepts it.
         let _ = flush(tcp, session);
         untrusted(&error)
     })
 }
 
-/// Writes what is encrypted. An error that is passing if the socket does not take all of it.
+/// Writes encrypted data. Returns `WouldBlock` if the socket does not accept all of it.
 fn flush(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
     while session.wants_write() {
         session.write_tls(&mut Socket(tcp))?;
@@ -247,8 +249,8 @@ fn flush(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits a moment until the other end has closed: closing a socket with unread bytes in it destroys
-/// what was sent last.
+/// Waits a moment until the other end has closed the connection. Closing a socket with unread bytes
+/// in it destroys the data sent last.
 async fn linger(tcp: &mut TcpStream) {
     let last = async {
         tcp.shutdown().await?;
@@ -257,7 +259,7 @@ async fn linger(tcp: &mut TcpStream) {
     let _ = tokio::time::timeout(LINGER_MAX, last).await;
 }
 
-/// A socket as the session wants it.
+/// Adapts the socket to the interface of the session.
 struct Socket<'a>(&'a TcpStream);
 
 impl Read for Socket<'_> {

@@ -1,5 +1,5 @@
-//! Each size that the other tests stay below, crossed once: windows of a search, reads along a segment, and the pieces
-//! in which a new segment is zeroed.
+//! Tests that cross each size limit that the other tests stay below: the windows of a search, the
+//! reads along a segment, and the slices in which a new segment is zeroed.
 
 use super::super::format::RECORD_BYTES;
 use super::super::scan::{self, CHUNK_BYTES, FIRST_CHUNK_BYTES};
@@ -14,7 +14,7 @@ fn open_large(disk: &Arc<SimDisk>) -> Result<Opened, LogError> {
     open(&env(disk, Arc::new(NoPoints)), Path::new(DIR), identity(), options)
 }
 
-/// A log of one large segment, synced to its end, and where its records begin.
+/// Returns a log of one large segment, synced to its end, and the offsets of its records.
 fn one_large_segment() -> (SimDisk, Vec<usize>) {
     let disk = Arc::new(SimDisk::new(3));
     let rng = Rng::new(5);
@@ -32,8 +32,8 @@ fn one_large_segment() -> (SimDisk, Vec<usize>) {
     (disk.copy(), records)
 }
 
-/// Damage begins at one record, and the only record that is left behind it stands across the end of the first window of the
-/// search.
+/// Damage begins at one record. The only intact record after it crosses the end of the first search
+/// window.
 #[test]
 fn damage_is_found_by_a_record_across_two_windows_of_the_search() {
     let (disk, records) = one_large_segment();
@@ -126,7 +126,7 @@ fn a_segment_of_several_pieces_is_zeroed_whole_and_nothing_beside_it() {
     }
 }
 
-/// One call reads along at most 256 samples, some 16 MiB of log. The rest comes with the next call.
+/// One call follows at most 256 samples, about 16 MiB of log. Later calls return the rest.
 #[test]
 fn more_log_than_one_call_reads_is_read_by_several_without_a_gap() {
     const ENTRIES: u64 = 300;

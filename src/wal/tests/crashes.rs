@@ -1,4 +1,4 @@
-//! Power cuts, killed processes and failed syncs, at any moment.
+//! Tests of power cuts, killed processes and failed syncs at any moment.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,22 @@ use super::model::any_based_group;
 use super::*;
 use crate::env::Point;
 
-/// Runs a workload through several lives that end in every way, and judges each start.
+/// A workload that runs through several incarnations, which end in all possible ways. Each start is
+/// checked.
 struct Lives {
     seed: u64,
     rng: Rng,
     disk: Arc<SimDisk>,
-    /// What the log said after each group; those up to `acked` must never be lost.
+    /// The contents of the log after each group. Those up to `acked` must never be lost.
     history: Vec<Said>,
     acked: usize,
-    /// Up to here entries may be gone.
+    /// Entries up to here may be truncated.
     cut: LogIndex,
     incarnation: u64,
     seen: Seen,
 }
 
-/// How often something happened.
+/// Counts of the events that occurred.
 #[derive(Default, Debug)]
 struct Seen {
     cuts: u32,
@@ -33,7 +34,7 @@ struct Seen {
     points: BTreeMap<Point, u32>,
 }
 
-/// Stops the disk when a point is reached for the so-manieth time.
+/// Crash points that stop the disk when a point is reached for the n-th time.
 struct StopAt {
     disk: Arc<SimDisk>,
     left: AtomicU64,
@@ -107,7 +108,7 @@ impl Lives {
         self.seen.starts_without_front += u32::from(there[0] > 1);
     }
 
-    /// Until something fails.
+    /// Commits groups until a call fails.
     fn work(&mut self, opened: &mut Opened, numbers: u64) -> Result<(), LogError> {
         let mut waiting: Vec<Group> = Vec::new();
         for number in 1..=numbers {
@@ -130,7 +131,7 @@ impl Lives {
             self.meddle_with_the_disk();
             let committed = opened.writer.commit(&groups)?;
             waiting = groups.split_off(groups.len() - committed.waiting);
-            // What waits was not written, and is not to be found after a crash.
+            // Waiting groups were not written and must not appear after a crash.
             self.history.truncate(self.history.len() - waiting.len());
             self.acked = self.history.len() - 1;
             let proven = committed.proof.map_or(0, |proof| proof.number());

@@ -1,4 +1,4 @@
-//! Cutting the front off, and bases.
+//! Tests of truncation and of bases.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::env::OpenMode;
 use crate::sim::HookedDisk;
 
-/// A log of a dozen segments with 100 entries of 150 bytes, all of them committed; its entries.
+/// Returns a log of a dozen segments with 100 committed entries of 150 bytes, and the entries.
 fn long(disk: &Arc<SimDisk>) -> (Opened, Vec<Entry>) {
     let mut opened = reopen(disk);
     let entries: Vec<Entry> = (2..=101).map(|i| entry(i, 1, &[i as u8; 150])).collect();
@@ -24,7 +24,7 @@ fn commit(opened: &mut Opened, group: Group) {
     let _proof = opened.writer.commit(&[group]).unwrap().whole();
 }
 
-/// Cuts, and waits until the files are gone.
+/// Truncates the log and waits until the files are removed.
 fn cut(opened: &mut Opened, up_to: u64) {
     opened.writer.cut(LogIndex(up_to)).unwrap();
     while opened.writer.idle().unwrap() {}
@@ -98,7 +98,8 @@ fn a_cut_of_everything_leaves_the_segment_in_use_and_what_must_survive() {
     }
     let vow = Some(hard_state(9, Some(3), 60));
     commit(&mut opened, Group { hard_state: vow.clone(), ..group(100, Vec::new()) });
-    // The segment that the last entry ends must be left, so that nothing is needed of it.
+    // Fill the segment that contains the last entry, so that it is no longer the current one and
+    // can be removed.
     for number in 101..140 {
         let term = Some(hard_state(number, None, 60));
         commit(&mut opened, Group { hard_state: term, ..group(number, Vec::new()) });
@@ -185,7 +186,7 @@ fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradict
     assert_eq!(opened.reader.first(), first);
     let contradicts = Group { base: Some(base(90, 2)), ..group(201, Vec::new()) };
     let error = opened.writer.commit(&[contradicts]).unwrap_err();
-    assert!(error.to_string().contains("contradicts entries that are committed"), "{error}");
+    assert!(error.to_string().contains("contradicts committed entries"), "{error}");
 }
 
 #[test]
@@ -193,7 +194,8 @@ fn a_reader_is_told_of_what_was_cut_off_while_it_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
     for opened_before in 0..4_u32 {
-        // Cuts the log off when a reader has begun and comes to the next segment: after how many openings, and what.
+        // Truncates the log when the reader opens a later segment. Holds the number of files to open
+        // before that, and the writer.
         let cutter = Arc::new(Mutex::new((opened_before, None::<Writer>)));
         let cuts = Arc::clone(&cutter);
         let disk = HookedDisk::new(Arc::new(disk.copy()), move |_, mode| {
@@ -258,12 +260,12 @@ fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
         let Err(LogError::Corrupt { segment, why, .. }) = try_open(&Arc::new(disk)) else {
             panic!("nobody misses {gone} segments")
         };
-        // What lies behind the last segment in use is no log at all.
+        // The file after the last segment in use is not part of the log.
         if segment == path(there[gone - 1]) {
             assert!(why.contains("the segment is missing"), "{why}");
         }
     }
-    // A cut whose removals did not all come to pass, or in another order.
+    // A truncation of which only some removals happened, or happened in another order.
     let copy = disk.copy();
     let disk = Arc::new(disk.copy());
     let mut opened = reopen(&disk);
@@ -281,7 +283,7 @@ fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
         assert_eq!(read_all(&opened.reader), entries[said_first.get() as usize - 2..]);
         assert_eq!(segments(&disk)[0], first);
     }
-    // One more than was cut off.
+    // One segment more than was truncated.
     let disk = Arc::new(disk.copy());
     disk.remove(&path(first)).unwrap();
     assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })));
@@ -309,7 +311,7 @@ fn a_cut_that_rots_after_its_work_was_done_is_missed() {
             );
         }
     }
-    // Without the record as a whole, it was never written.
+    // Without the complete record, the truncation never happened.
     disk.replace(&path(last), &before);
     let Err(LogError::Corrupt { why, .. }) = try_open(&disk) else { panic!("not missed") };
     assert_eq!(why, "the segment is missing");
@@ -338,7 +340,7 @@ fn an_older_copy_of_any_segment_but_the_last_is_noticed() {
     let there = segments(&disk);
     let (mut refused, mut same) = (0, 0);
     for (number, bytes) in copies {
-        // The one in use, and the one before it if that is all there would be.
+        // The segment in use, and the one before it if only these two would be left.
         if !there.contains(&number) || number + 2 > *there.last().unwrap() {
             continue;
         }

@@ -1,9 +1,9 @@
-//! A disk that does what it may not: it loses bytes, or gives others back.
+//! Tests with a disk that violates its contract: it loses bytes or returns other bytes.
 
 use super::*;
 
-/// A log of several segments, all synced, what it said before and after its last group, and the
-/// names of its files.
+/// A log of several segments, all synced, with its contents before and after the last group, and
+/// the names of its files.
 struct Written {
     disk: SimDisk,
     before: Said,
@@ -39,7 +39,7 @@ fn written(vouched: bool) -> Written {
     Written { disk: disk.copy(), before, last, files }
 }
 
-/// How often each outcome was seen.
+/// Counts of each outcome.
 #[derive(Default, Debug)]
 struct Outcomes {
     refused: u32,
@@ -48,7 +48,7 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    /// Opens a damaged log and judges what comes of it.
+    /// Opens a damaged log and checks the outcome.
     fn judge(&mut self, written: &Written, disk: SimDisk, vouched: bool, what: &str) {
         let disk = Arc::new(disk);
         match try_open(&disk) {
@@ -80,7 +80,7 @@ fn a_flipped_bit_anywhere_is_refused_harmless_or_the_unvouched_tail() {
         for file in &written.files {
             let bytes = written.disk.read(file).unwrap();
             for (at, byte) in bytes.iter().enumerate() {
-                // Deep in a field of zeros one byte is like the next.
+                // Deep inside a run of zeros all bytes are alike, so most of them are skipped.
                 if at % 16 > 0 && bytes[at.saturating_sub(64)..=at].iter().all(|byte| *byte == 0) {
                     continue;
                 }
@@ -157,7 +157,7 @@ fn a_term_or_vote_that_rots_is_never_forgotten() {
         let group = Group { number: term, hard_state: Some(last.clone()), ..Group::default() };
         let _proof = opened.writer.commit(&[group]).unwrap();
     }
-    // What follows says nothing of the term, and stands in other segments.
+    // The following records do not contain the term, and are in other segments.
     for number in 12..15 {
         let entries = vec![entry(number - 10, 11, &[1; 1000])];
         let _proof = opened.writer.commit(&[group(number, entries)]).unwrap();
@@ -212,7 +212,7 @@ fn a_lost_write_is_noticed_once_something_was_written_after_it() {
             disk.read(&path(1)).unwrap()
         })
         .collect();
-    // The last group reached the medium and the one before it did not.
+    // The last group reached the medium, but the one before it did not.
     let mut bytes = images[2].clone();
     let changed: Vec<usize> = (0..bytes.len()).filter(|i| images[0][*i] != images[1][*i]).collect();
     for at in changed {

@@ -1,4 +1,4 @@
-//! What the log refuses, and what ends it.
+//! Tests of the calls that the log rejects, and of the failures that end it.
 
 use super::*;
 use crate::wal::format::{Header, VERSION};
@@ -27,13 +27,13 @@ fn what_consensus_never_asks_for_is_refused_and_ends_the_log() {
     let cases = [
         ("gap", gap),
         ("committed", below_commit),
-        ("below that of the one before", term_falls),
-        ("below that of the one before", group(0, Vec::new())),
-        ("the term falls", state(hard_state(1, None, 2))),
-        ("second vote", state(hard_state(2, Some(2), 2))),
-        ("second vote", state(hard_state(2, None, 2))),
-        ("commit index falls", state(hard_state(2, Some(1), 1))),
-        ("beyond the last", state(hard_state(2, Some(1), 3))),
+        ("lower than that of the entry before it", term_falls),
+        ("lower than that of the group before it", group(0, Vec::new())),
+        ("the term decreases", state(hard_state(1, None, 2))),
+        ("two different votes", state(hard_state(2, Some(2), 2))),
+        ("two different votes", state(hard_state(2, None, 2))),
+        ("commit index decreases", state(hard_state(2, Some(1), 1))),
+        ("greater than the last index", state(hard_state(2, Some(1), 3))),
     ];
     for (why, bad) in cases {
         let disk = Arc::new(SimDisk::new(1));
@@ -88,5 +88,5 @@ fn a_log_of_a_later_release_asks_for_the_later_release() {
     disk.replace(&path(1), &bytes);
     let Err(error) = try_open(&disk) else { panic!("it was taken") };
     assert!(matches!(error, LogError::Newer { found: 2, known: 1, .. }), "{error}");
-    assert!(error.to_string().contains("upgrade me"));
+    assert!(error.to_string().contains("upgrade this node"));
 }

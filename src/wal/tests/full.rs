@@ -1,4 +1,4 @@
-//! A disk that is full.
+//! Tests with a full disk.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn filler(number: u64) -> Group {
     }
 }
 
-/// Fills the disk until a group waits. The first number that waits.
+/// Fills the disk until a group waits. Returns the number of the first group that waits.
 fn fill_up(opened: &mut Opened, from: u64) -> u64 {
     (from..from + 200)
         .find(|number| opened.writer.commit(&[filler(*number)]).unwrap().waiting > 0)
@@ -24,7 +24,7 @@ fn groups_wait_when_no_further_segment_can_be_made_and_go_on_when_there_is_room(
     let first = fill_up(&mut opened, 2);
     assert!(first > 7, "two segments should have been filled first: {first}");
     assert_eq!(opened.writer.space(), Space::Low);
-    // Still: in part, from the first that does not fit on.
+    // Groups before the first one that does not fit are still written.
     let small = Group {
         number: first,
         hard_state: Some(hard_state(2, None, first - 1)),
@@ -70,7 +70,7 @@ fn the_reserve_is_used_when_all_else_is_and_made_again_when_there_is_room() {
     let low = low.unwrap();
     assert!(number - low > 12, "low at {low}, full at {number}: the reserve is missing");
     assert_eq!(disk.read(&reserve), None);
-    // A start on a full disk, as long as there is room for its number.
+    // Starts on a full disk succeed as long as there is room for the incarnation.
     drop(opened);
     disk.crash();
     let mut starts = 0;
@@ -83,7 +83,7 @@ fn the_reserve_is_used_when_all_else_is_and_made_again_when_there_is_room() {
         assert!(starts < 10);
     };
     assert!(matches!(error, LogError::NoRoom { .. }), "{error}");
-    assert!(error.to_string().contains("nothing is lost"));
+    assert!(error.to_string().contains("no data is lost"));
     disk.limit(None);
     let mut opened = open_with(&disk, Arc::new(NoPoints), 4096).unwrap();
     let _proof = opened.writer.commit(&[filler(number)]).unwrap().whole();
@@ -136,7 +136,7 @@ fn a_cut_finds_room(idle: bool) {
     let mut opened = reopen(&disk);
     disk.limit(Some(9000));
     let number = fill_up(&mut opened, 2);
-    // The smallest groups there are.
+    // The smallest possible groups.
     let vow = |term| Group {
         hard_state: Some(hard_state(term, None, number - 1)),
         ..group(999, Vec::new())
@@ -144,12 +144,12 @@ fn a_cut_finds_room(idle: bool) {
     let full = (2..100).find(|term| opened.writer.commit(&[vow(*term)]).unwrap().waiting > 0);
     assert!(full.is_some());
     if idle {
-        // What was written last is vouched for.
+        // A watermark now proves that the last group was synced.
         while opened.writer.idle().unwrap() {}
     }
     opened.writer.cut(LogIndex(number - 1)).unwrap();
     assert!(opened.reader.first() > LogIndex(number / 2), "it was not cut off");
-    // The log is as well protected as ever, and goes on.
+    // The log is protected as before and continues.
     while opened.writer.idle().unwrap() {}
     let _proof = opened.writer.commit(&[vow(100)]).unwrap().whole();
     disk.crash();
@@ -181,7 +181,7 @@ fn a_group_that_is_larger_than_all_that_is_ready_waits_and_spoils_nothing() {
     let large = group(9, vec![entry(9, 1, &[1; 5000])]);
     assert_eq!(opened.writer.commit(std::slice::from_ref(&large)).unwrap().waiting, 1);
     assert_eq!(opened.writer.space(), Space::Low);
-    // What was ready still is.
+    // The prepared files are still usable.
     let end = fill_up(&mut opened, 9);
     assert!(end > 13, "{end}");
     disk.limit(None);

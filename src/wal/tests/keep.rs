@@ -1,4 +1,4 @@
-//! What the log keeps, and shows.
+//! Tests of the entries that the log keeps and returns.
 
 use super::*;
 use crate::env::{OpenMode, RealDisk};

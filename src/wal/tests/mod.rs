@@ -1,4 +1,5 @@
-//! The log against a disk that does everything that it may, and some things that it may not.
+//! Tests of the log on a simulated disk that fails in every permitted way, and in some ways that
+//! are not permitted.
 
 mod boundaries;
 mod crashes;
@@ -39,7 +40,7 @@ fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-/// Opens with the smallest segments, and no reserve.
+/// Opens the log with the smallest segments and without a reserve.
 fn try_open(disk: &Arc<SimDisk>) -> Result<Opened, LogError> {
     open_with(disk, Arc::new(NoPoints), 0)
 }
@@ -82,7 +83,7 @@ fn path(number: u32) -> PathBuf {
     Path::new(DIR).join(format!("{number:010}.log"))
 }
 
-/// The numbers of the segments that are there.
+/// Returns the numbers of the existing segments.
 fn segments(disk: &SimDisk) -> Vec<u32> {
     let names = disk.list(Path::new(DIR)).unwrap();
     names.iter().filter_map(|name| name.strip_suffix(".log")?.parse().ok()).collect()

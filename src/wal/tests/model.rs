@@ -1,12 +1,12 @@
-//! What a log must say: a model that keeps everything, and groups that may come next.
+//! A model of the log that keeps everything, and a generator of groups that may come next.
 
 use super::*;
 
-/// What a log says, as plain data.
+/// The contents of a log as plain data.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Said {
     pub(super) base: Base,
-    /// Everything behind the base.
+    /// All entries after the base.
     pub(super) entries: Vec<Entry>,
     pub(super) hard_state: HardState,
     pub(super) founding: Option<Founding>,
@@ -59,7 +59,8 @@ impl Said {
         said
     }
 
-    /// Whether `found` says the same, but for entries up to `cut` that it need not have.
+    /// Returns whether `found` has the same contents, except for entries up to `cut`, which may be
+    /// missing.
     pub(super) fn is_shown_by(&self, found: &Self, cut: LogIndex) -> bool {
         let most = cut.max(self.base.index);
         if found.base.index < self.base.index || found.base.index > most {
@@ -72,7 +73,7 @@ impl Said {
     }
 }
 
-/// All entries that a reader shows.
+/// Returns all entries that a reader returns.
 pub(super) fn read_all(reader: &LogReader) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     loop {
@@ -88,7 +89,7 @@ pub(super) fn read_all(reader: &LogReader) -> Vec<Entry> {
     entries
 }
 
-/// A group that may follow.
+/// Returns a random valid next group.
 pub(super) fn any_group(rng: &Rng, number: u64, said: &Said) -> Group {
     let mut group = group(number, Vec::new());
     let state = &said.hard_state;
@@ -119,14 +120,15 @@ pub(super) fn any_group(rng: &Rng, number: u64, said: &Said) -> Group {
     group
 }
 
-/// A group with a base that the log has, or does not have; alone or with what follows on it.
+/// Returns a group with a base that the log either has or does not have. The group has no entries,
+/// or has entries that follow the base.
 pub(super) fn any_based_group(rng: &Rng, number: u64, said: &Said) -> Group {
     let state = &said.hard_state;
     let base = if rng.below(2) == 0 {
         let index = said.base.index.get() + rng.below(said.entries.len() as u64 + 1);
         base(index, said.term(index).unwrap().get())
     } else {
-        // One that was never seen here: of a term in which nothing was written.
+        // A base from a term in which nothing was written here.
         let term = state.term.get() + 1;
         base(state.commit.get() + 1 + rng.below(said.entries.len() as u64 + 20), term)
     };

@@ -1,8 +1,9 @@
-//! Whatever is wrong with a copy: it is set aside, the node starts without it, and another is built.
+//! Tests of defective copies: the copy is discarded, the node starts without it, and a new one is
+//! built.
 
 use super::*;
 
-/// A world that was stopped by a kill while its copy was complete.
+/// Returns a world that was killed while its copy was complete.
 fn killed() -> (World, MemoryShelf) {
     let (mut world, store) = World::new();
     world.start();
@@ -20,7 +21,7 @@ fn killed() -> (World, MemoryShelf) {
     (world, store)
 }
 
-/// The copy is not loaded, and another one is built that is.
+/// Checks that the copy is not loaded, and that a new one is built and can be loaded.
 fn expect_doubt(world: &mut World, why: &str) {
     assert_eq!(world.start(), None, "{why}");
     world.settle();
@@ -82,7 +83,7 @@ fn no_record_can_be_missing_or_damaged_without_being_noticed() {
     let manifest = || world_mark(&world);
     let manifest = manifest();
     for (key, record) in &records {
-        // Every kind of record; bits at both ends and in the middle.
+        // Covers every kind of record, with bits at both ends and in the middle.
         for at in [0, record.len() / 2, record.len() - 1] {
             store.meddle(&dir, |records| {
                 let mut bytes = record.to_vec();
@@ -206,7 +207,7 @@ fn a_store_that_always_fails_is_left_alone_in_the_end() {
 
 #[test]
 fn a_process_may_die_after_every_call() {
-    // Whatever batch was the last: what is loaded was there, or nothing is.
+    // Whichever batch was the last, the loaded state is a previous state, or nothing is loaded.
     for calls in 0..60 {
         let (mut world, store) = World::new();
         world.start();
@@ -219,7 +220,7 @@ fn a_process_may_die_after_every_call() {
         store.fail_after(calls, Fault::Panics);
         for number in 0..10 {
             world.put(&format!("k{number}"), "w");
-            // The first failure is where the process dies.
+            // The process dies at the first failure.
             while world.process().worker.as_ref().unwrap().failures() == 0 && world.turn() {}
         }
         world.kill();

@@ -1,4 +1,4 @@
-//! Real files, written by sled: deleted, cut, flipped, exchanged.
+//! Tests with real files, written by sled, that are deleted, truncated, corrupted or exchanged.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ struct Real {
     _dir: tempfile::TempDir,
 }
 
-/// A world on real files, killed while its copy was complete.
+/// Returns a world on real files that was killed while its copy was complete.
 fn killed() -> Real {
     let dir = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
@@ -44,13 +44,13 @@ fn write(world: &mut World, value: &str) {
         machine.apply(machine.applied().next(), Term(1), items).unwrap();
         machine.publish();
     }
-    // Only these are ever copied: the worker is not given a turn in between.
+    // Only this state is ever copied, because the worker does not run in between.
     let machine = world.machine();
     let (index, state) = (machine.applied(), whole(machine));
     world.states.insert(index, state);
 }
 
-/// The files of the copy that is there.
+/// Returns the files of the existing copy.
 fn files(world: &World) -> Vec<PathBuf> {
     let copy = world.copies().remove(0);
     let entries = fs::read_dir(&copy).unwrap().map(|entry| entry.unwrap().path());
@@ -60,9 +60,9 @@ fn files(world: &World) -> Vec<PathBuf> {
     files
 }
 
-/// Starts, in a world whose copy may be anything; then with the copy that was built anew. Damage that
-/// sled does not come across when it opens the copy once may show when it opens it again: then it is
-/// built anew a start later.
+/// Starts with a copy in any condition, and then with the one that was built after it. Some damage
+/// is not detected when sled opens the copy once, but when it opens it again; then the rebuild
+/// happens one start later.
 fn recovers(world: &mut World) -> Option<LogIndex> {
     let loaded = world.start();
     for _ in 0..2 {
@@ -133,7 +133,7 @@ fn a_flipped_bit_anywhere() {
     for round in 0..24 {
         let db = files(&world).into_iter().find(|file| file.ends_with("db")).unwrap();
         let mut bytes = fs::read(&db).unwrap();
-        // The file is preallocated: only its written part counts.
+        // The file is preallocated, so only its written part counts.
         let written = bytes.iter().rposition(|&byte| byte != 0).unwrap();
         bytes[written * round / 24] ^= 1 << (round % 8);
         fs::write(&db, bytes).unwrap();
@@ -154,7 +154,7 @@ fn replaced_by_an_older_copy_or_by_anothers() {
     world.kill();
     fs::remove_dir_all(world.dir()).unwrap();
     copy_dir(old.path(), &world.dir());
-    // An older one is one from which the log goes on: no harm, if the log is there.
+    // An older copy is valid if the log contains the entries after it.
     assert_eq!(recovers(&mut world), Some(then));
     fs::remove_dir_all(world.dir()).unwrap();
     copy_dir(old.path(), &world.dir());

@@ -1,5 +1,5 @@
-//! Random histories: whatever is written, compacted, swept, copied and killed in any order, what is
-//! loaded is what was there.
+//! Tests with random histories: writes, compactions, sweeps, copies and kills in any order. The
+//! loaded state must always equal an earlier state.
 
 use super::*;
 use crate::env::Entropy;
@@ -84,7 +84,7 @@ fn history(seed: u64) -> usize {
             2 => {
                 world.kill();
                 world.boot();
-                // One that was closed in good order, because another is being built, is still good.
+                // A copy that was closed properly because a new one is being built is still valid.
                 let manifest = Manifest::read(&*world.disk, &world.dir()).unwrap();
                 last = world.start();
                 assert!(
@@ -93,7 +93,7 @@ fn history(seed: u64) -> usize {
                 );
             }
             3 => {
-                // Falling behind makes it wait.
+                // After falling behind it waits.
                 *world.clock.now.lock().unwrap() += Duration::from_secs(60);
             }
             4..=17 => {
@@ -190,7 +190,7 @@ fn an_image_from_before_the_rows_were_read_is_not_made_the_head() {
     for number in 0..40 {
         world.put(&format!("k{number:02}"), "after");
     }
-    // Enough for the changes to be copied, and not for all rows.
+    // Enough turns to copy the changes, but not all rows.
     for _ in 0..8 {
         world.turn();
     }
@@ -210,7 +210,7 @@ fn under_load_the_worker_pauses() {
     world.sizes = Sizes::default();
     world.start();
     world.settle();
-    // All of it since the last turn, two seconds ago.
+    // All of these since the last turn, two seconds ago.
     for number in 0..1_000 {
         let put = || Command::Put(Put::new("k", Bytes::new()));
         let items = vec![Item::Proposal(Proposal {

@@ -1,4 +1,5 @@
-//! A machine, its copy, and a process around both that dies and comes back.
+//! Tests of the warm copy: a machine, its copy, and a simulated process that is killed and
+//! restarted.
 
 mod doubt;
 mod files;
@@ -24,7 +25,7 @@ use crate::sim::SimDisk;
 
 const DATA: &str = "/data";
 
-/// A clock that stands still unless it is moved, on a machine that is started anew on demand.
+/// A clock that advances only on request, on a machine that reboots on request.
 #[derive(Default)]
 struct StillClock {
     now: Mutex<Duration>,
@@ -41,7 +42,7 @@ impl Clock for StillClock {
     }
 }
 
-/// Everything about a state, for comparing.
+/// A complete state for comparisons.
 type Whole = (StateHead, Vec<SnapshotRecord>);
 
 fn whole(machine: &Machine) -> Whole {
@@ -57,7 +58,7 @@ fn records(mut image: Image) -> Whole {
     (head, records)
 }
 
-/// A data directory on a machine, with the log that outlives every process on it.
+/// A data directory on a machine, with a log that outlives every process on it.
 struct World {
     clock: Arc<StillClock>,
     disk: Arc<dyn Disk>,
@@ -65,15 +66,15 @@ struct World {
     data: PathBuf,
     origin: RestoredFrom,
     sizes: Sizes,
-    /// What was applied, from index 2 on.
+    /// The applied entries, from index 2 on.
     log: Vec<Vec<Item>>,
-    /// What the state was after each of them.
+    /// The state after each entry.
     states: BTreeMap<LogIndex, Whole>,
     seq: u64,
     process: Option<Process>,
 }
 
-/// What dies with the process.
+/// The parts that are lost with the process.
 struct Process {
     machine: Machine,
     post: Arc<WriteBehindQueue>,
@@ -81,7 +82,7 @@ struct Process {
 }
 
 impl World {
-    /// In memory, where a few rows make a record.
+    /// Creates a world with an in-memory store, in which a few rows make a record.
     fn new() -> (Self, MemoryShelf) {
         let store = MemoryShelf::default();
         let disk = Arc::new(SimDisk::new(1));
@@ -123,13 +124,13 @@ impl World {
         &mut self.process().machine
     }
 
-    /// Starts the process: from the copy, if it can be had, and the log behind it. Tells up to where
-    /// the copy went.
+    /// Starts the process from the copy, if possible, and the later log entries. Returns the log
+    /// index of the copy.
     fn start(&mut self) -> Option<LogIndex> {
         self.start_after(LogIndex(1))
     }
 
-    /// The same where the log goes on after `base`, and what was before is in a snapshot.
+    /// Does the same with a log that begins after `base`; a snapshot covers what was before.
     fn start_after(&mut self, base: LogIndex) -> Option<LogIndex> {
         assert!(self.process.is_none(), "one process at a time");
         let copy = WarmCopy::OnShelf(Arc::clone(&self.store));
@@ -187,7 +188,7 @@ impl World {
         self.run(Command::Compact(at)).unwrap();
     }
 
-    /// Lets the worker do one turn, and rest after it. False if it had nothing to do.
+    /// Lets the worker run one turn and its rest. Returns false if there was nothing to do.
     fn turn(&mut self) -> bool {
         let process = self.process.as_mut().expect("the process runs");
         let Some(worker) = &mut process.worker else { return false };
@@ -200,7 +201,7 @@ impl World {
         wants || rest < worker::ROUND_EVERY
     }
 
-    /// Lets it work until it has nothing to do.
+    /// Lets the worker run until there is nothing to do.
     fn settle(&mut self) {
         let mut idle = 0;
         for _ in 0..100_000 {
@@ -218,7 +219,7 @@ impl World {
         process.post.abandon();
     }
 
-    /// Stops it in good order.
+    /// Stops the process properly.
     fn stop(&mut self) {
         let Process { machine, post, worker, .. } = self.process.take().expect("the process runs");
         post.stop(machine.image());
@@ -227,7 +228,7 @@ impl World {
         }
     }
 
-    /// Starts the machine anew, as after a power cut. What its disk keeps is the test's matter.
+    /// Reboots the machine, as after a power cut. The test decides which data its disk keeps.
     fn boot(&self) {
         let mut boot = self.clock.boot.lock().unwrap();
         *boot = boot.map(|boot| BootId(boot.0 + 1));
@@ -237,7 +238,7 @@ impl World {
         self.data.join(DIR)
     }
 
-    /// The directories of copies that are there.
+    /// Returns the directories of the existing copies.
     fn copies(&self) -> Vec<PathBuf> {
         let mut dirs = self.store.list(&self.dir()).unwrap();
         dirs.retain(|dir| dir.file_name().unwrap().to_str().unwrap().starts_with("copy-"));

@@ -1,5 +1,5 @@
-//! Random worlds: random changes, watchers, slowness, compactions, and changes that happen while
-//! history is being read; everything that a watch yields is compared with the whole truth.
+//! Random runs: random changes, watchers, delays and compactions, and changes during reads of
+//! history. Everything that a watch yields is compared with the complete record.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn random_worlds_yield_the_truth() {
             "seed {seed} failed; BOWLINE_WATCH_SEED={seed} cargo test --lib watch::tests::random"
         );
     }
-    // A run that met nothing proves nothing.
+    // A run without events would prove nothing.
     if seeds.end() - seeds.start() + 1 == SEEDS {
         let Tally { events, progress, compacted, resumed, behind, meanwhile, installed } = tally;
         assert!(
@@ -39,7 +39,7 @@ fn random_worlds_yield_the_truth() {
     }
 }
 
-/// What the runs have met.
+/// Counts of the events in the runs.
 #[derive(Default, Clone, Copy, Debug)]
 struct Tally {
     events: u64,
@@ -82,7 +82,7 @@ impl Dice {
         }
     }
 
-    /// A transaction that writes no key twice.
+    /// Returns a transaction that writes no key twice.
     fn ops(&mut self) -> Vec<Op> {
         if self.once_in(5) {
             return vec![Op::delete(self.range())];
@@ -90,7 +90,7 @@ impl Dice {
         let mut keys: Vec<String> = (0..=self.below(4)).map(|_| self.key()).collect();
         keys.sort();
         keys.dedup();
-        // Not in the order of the keys.
+        // Not in key order.
         let turn = self.below(keys.len() as u64) as usize;
         keys.rotate_left(turn);
         keys.into_iter()
@@ -106,12 +106,12 @@ impl Dice {
     }
 }
 
-/// A watcher and what it must do.
+/// A watcher with the items that it must yield.
 struct Watched {
     watcher: Watcher,
     request: WatchRequest,
     start: Revision,
-    /// Everything up to here came.
+    /// Everything up to this revision was received.
     through: Revision,
     progress: Option<Revision>,
 }
@@ -151,7 +151,7 @@ impl Play {
         self.close(tally);
     }
 
-    /// In some worlds, reads of history are always overtaken by new changes.
+    /// In some runs, reads of history are always overtaken by new changes.
     fn act_while_history_is_read(&mut self) {
         if self.dice.once_in(2) {
             return;
@@ -222,7 +222,7 @@ impl Play {
         }
     }
 
-    /// A later state takes the place of this one.
+    /// Installs a later state.
     fn install(&mut self, tally: &mut Tally) {
         let dice = &mut self.dice;
         self.world.store().install(|store| {
@@ -242,7 +242,7 @@ impl Play {
         tally.installed += 1;
     }
 
-    /// Drops a watch and continues it with another.
+    /// Drops a watch and continues it with another one.
     fn resume(&mut self, tally: &mut Tally) {
         let Some(at) = self.pick() else { return };
         let watched = self.watched.swap_remove(at);
@@ -254,7 +254,7 @@ impl Play {
         tally.resumed += 1;
     }
 
-    /// Lets one consumer look, once or until nothing is left.
+    /// Lets one consumer receive, once or until nothing is left.
     fn look(&mut self, tally: &mut Tally) {
         let Some(at) = self.pick() else { return };
         let often = if self.dice.once_in(2) { usize::MAX } else { 1 };
@@ -280,7 +280,7 @@ impl Play {
     fn close(mut self, tally: &mut Tally) {
         let live = self.world.hub.live() as u64;
         tally.behind += self.watched.len() as u64 - live;
-        // Some empty their queues before, some after.
+        // Some watchers empty their queues before the hub is closed, some after.
         for at in (0..self.watched.len()).rev() {
             if self.dice.once_in(2) {
                 let watched = &mut self.watched[at];
@@ -295,7 +295,7 @@ impl Play {
                 match watched.watcher.try_recv() {
                     Poll::Ready(Some(Ok(batch))) => watched.check(&self.world, &batch, tally),
                     Poll::Ready(Some(Err(error))) => break Some(error),
-                    // It was compacted above.
+                    // Compacted above.
                     Poll::Ready(None) => break None,
                     Poll::Pending => panic!("a closed watch has something to say"),
                 }
@@ -312,7 +312,7 @@ impl Play {
 }
 
 impl Watched {
-    /// What the watch has to yield of the revisions after `through`, up to `last`.
+    /// Returns what the watch must yield for the revisions after `through`, up to `last`.
     fn truth(&self, world: &World, last: Revision) -> Vec<Event> {
         let from = self.start.max(self.through.next());
         let store = world.store();
@@ -330,14 +330,15 @@ impl Watched {
             .collect()
     }
 
-    /// Ordered, unique, whole, without a gap, and nothing above what its revision says.
+    /// Checks that a batch is ordered, without duplicates or gaps, has complete revisions, and
+    /// nothing above its own revision.
     fn check(&mut self, world: &World, batch: &WatchBatch, tally: &mut Tally) {
         assert!(batch.revision >= self.through, "{batch:?} after {:?}", self.through);
         assert!(batch.revision <= world.store().newest(), "not visible yet: {batch:?}");
         let mut truth = self.truth(world, batch.revision);
         let compacted = world.store().compacted;
         for (truth, found) in truth.iter_mut().zip(&batch.events) {
-            // The row before may be forgotten with the revisions before.
+            // The previous row may be compacted together with the earlier revisions.
             if truth.revision() <= compacted && found.prev.is_none() {
                 truth.prev = None;
             }
@@ -352,7 +353,7 @@ impl Watched {
         tally.events += batch.events.len() as u64;
     }
 
-    /// A watch that has nothing to say has said everything.
+    /// Checks that an idle watch has yielded everything.
     fn owes_nothing(&mut self, world: &World) {
         let visible = world.store().visible();
         assert_eq!(self.truth(world, visible), [], "owed to {:?}", self.request);
@@ -368,9 +369,10 @@ impl Watched {
         self.check_resume(world, asked);
     }
 
-    /// The watch may go on at `resume`: nothing before it is owed, and nothing from it on came.
+    /// Checks that the watch may continue at `resume`: nothing before it is missing, and nothing
+    /// from it on was received.
     fn check_resume(&self, world: &World, resume: Revision) {
-        // Pages without events move a watch on without a batch.
+        // Pages without events advance a watch without a batch.
         let due = self.start.max(self.through.next());
         assert!(due <= resume, "{resume}, and {due} was due");
         assert!(resume <= self.start.max(world.store().newest().next()), "{resume}");

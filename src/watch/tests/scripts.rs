@@ -1,11 +1,11 @@
-//! What a watch yields, told line by line.
+//! Scripted tests of what a watch yields.
 //!
 //! ```text
 //! put K V; put K V; del RANGE     one transaction, shown and published
 //! apply put K V; ...              the same, shown to readers and not yet published
-//! publish                         what was applied
-//! install put K V; ... | compact R  a state in which these have been done takes the place of ours
-//! installed                       the hub is told so
+//! publish                         publish what was applied
+//! install put K V; ... | compact R  install the state after these commands
+//! installed                       report the install to the hub
 //! compact R | close
 //! watch NAME RANGE [from R] [prev] [noput] [nodelete]
 //! recv NAME | progress NAME | drop NAME | resume NAME

@@ -1,4 +1,5 @@
-//! Real threads race: one publishes; others watch, wait, dawdle, drop and resume. And wakers.
+//! Tests with real threads: one publishes while others watch, wait, stall, drop and resume. Also
+//! tests of wakers.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +18,7 @@ use crate::watch::{WatchBatch, WatchError, WatchLimits, WatchRequest, Watcher};
 
 const CHANGES: u64 = 4_000;
 const CONSUMERS: u64 = 6;
-/// Far beyond what the test takes: who sleeps so long was not woken.
+/// Far longer than the test takes: a thread that sleeps this long was not woken.
 const LOST: Duration = Duration::from_secs(30);
 
 struct Unpark(Thread);
@@ -57,13 +58,13 @@ fn threads_that_race_see_every_change_once_and_whole() {
             scope.spawn(move || consume(world, number, last, reached));
         }
         for at in 0..CHANGES {
-            // Several events a revision, of several ranges.
+            // Several events per revision, in several ranges.
             let put = |key: &str| Op::put(format!("{key}/{}", at % 7), at.to_string());
             let ops =
                 if at % 3 == 0 { vec![put("a"), put("b"), put("a/x")] } else { vec![put("a")] };
             let mut store = world.store();
             if at % 128 == 60 {
-                // What this brings comes with the state of another replica.
+                // These changes come with the state of another replica.
                 store.install(|store| store.apply(ops));
                 store.installed(&world.hub);
                 continue;
@@ -74,7 +75,7 @@ fn threads_that_race_see_every_change_once_and_whole() {
             }
             drop(store);
             if at % 64 == 0 {
-                // Let the others keep up now and then, so that they are live as often as behind.
+                // Let the others catch up now and then, so that they are live as often as behind.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -84,7 +85,7 @@ fn threads_that_race_see_every_change_once_and_whole() {
     assert_eq!(Arc::strong_count(&world.hub), 1);
 }
 
-/// Follows the stream to its end, sometimes with another watch, sometimes dawdling.
+/// Follows the stream to its end, sometimes with a new watch, sometimes slowly.
 fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
     let range =
         [KeyRange::prefix("a"), KeyRange::all(), KeyRange::key("a/3")][number as usize % 3].clone();
@@ -93,12 +94,12 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
     let mut found: Vec<Event> = Vec::new();
     let mut through = Revision(1);
     for round in 1u64.. {
-        // The other ranges hear of the end only if they ask.
+        // The other ranges learn of the end only by a progress request.
         if world.hub.visible() == last {
             watcher.request_progress();
         }
         let batch = if range.as_single().is_some() {
-            // Nobody wakes it for the last revision.
+            // It is not woken for the last revision.
             match watcher.try_recv() {
                 Poll::Ready(batch) => batch.expect("not ended").expect("not failed"),
                 Poll::Pending => {
@@ -159,7 +160,8 @@ fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
                         thread::yield_now();
                     }
                 }
-                // A little later each time: before, while and after the other looks and parks.
+                // A little later each time: before, while and after the other thread checks and
+                // parks.
                 (0..at % 509).for_each(|_| std::hint::spin_loop());
                 world.hub.publish(std::slice::from_ref(change), change.revision);
             }
@@ -172,8 +174,9 @@ fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
     });
 }
 
-/// A publication to thousands takes long between the first watcher that it reaches and its end. In each round the first one
-/// looks at another moment of it, and then either has the change or is woken.
+/// A publication to thousands of watchers takes long from the first watcher to its end. In each
+/// round the first watcher checks at another moment of it. It must then either have the change or
+/// be woken.
 #[test]
 fn no_watcher_sleeps_through_a_change_that_thousands_are_told() {
     const WATCHERS: usize = 5_000;
@@ -293,7 +296,7 @@ fn closing_wakes_who_waits() {
     });
 }
 
-/// Counts its wake-ups, and panics at each if told so.
+/// Counts its wake-ups, and panics at each if configured.
 struct Counting {
     woken: AtomicUsize,
     panics: bool,

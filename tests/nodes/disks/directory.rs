@@ -132,7 +132,7 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
         bytes[68..72].copy_from_slice(&checksum.to_le_bytes());
     });
     newer.put(dir.path());
-    assert_eq!(fault(config(), "upgrade me"), DataErrorKind::Newer);
+    assert_eq!(fault(config(), "upgrade this node"), DataErrorKind::Newer);
     files.put(dir.path());
     fs::write(dir.path().join("RESTORING"), "").unwrap();
     assert_eq!(fault(config(), "and restore again"), DataErrorKind::HalfRestored);
@@ -160,7 +160,7 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "one is wiped");
     cluster.restart(1).block().unwrap();
     let why = last_words(&cluster, 1);
-    assert!(why.contains("a member that lost its disk cannot come back"), "{why:?}");
+    assert!(why.contains("a member that lost its disk cannot return"), "{why:?}");
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "it was refused");
 
     // It is no quorum with one of the others either.

@@ -72,7 +72,7 @@ async fn alarms_are_raised_listed_and_ended_as_in_etcd() {
     let request = pb::AlarmRequest { action: Activate.into(), member_id: 1, alarm: Nospace.into() };
     let refused = maintenance.alarm(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
-    assert!(refused.message().contains("at most 256; end some first"), "{refused}");
+    assert!(refused.message().contains("at most 256; clear some first"), "{refused}");
     assert_eq!(ask(Deactivate, 0, Any).await.len(), 256);
 }
 

@@ -87,13 +87,13 @@ fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_w
     let revoked = office.member("m1");
     let mut issue = |says: Says<'_>| Some(office.issue(says));
     let cards = [
-        ("shows no certificate", None),
+        ("presents no certificate", None),
         ("has expired", issue(Says { uri, years: (2019, 2020), ..GOOD })),
         ("is not valid yet", issue(Says { uri, years: (2098, 2099), ..GOOD })),
         ("has no URI of the form bowline://CLUSTER/MEMBER", issue(GOOD)),
-        ("another cluster than \"shop\"", issue(Says { uri: Some("bowline://mill/m1"), ..GOOD })),
+        ("not of cluster \"shop\"", issue(Says { uri: Some("bowline://mill/m1"), ..GOOD })),
         ("was revoked", Some(revoked.clone())),
-        ("is not signed by an authority that is trusted here", Some(foreign.member("m1"))),
+        ("is not signed by a trusted authority", Some(foreign.member("m1"))),
     ];
     office.revoke(&[&revoked]);
     let all = flags(0, &[peer], client, &dir, &office, &card);
@@ -122,7 +122,7 @@ fn a_server_whose_own_certificate_is_not_its_own_does_not_start_and_says_so() {
     let all = flags(0, &[peer], client, &dir, &office, &card);
     let output = bowline().arg("serve").args(&all).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let words = "this member is called \"m0\", and its certificate is that of \"m1\"";
+    let words = "this member is named \"m0\", but its certificate is for \"m1\"";
     assert!(!output.status.success() && said.contains(words), "{words}: {said}");
 }
 
@@ -146,7 +146,7 @@ async fn certificates_of_etcds_kind_are_any_members_where_all_have_such_and_the_
     let card = office.issue(GOOD);
     let said =
         served(|own, peers, client, dir| flags(own, peers, client, dir, &office, &card)).await;
-    let warning = "whoever has a certificate of its authority can pose as any member";
+    let warning = "every owner of a certificate of its authority can pose as any member";
     assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
 }
 
@@ -158,9 +158,9 @@ fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_h
     let all = flags(0, &[peer], client, &dir, &office, &card);
     let server = Server::start(&all, client, &[]).ready();
     for (why, card) in [
-        ("shows no certificate", None),
+        ("presents no certificate", None),
         ("has expired", Some(office.issue(Says { years: (2019, 2020), ..GOOD }))),
-        ("is not signed by an authority that is trusted here", Some(foreign.issue(GOOD))),
+        ("is not signed by a trusted authority", Some(foreign.issue(GOOD))),
         // Whoever has a member's certificate by name comes in, as anybody does whom the authority has signed.
         ("", Some(office.member("m1"))),
     ] {
@@ -178,7 +178,7 @@ fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_h
         assert_eq!(is_refused, !why.is_empty(), "{why}");
     }
     let (_, said) = server.stop();
-    assert!(said.contains("whoever has a certificate of its authority"), "{said}");
+    assert!(said.contains("every owner of a certificate of its authority"), "{said}");
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_lo
         secured.chain(["--peer-auto-tls".to_owned()]).collect()
     })
     .await;
-    let warning = "members encrypt and prove nothing";
+    let warning = "encrypted but not authenticated";
     assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
 }
 
@@ -317,7 +317,7 @@ async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
             "lost {number} of {acknowledged}"
         );
     }
-    let bare = "connection with a member that does not use TLS: not encrypted";
+    let bare = "connection is not encrypted: the member does not use TLS";
     for server in servers {
         let (_, said) = server.stop();
         assert!(!said.contains(bare) && !said.contains("migrating to TLS"), "{said}");

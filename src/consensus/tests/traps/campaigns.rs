@@ -1,4 +1,4 @@
-//! Who campaigns, when, and who is handed the leadership.
+//! Tests of campaigns and leadership transfers.
 
 use super::*;
 
@@ -131,7 +131,8 @@ fn two_members_that_always_collide_draw_new_timeouts_until_one_of_them_leads() {
     }
 }
 
-// ---- handing over ---------------------------------------------------------------------------------
+// ---- leadership transfer
+// --------------------------------------------------------------------------
 
 #[test]
 fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {

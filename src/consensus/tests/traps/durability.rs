@@ -1,4 +1,4 @@
-//! What leaves waits for what is durable.
+//! Tests that messages wait for the state that they depend on.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn votes_and_their_requests_leave_when_the_vote_is_durable() {
     assert!(world.flying.is_empty());
     world.sync_all(1);
     assert_eq!(kinds(&world.flying), [MessageType::MsgRequestVoteResponse]);
-    // A repeated request is answered at once: the vote is durable already.
+    // A repeated request is answered at once, because the vote is durable already.
     give(&mut world, &request);
     assert_eq!(kinds(&world.flying), [MessageType::MsgRequestVoteResponse; 2]);
 }

@@ -1,4 +1,4 @@
-//! Members that come, vote, lead, and go.
+//! Tests of membership changes.
 
 use super::*;
 use crate::consensus::gate::GateRejection;
@@ -18,7 +18,7 @@ fn replace(old: u64, new: u64) -> MemberChange {
     MemberChange::Replace { old: node(old), new: node(new) }
 }
 
-/// The change is made, and everybody has heard of it.
+/// Makes a change and waits until all members know it.
 fn make(world: &mut World, change: &MemberChange) {
     let leader = world.leader().expect("somebody leads");
     world.change(leader, change).expect("it is proposed");
@@ -48,7 +48,7 @@ fn a_member_joins_follows_is_promoted_votes_and_goes() {
     assert!(world.at(1).is_caught_up(node(2)));
     make(&mut world, &promote(2));
     assert_eq!(voters(&world), [1, 2]);
-    // Both are needed from now on.
+    // From now on both are needed.
     world.crash(node(2), 0);
     let (_, index) = world.propose(node(1), b"B").unwrap();
     settle_with_heartbeats(&mut world);
@@ -65,7 +65,7 @@ fn a_member_joins_follows_is_promoted_votes_and_goes() {
 
 #[test]
 fn a_change_while_one_is_pending_is_refused_and_not_swallowed() {
-    // Raft takes it, and puts an empty entry in its place.
+    // Raft accepts the proposal but puts an empty entry in its place.
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.change(node(1), &add(4)).unwrap();
@@ -78,7 +78,7 @@ fn a_change_while_one_is_pending_is_refused_and_not_swallowed() {
 
 #[test]
 fn no_change_is_proposed_before_the_leader_has_applied_an_entry_of_its_term() {
-    // A leader that does not know whether an earlier change is committed could begin a second one.
+    // A leader that does not know whether an earlier change is committed could start a second one.
     let mut world = World::new(1, 0, 1);
     world.at(1).campaign();
     assert!(world.at(1).is_leader());
@@ -130,7 +130,8 @@ fn a_machine_that_disagrees_with_raft_stops_the_member() {
     }
 }
 
-// ---- removed members ------------------------------------------------------------------------------
+// ---- removed members
+// ------------------------------------------------------------------------------
 
 #[test]
 fn a_leader_that_would_remove_itself_hands_over_first() {
@@ -150,13 +151,13 @@ fn a_leader_that_would_remove_itself_hands_over_first() {
     }
 }
 
-/// The second member leads, and its own removal, which an earlier leader has proposed, is committed.
-/// Raft would stay leader, and panic at the next entry.
+/// Makes member 2 the leader and commits its removal, which an earlier leader has proposed. The
+/// raft crate would stay leader, and panic at the next entry.
 fn removed_while_leading() -> World {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.change(node(1), &remove(2)).unwrap();
-    // Everybody has the entry; the leader falls before it learns so.
+    // All members have the entry, but the leader crashes before it learns so.
     for flying in std::mem::take(&mut world.flying) {
         world.deliver(flying);
     }
@@ -192,8 +193,9 @@ fn a_leader_that_was_removed_stops_leading_and_somebody_else_leads_at_once() {
     assert!(world.history.values().any(|entry| entry.data == "A"));
 }
 
-/// Of two members, the leader is removed, and the other has not heard that this is committed. Its log
-/// is shorter, so nobody elects it; and only the removed one could, or tell it what it needs to know.
+/// The leader of two members is removed, and the other does not know that this is committed. Its
+/// log is shorter, so it cannot be elected. Only the removed member could vote for it, or tell it
+/// what it needs to know.
 #[test]
 fn the_other_of_two_members_learns_from_the_removed_leader_that_it_is_alone() {
     let mut world = World::dark(2, 0, 1);
@@ -206,7 +208,7 @@ fn the_other_of_two_members_learns_from_the_removed_leader_that_it_is_alone() {
     appends.into_iter().for_each(|flying| world.deliver(flying));
     world.sync_all(2);
     world.sync_all(1);
-    // The second takes over, writes on, and finds out that it was removed. The first hears nothing.
+    // Member 2 becomes leader, writes, and learns that it was removed. Member 1 receives nothing.
     world.flying.clear();
     tick_long(&mut world, 1);
     world.flying.clear();
@@ -248,7 +250,7 @@ fn a_member_that_knows_of_its_removal_never_campaigns_not_even_after_a_restart()
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     make(&mut world, &remove(3));
-    // It may not have heard that its going is committed. Here it has.
+    // A removed leader may not know that its removal is committed. Here it does.
     let index = *world.states.last_key_value().unwrap().0;
     let mut append = message(MessageType::MsgAppend, 1, 3, 2);
     (append.index, append.log_term, append.commit) = (index.get(), 2, index.get());
@@ -288,13 +290,14 @@ fn a_removed_member_that_does_not_know_it_disturbs_nobody() {
     }
 }
 
-// ---- joint ----------------------------------------------------------------------------------------
+// ---- joint configurations
+// -------------------------------------------------------------------------
 
 #[test]
 fn a_replacement_needs_both_majorities_and_ends_by_itself() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
-    // Of the voters after it (1, 2, 4) only the leader hears of it; of those before it, two do.
+    // Of the new voters (1, 2, 4) only the leader receives it; of the old voters, two do.
     let index = world.change(node(1), &replace(3, 4)).unwrap();
     world.settle_without(|flying| [2, 4].map(node).contains(&flying.to));
     assert!(world.members[&node(1)].applied >= index && world.newest().is_joint());
@@ -312,7 +315,8 @@ fn a_replacement_whose_leader_falls_is_finished_by_the_next() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     world.change(node(1), &replace(3, 4)).unwrap();
-    // It is applied everywhere, and the leader falls before it says that it is to be left.
+    // The change is applied everywhere, but the leader crashes before it proposes to leave the
+    // joint configuration.
     for _ in 0..100 {
         let flying = std::mem::take(&mut world.flying);
         flying.into_iter().for_each(|flying| world.deliver(flying));
@@ -351,7 +355,8 @@ fn a_member_restarts_into_a_joint_configuration() {
     assert!(!world.newest().is_joint());
 }
 
-// ---- one voter ------------------------------------------------------------------------------------
+// ---- a single voter
+// -------------------------------------------------------------------------------
 
 #[test]
 fn the_last_voter_that_is_left_tells_its_learners_nothing_before_its_term_is_durable() {
@@ -375,7 +380,7 @@ fn a_member_that_becomes_the_only_voter_does_not_lead_before_its_entries_are_dur
     let mut world = World::new(2, 0, 1);
     world.elect(1);
     make(&mut world, &remove(2));
-    // It steps down with an entry in flight, as at any message of a later term.
+    // It steps down with an entry in flight, as on any message of a later term.
     world.propose(node(1), b"A");
     let term = world.at(1).term().get() + 1;
     give(&mut world, &message(MessageType::MsgHeartbeat, 7, 1, term));
@@ -388,7 +393,8 @@ fn a_member_that_becomes_the_only_voter_does_not_lead_before_its_entries_are_dur
     assert_eq!(world.at(1).role(), Role::Leader);
 }
 
-// ---- advice ---------------------------------------------------------------------------------------
+// ---- checks before a change
+// -----------------------------------------------------------------------
 
 #[test]
 fn a_change_that_would_lose_the_quorum_is_known_before_it_is_made() {
@@ -405,7 +411,7 @@ fn a_change_that_would_lose_the_quorum_is_known_before_it_is_made() {
         world.tick(node(1));
         world.settle();
     }
-    // The first, the second and the fourth are there.
+    // Members 1, 2 and 4 are active.
     for change in [add(6), promote(4), remove(3), replace(3, 4), replace(3, 5)] {
         assert_eq!(world.at(1).would_lose_quorum(&change), None, "{change:?}");
     }

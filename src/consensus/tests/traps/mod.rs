@@ -1,4 +1,4 @@
-//! What goes wrong with the raft crate if one does not know: each as a test.
+//! Tests of the raft crate's pitfalls.
 
 mod campaigns;
 mod durability;
@@ -44,7 +44,7 @@ pub(super) fn group(number: u64, term: u64, commit: u64, entries: Vec<wal::Entry
     wal::Group { number, hard_state: Some(hard_state), entries, ..wal::Group::default() }
 }
 
-/// A disk with a log.
+/// Returns a disk with a log.
 pub(super) fn disk(term: u64, commit: u64, entries: Vec<wal::Entry>) -> Disk {
     let disk = Disk::new();
     disk.look().queued.push_back(group(1, term, commit, entries));
@@ -56,7 +56,7 @@ pub(super) fn kinds(flying: &[Flying]) -> Vec<MessageType> {
     flying.iter().map(Flying::kind).collect()
 }
 
-/// A message as `from` would write it.
+/// Returns a message as `from` would write it.
 pub(super) fn message(kind: MessageType, from: u64, to: u64, term: u64) -> Message {
     let mut message = Message { from, to, term, ..Message::default() };
     message.set_msg_type(kind);
@@ -68,7 +68,7 @@ pub(super) fn give(world: &mut World, message: &Message) {
     world.deliver(Flying { from, to, bytes: wire::encode(message) });
 }
 
-/// Ticks long enough for anybody to lose patience.
+/// Ticks long enough for any election timeout to expire.
 pub(super) fn tick_long(world: &mut World, id: u64) {
     for _ in 0..3 * ELECTION {
         world.tick(node(id));

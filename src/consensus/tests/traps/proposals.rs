@@ -1,4 +1,4 @@
-//! Proposals: where they end up, and how they travel.
+//! Tests of proposals: their outcome and their replication.
 
 use std::cell::Cell;
 
@@ -43,7 +43,7 @@ fn without_a_quorum_proposals_are_refused_as_busy_before_memory_is_full() {
     }
     assert_eq!(taken, 10);
     assert_eq!(world.at(1).propose(vec![7; 1000]), Err(ProposeRejection::Busy));
-    // With the quorum back, there is room again.
+    // With the quorum restored, proposals are accepted again.
     for _ in 0..2 * HEARTBEAT {
         world.tick(node(1));
         world.settle();
@@ -79,8 +79,9 @@ fn many_large_proposals_of_one_turn_are_cut_into_messages_that_a_gate_lets_in() 
 
 #[test]
 fn entries_added_to_a_waiting_empty_message_follow_on_what_it_says() {
-    // With batch_append, raft adds entries to a message that waits without looking whether they
-    // follow it: an empty one speaks of the end of the log, the entries come from its beginning.
+    // With `batch_append`, raft adds entries to a waiting message without checking that they follow
+    // it. Here an empty message refers to the end of the log, and the entries come from its
+    // beginning.
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -94,7 +95,7 @@ fn entries_added_to_a_waiting_empty_message_follow_on_what_it_says() {
         answer.commit = 2;
         heard.push(answer);
     }
-    // Two answers, a loss between them, in one turn.
+    // Two replies with a loss between them, in one turn.
     for answer in &heard {
         let from = node(answer.from);
         world.at(1).step(from, wire::encode(answer)).unwrap();

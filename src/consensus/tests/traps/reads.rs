@@ -1,4 +1,4 @@
-//! Read rounds.
+//! Tests of read rounds.
 
 use super::*;
 
@@ -57,8 +57,8 @@ fn a_lost_heartbeat_delays_a_round_and_does_not_end_it() {
     assert_eq!(world.rounds_confirmed, 1);
 }
 
-/// The scenario in which a context used twice confirms a stale read: a round is asked, answered late,
-/// and asked again under the same name after a write.
+/// A context that is used twice could confirm a stale read: a round is started, its replies are
+/// delayed, and it is started again with the same id after a write.
 #[test]
 fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
     let mut world = World::new(3, 0, 1);
@@ -66,7 +66,7 @@ fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
     let id = RoundId { node: node(1), incarnation: Incarnation(1), counter: 7 };
     assert!(world.at(1).read_round(id));
     let first = heartbeats_of(&mut world);
-    // The answers to the first round are made, and wait in the network.
+    // The replies to the first round are made but delayed.
     let mut late = Vec::new();
     for heartbeat in &first {
         let mut answer = heartbeat.clone();
@@ -74,7 +74,7 @@ fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
         answer.set_msg_type(MessageType::MsgHeartbeatResponse);
         late.push(answer);
     }
-    // A node that does what it must not: the same name again, after a write.
+    // A faulty node uses the same id again after a write.
     let (_, index) = world.propose(node(1), b"A").unwrap();
     world.settle_without(|flying| flying.kind() == MessageType::MsgHeartbeatResponse);
     assert_eq!(world.at(1).commit(), index);
@@ -89,7 +89,8 @@ fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
             assert!(confirmed < index, "only the first round is confirmed");
         }
     }
-    // What raft itself would do with one context for both is why the leader counts.
+    // With one context for both, raft would confirm the second round. Therefore the leader adds a
+    // serial number.
     let serials: Vec<_> = [&first, &second]
         .map(|round| RoundContext::from_bytes(&round[0].context).unwrap().serial)
         .to_vec();

@@ -1,4 +1,4 @@
-//! The log, the cache, and restarts.
+//! Tests of the log, the cache, and restarts.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn a_restart_hands_out_the_whole_log_in_pieces_and_reads_each_once() {
 #[test]
 fn a_disk_that_cannot_be_read_stops_the_member_and_is_not_the_end_of_the_log() {
     let is_unreadable = |fault| matches!(fault, ConsensusFault::Unreadable { .. });
-    // At a restart.
+    // The read fails at a restart.
     let broken = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
     broken.look().broken = true;
     let mut consensus =
@@ -72,7 +72,7 @@ fn a_disk_that_cannot_be_read_stops_the_member_and_is_not_the_end_of_the_log() {
     assert!(is_unreadable(consensus.turn().unwrap_err()));
     assert!(is_unreadable(consensus.turn().unwrap_err()), "and it stays so");
 
-    // While a leader serves a follower that is far behind.
+    // The read fails while a leader serves a follower that is far behind.
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| config.cache_bytes_max = 0;
     world.start(node(1));
@@ -214,8 +214,8 @@ fn an_old_proof_after_a_newer_one_takes_nothing_back() {
     assert_eq!(world.flying.len(), 1, "the vote is still durable, and repeated at once");
 }
 
-/// Entries are written, replaced by another leader's, and come back: the disk holds them, loses them
-/// and holds them again. In between they must not count.
+/// Entries are written, replaced by another leader's, and received again. The disk has them, loses
+/// them, and has them again. In between they must not count.
 #[test]
 fn an_entry_that_comes_back_after_it_was_replaced_is_durable_when_it_is_written_again() {
     let config = config(2, &[1, 2, 3]);

@@ -1,4 +1,4 @@
-//! Logs that are cut, and snapshots that take their place.
+//! Tests of truncated logs, and of snapshots that replace them.
 
 use super::*;
 use crate::consensus::tests::world::add;
@@ -9,7 +9,8 @@ fn not_to(id: u64) -> impl Fn(&Flying) -> bool {
     move |flying| flying.to == node(id)
 }
 
-/// A third member has missed thirty entries, of which its leader's log has the last `keep`.
+/// Returns a cluster whose third member lacks thirty entries, of which its leader's log has the
+/// last `keep`.
 fn behind(keep: u64) -> World {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
@@ -25,7 +26,7 @@ fn behind(keep: u64) -> World {
     world
 }
 
-/// Messages fly until the third member holds an offer.
+/// Delivers messages until the third member has an offer.
 fn offered() -> World {
     let mut world = behind(0);
     for _ in 0..4 * HEARTBEAT {
@@ -102,7 +103,7 @@ fn an_offer_changes_nothing_until_its_file_is_here() {
 fn an_install_comes_alone_and_nothing_comes_before_it_is_in_place() {
     let mut world = offered();
     world.holds_installs = true;
-    // An entry is on its way to the disk when the file is here.
+    // An entry is being written to disk when the file is complete.
     let (term, last) = (world.at(3).term().get(), world.at(3).status().last.get());
     let mut append = message(MessageType::MsgAppend, 1, 3, term);
     (append.index, append.log_term, append.commit) = (last, 2, last);
@@ -115,11 +116,12 @@ fn an_install_comes_alone_and_nothing_comes_before_it_is_in_place() {
     world.sync(node(3));
     assert!(world.members[&node(3)].installing.is_some());
     world.flying.clear();
-    // On its way to the disk: heartbeats are heard, and answered later.
+    // While the group is being written, heartbeats are received and answered later.
     give(&mut world, &message(MessageType::MsgHeartbeat, 1, 3, term));
     assert!(world.at(3).turn().unwrap().is_none());
     assert!(world.flying.is_empty(), "{:?}", kinds(&world.flying));
-    // Proven, and not in place: the acknowledgement leaves, and nothing else happens.
+    // The group is proven but the state is not installed: the acknowledgement is sent, and nothing
+    // else happens.
     world.sync_all(3);
     assert_eq!(kinds(&world.flying), [MessageType::MsgAppendResponse]);
     assert!(world.at(3).turn().unwrap().is_none());
@@ -173,7 +175,7 @@ fn a_crash_before_the_log_knows_of_it_leaves_the_old_state_and_after_it_the_new(
 #[test]
 fn a_snapshot_of_a_leader_that_has_fallen_is_installed_under_the_next_one() {
     let mut world = offered();
-    // The file is here when nobody leads, and the sender is gone.
+    // The file is complete when there is no leader and the sender is gone.
     let (offer, disk) = (offer_of(&world), world.disk(3));
     let machine = world.disk(1).look().files[&offer.id].clone();
     disk.look().files.insert(offer.id, machine);
@@ -203,7 +205,7 @@ fn a_snapshot_whose_entries_are_here_is_not_installed() {
     for _ in 0..5 {
         world.propose(node(1), b"A");
     }
-    // The entries are here; that they are committed is not known.
+    // The entries are present, but not known to be committed.
     deliver_all(&mut world);
     world.sync_all(3);
     world.flying.clear();
@@ -216,7 +218,7 @@ fn a_snapshot_whose_entries_are_here_is_not_installed() {
     offer.set_snapshot(crate::consensus::snapshot::to_raft(id, &configuration));
     assert_eq!(world.at(3).step(node(1), wire::encode(&offer)), Ok(Stepped::Done));
     assert_eq!(world.at(3).commit(), last);
-    // An older one is answered as well, and nothing else.
+    // An older offer is answered as well, and has no other effect.
     let id = SnapshotId { index: LogIndex(2), ..id };
     offer.set_snapshot(crate::consensus::snapshot::to_raft(id, &configuration));
     assert_eq!(world.at(3).step(node(1), wire::encode(&offer)), Ok(Stepped::Done));
@@ -226,7 +228,7 @@ fn a_snapshot_whose_entries_are_here_is_not_installed() {
 
 #[test]
 fn a_snapshot_that_does_not_fit_is_not_sent_and_another_one_is_wanted() {
-    // Too old for the log.
+    // The offered snapshot is too old for the log.
     let mut world = behind(0);
     let members = world.newest().clone();
     let old = SnapshotId { index: LogIndex(5), term: Term(2), bytes: 1, checksum: 1 };
@@ -242,7 +244,7 @@ fn a_snapshot_that_does_not_fit_is_not_sent_and_another_one_is_wanted() {
     tick(&mut world);
     assert!(world.at(1).wants_snapshot());
     assert_eq!(world.members[&node(3)].offer, None);
-    // It does not know the follower.
+    // The offered snapshot does not contain the follower as a member.
     let machine = world.members[&node(1)].machine.clone();
     world.at(1).offer_snapshot(Some((machine.id(), &members_of(&[1, 2], &[]))));
     tick(&mut world);
@@ -285,7 +287,7 @@ fn a_follower_that_shows_no_progress_is_asked_again_and_one_that_does_is_not() {
         world.settle_without(not_to(3));
         assert_eq!(state(&mut world), PeerState::Snapshot, "after {n} ticks");
     }
-    // A message that was lost, a follower that was started anew: it is asked again.
+    // After a lost message or a restarted follower, the follower is probed again.
     let mut ticks = 0;
     while state(&mut world) == PeerState::Snapshot {
         world.tick(node(1));
@@ -294,7 +296,7 @@ fn a_follower_that_shows_no_progress_is_asked_again_and_one_that_does_is_not() {
         assert!(ticks <= 4 * ELECTION);
     }
     catches_up(&mut world);
-    // What is gone is reported.
+    // A missing snapshot is reported.
     let mut world = offered();
     world.at(1).report_snapshot(node(3), false);
     assert_eq!(state(&mut world), PeerState::Probe);
@@ -305,7 +307,8 @@ fn a_follower_that_installed_an_older_snapshot_than_it_was_offered_last_goes_on_
     let mut world = offered();
     let offer = offer_of(&world);
     world.members.get_mut(&node(3)).unwrap().offer = None;
-    // While it fetches, the leader writes on, and offers a newer one; its log reaches both.
+    // While the follower fetches, the leader writes more entries and offers a newer snapshot. Its
+    // log reaches back to both.
     for _ in 0..5 {
         world.propose(node(1), b"B");
         world.settle_without(not_to(3));

@@ -1,4 +1,4 @@
-//! What a member says of itself and of the others.
+//! Tests of the reported status of a member and its peers.
 
 use super::*;
 

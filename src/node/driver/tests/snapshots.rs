@@ -73,7 +73,7 @@ fn a_state_that_only_a_newer_build_can_read_stops_the_node_with_these_words() {
     three.push(2, Input::Snapshot(News::NotReceived { id: snapshot, why }));
     three.pass(50);
     let why = three.shared(2).stop_reason().expect("it is not fetched for ever").to_string();
-    assert!(why.ends_with("upgrade me"), "{why}");
+    assert!(why.ends_with("upgrade this node"), "{why}");
 }
 
 #[test]
