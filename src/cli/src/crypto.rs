@@ -1,4 +1,4 @@
-//! The cryptography of TLS with clients: ring's, and keys on the curve P-521, which ring does not have.
+//! Cryptography of TLS with clients: ring's, plus keys on the curve P-521, which ring lacks.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,7 @@ use rustls::pki_types::{
 use rustls::sign::{Signer, SigningKey as TlsKey};
 use rustls::{Error, SignatureAlgorithm, SignatureScheme};
 
-/// The length of a number of the curve, in bytes.
+/// Size of a scalar of the curve, in bytes.
 const SCALAR_BYTES: usize = 66;
 
 /// Returns ring's provider for rustls, with P-521 added.
@@ -37,7 +37,7 @@ static ALL: LazyLock<Vec<Verifies>> = LazyLock::new(|| {
     of_ring().all.iter().copied().chain(own).collect()
 });
 
-/// In TLS 1.2, a client may sign with a key on any curve under each of the names.
+/// In TLS 1.2, a client may sign with a key on any curve under each of the scheme names.
 static MAPPING: LazyLock<Vec<(SignatureScheme, &[Verifies])>> = LazyLock::new(|| {
     let with_p521 = |&(scheme, all): &(SignatureScheme, &'static [Verifies])| {
         let own = match scheme {
@@ -45,7 +45,7 @@ static MAPPING: LazyLock<Vec<(SignatureScheme, &[Verifies])>> = LazyLock::new(||
             SignatureScheme::ECDSA_NISTP384_SHA384 => WITH_SHA384,
             _ => return (scheme, all),
         };
-        // TLS 1.3 takes the first one only.
+        // TLS 1.3 uses only the first entry.
         let all: &'static [Verifies] = all.iter().copied().chain([own]).collect::<Vec<_>>().leak();
         (scheme, all)
     };
@@ -57,7 +57,7 @@ fn of_ring() -> WebPkiSupportedAlgorithms {
     rustls::crypto::ring::default_provider().signature_verification_algorithms
 }
 
-/// Verifies signatures with a key on P-521, over one of these hashes.
+/// A verifier of signatures with a key on P-521 over one of these hashes.
 struct Verify {
     hash: &'static Algorithm,
     signature: AlgorithmIdentifier,
@@ -73,8 +73,8 @@ impl fmt::Debug for Verify {
     }
 }
 
-/// A hash as the number that is signed. The crate takes none that is shorter than half of a number of the curve, such
-/// as one of SHA-256: zeros before it change nothing.
+/// Returns a hash as the number that is signed. The crate rejects hashes shorter than half a scalar, such as SHA-256,
+/// so the hash is padded with leading zeros, which do not change the number.
 fn hashed(message: &[u8], hash: &'static Algorithm) -> [u8; SCALAR_BYTES] {
     let mut number = [0; SCALAR_BYTES];
     let hash = digest(hash, message);
@@ -125,7 +125,7 @@ impl KeyProvider for Keys {
     }
 }
 
-/// The key, if it is on P-521.
+/// Returns the key if it is on P-521.
 fn on_p521(key: &PrivateKeyDer<'_>) -> Option<SigningKey> {
     let secret = match key {
         PrivateKeyDer::Pkcs8(key) => SecretKey::from_pkcs8_der(key.secret_pkcs8_der()).ok()?,

@@ -1,17 +1,17 @@
-//! Flags as etcdctl takes them, whose Go library is more lenient: each switch may have a value (`--prefix=true`,
-//! `--prefix=false`), of a flag that is given twice the last one counts, of a command's name its beginning will do
-//! where nothing else begins so, and a command's flags may stand before its name.
+//! Parses flags as leniently as etcdctl's Go library: a switch may have a value (`--prefix=true`, `--prefix=false`),
+//! the last of repeated flags counts, a command's name may be abbreviated where that is unambiguous, and a command's
+//! flags may precede its name.
 
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, Id};
 
-/// The same command, that takes flags twice and the beginnings of names. To be said before it is built.
+/// Makes a command accept repeated flags and abbreviated names. Must be called before the command is built.
 pub(crate) fn lenient(command: Command) -> Command {
     command.args_override_self(true).infer_subcommands(true)
 }
 
-/// Parses the words of a command of its own.
+/// Parses the words of a separate command.
 pub(crate) fn parsed<P: CommandFactory + FromArgMatches>(
     words: impl IntoIterator<Item = OsString>,
 ) -> Result<P, clap::Error> {
@@ -21,16 +21,16 @@ pub(crate) fn parsed<P: CommandFactory + FromArgMatches>(
     P::from_arg_matches(&command.try_get_matches_from_mut(words)?)
 }
 
-/// A truth in one of the words that Go knows.
+/// Parses a boolean in one of Go's spellings.
 pub(crate) fn truth(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("true or false is meant".to_owned()),
+        _ => Err("expected true or false".to_owned()),
     }
 }
 
-/// The words, with switches that have no values: what is switched off is not there. `command` has been built.
+/// Normalizes the words: switches lose their values, and those turned off are removed. `command` must have been built.
 pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.into_iter();
     let mut plain = Plain { command, places: 0, words: Vec::new(), ahead: Vec::new() };
@@ -53,26 +53,26 @@ pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>
     plain.words.into_iter().map(|(word, _)| word).chain(words).collect()
 }
 
-/// What comes behind a word.
+/// What follows a word.
 enum Next {
     /// A flag, or anything else.
     Flag,
-    /// The value of the flag that it is.
+    /// The value of the flag.
     Value,
-    /// The value of a flag that stands before its command's name.
+    /// The value of a flag that precedes its command's name.
     ValueAhead,
-    /// Nothing that is this program's.
+    /// Words that belong to another program.
     Words,
 }
 
 struct Plain<'a> {
-    /// Whose flags come now.
+    /// Command whose flags follow.
     command: &'a Command,
-    /// How many of its words that are no flags have come.
+    /// Number of positional arguments so far.
     places: usize,
-    /// What is left, and which switches these are.
+    /// The normalized words, with the ids of switches.
     words: Vec<(OsString, Option<Id>)>,
-    /// Long flags that stand before the name of the command that has them, each with the word that is its value.
+    /// Long flags that precede the name of their command, each with the word that is its value.
     ahead: Vec<(OsString, Option<OsString>)>,
 }
 
@@ -101,7 +101,7 @@ impl Plain<'_> {
             let mut letters = short.chars();
             let letter = letters.next();
             let arg = self.find(|arg| arg.get_short() == letter);
-            // What comes behind the letter is its value, or more switches: no other word is.
+            // After the letter follows its value or more switches, within the same word.
             let arg = arg.filter(|_| letters.next().is_none());
             return self.flag(word, arg, None);
         }
@@ -114,7 +114,7 @@ impl Plain<'_> {
         } else {
             self.places += 1;
         }
-        // What runs under a lock has flags of its own, and so has the server.
+        // A command under a lock has flags of its own, and so has the server.
         let place = |at: usize| self.command.get_positionals().nth(at);
         let is_first = self.places == 0;
         let at = if is_first { place(0) } else { place(self.places - 1) };
@@ -126,7 +126,7 @@ impl Plain<'_> {
         }
     }
 
-    /// Moves the flags that came before the command's name to the place after it.
+    /// Moves flags that precede the command's name to the place after it.
     fn release(&mut self) {
         for (flag, value) in std::mem::take(&mut self.ahead) {
             self.take(flag);
@@ -134,7 +134,7 @@ impl Plain<'_> {
         }
     }
 
-    /// The same where no command was named: the parser reports it.
+    /// The same if no command was named; the parser reports the error.
     fn release_unnamed(&mut self) {
         for (flag, value) in std::mem::take(&mut self.ahead) {
             self.words.extend([Some(flag), value].into_iter().flatten().map(|word| (word, None)));
@@ -169,7 +169,7 @@ impl Plain<'_> {
                     self.words.push((name.into(), Some(arg.get_id().clone())));
                 }
             }
-            // That this is none is said when it is parsed.
+            // The parser reports the invalid value.
             Some(Err(_)) => self.words.push((word, None)),
         }
         Next::Flag
@@ -195,7 +195,7 @@ fn flag_below(command: &Command, long: &str) -> Option<bool> {
     found
 }
 
-/// The command that a word names, by its beginning if need be.
+/// Returns the command with this name or abbreviation.
 fn below<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
     if let Some(found) = command.find_subcommand(word) {
         return Some(found);
@@ -232,7 +232,7 @@ mod tests {
             ("endpoint --cluster=true status", "endpoint --cluster status"),
             ("endpoint status --cluster=false", "endpoint status"),
             ("lock m --shared=true ./job --shared=true", "lock m --shared ./job --shared=true"),
-            // What is no truth, no switch, a value, or not ours.
+            // Invalid booleans, flags that are no switches, values, and words for other programs.
             ("get k --prefix=maybe", "get k --prefix=maybe"),
             ("get k --hex=false", "get k --hex=false"),
             ("check perf --prefix=true", "check perf --prefix=true"),
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// The command that a line names.
+    /// Returns the command that a line selects.
     fn named(line: &str) -> Result<String, ErrorKind> {
         let mut command = crate::command();
         let line = plain(&command, words(line));
@@ -280,7 +280,7 @@ mod tests {
             ("lease keep 7b", Ok("lease keep-alive")),
             ("compacti 5", Ok("compact")),
             ("end hea --cluster", Ok("endpoint health")),
-            // More than one begins so.
+            // Ambiguous abbreviations.
             ("loc m", Err(ErrorKind::InvalidSubcommand)),
             ("comp 5", Err(ErrorKind::InvalidSubcommand)),
             ("x", Err(ErrorKind::InvalidSubcommand)),

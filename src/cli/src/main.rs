@@ -1,5 +1,5 @@
-//! The command line of Bowline: its arguments, and which command they name. What a command does stands
-//! in a module of its own; nothing here, or below, uses more of the library than its public interface.
+//! Bowline's command line: parses the arguments and runs the command. Each command has a module of its own. This crate
+//! uses only the library's public interface.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -19,30 +19,30 @@ mod server;
 mod up;
 mod usage;
 
-/// A server makes and drops many small messages on many threads: with it a request takes less of a processor than with the
-/// system's allocator (`docs/performance.md`).
+/// A server allocates and frees many small messages on many threads. With mimalloc a request takes less CPU time than
+/// with the system's allocator (`docs/performance.md`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The arguments are wrong, or the machine does not allow it.
+/// Invalid arguments, or a machine that does not allow the command.
 const EXIT_USAGE: u8 = 2;
 
-/// The commands that ask no server.
+/// Commands that contact no server.
 const LOCAL: [&str; 9] =
     ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man", "version"];
 
-/// For who has never used it.
+/// Help for new users.
 const BEGINNING: &str = "\
 To begin:
-  bowline demo                        kills a cluster at work, and proves that nothing is lost
-  bowline up --nodes 3                three servers on this machine, until Ctrl-C; then, elsewhere:
+  bowline demo                        kill members of a cluster under load, and prove that nothing is lost
+  bowline up --nodes 3                run three servers on this machine until Ctrl-C; in another terminal:
   bowline put greeting hello
   bowline get greeting
-  bowline watch '' --prefix           what happens to all keys
-  bowline lock nightly -- ./job.sh    runs it while nobody else does
-  bowline import --from http://old:2379    brings the keys of a running etcd over
+  bowline watch '' --prefix           print all changes
+  bowline lock nightly -- ./job.sh    run a command while holding a lock
+  bowline import --from http://old:2379    copy the keys of a running etcd
 
-bowline COMMAND --help shows examples, and what the exit codes mean.";
+bowline COMMAND --help shows examples, and the meaning of the exit codes.";
 
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
@@ -66,40 +66,40 @@ enum Command {
     Demo(demo::Options),
     Serve(server::ServeOptions),
     Up(up::UpOptions),
-    /// Print what makes a shell complete this command
+    /// Print the shell completion script
     ///
-    /// For bash: source <(bowline completion bash). For zsh: bowline completion zsh > a file `_bowline` in $fpath.
-    /// For fish: bowline completion fish > ~/.config/fish/completions/bowline.fish
+    /// For bash: source <(bowline completion bash). For zsh: bowline completion zsh > DIR/_bowline, where DIR is in
+    /// $fpath. For fish: bowline completion fish > ~/.config/fish/completions/bowline.fish
     Completion {
-        /// Which shell
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
-    /// Write the pages of the manual, one for each command
+    /// Write the manual pages, one per command
     ///
     /// For man: bowline man /usr/local/share/man/man1
     Man {
-        /// The directory that they are written to
+        /// Directory to write the pages to
         dir: std::path::PathBuf,
     },
-    /// Print the version of etcd's commands and API that is spoken, and Bowline's own
+    /// Print the versions of the supported etcd commands and API, and of Bowline
     Version,
     #[command(hide = true)]
     SupervisedChild(client::SupervisedChild),
-    /// One process of the demo; reads its orders from standard input
+    /// Run one process of the demo; reads its orders from standard input
     #[command(hide = true)]
     DemoNode,
 }
 
-/// Say whether a history is possible: what was called, when, and what came back; or whether a cluster bears a load
+/// Check whether a history of operations is possible, or whether a cluster sustains a load
 ///
-/// The history is a file of JSON lines, one operation a line, of any program, or of EDN, as Jepsen writes it: see
-/// docs/assurance/checkers.md. Objects are
-/// judged by linearizability: is there an order of the operations that explains each reply, and puts nothing before
-/// what had ended when it was called? Transactions are judged by circles in what they read and wrote.
+/// The history is a file with one operation per line, in JSON from any program, or in EDN from Jepsen; see
+/// docs/assurance/checkers.md. Objects are checked for linearizability: an order of the operations must exist that explains every
+/// reply, and in which each operation that ended before another was called precedes it. Transactions are checked for
+/// cycles of dependencies between their reads and writes.
 ///
 /// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
 ///
-/// `bowline check perf` asks a server whether it bears a load, `bowline check datascale` how much memory keys take.
+/// `bowline check perf` checks whether a cluster sustains a load, `bowline check datascale` how much memory keys take.
 #[derive(clap::Args, Debug)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
 struct CheckArguments {
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
         }
         Command::Check(_) => explained(&Arguments::command().error(
             ErrorKind::MissingRequiredArgument,
-            "a history is missing: bowline check --help",
+            "no history is given: see bowline check --help",
         )),
         Command::Demo(options) => demo::main(&options),
         Command::Serve(options) => server::serve_main(&options),
@@ -153,13 +153,13 @@ fn main() -> ExitCode {
         Command::Completion { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "bowline", &mut text);
-            // Where nobody reads it nothing is lost.
+            // An error of standard output itself cannot be reported.
             drop(io::stdout().lock().write_all(&text));
             ExitCode::SUCCESS
         }
         Command::Man { dir } => manual(&dir),
         Command::Version => {
-            // Where nobody reads it nothing is lost.
+            // An error of standard output itself cannot be reported.
             drop(writeln!(io::stdout().lock(), "{}", server::versions()));
             ExitCode::SUCCESS
         }
@@ -168,8 +168,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments. What all commands have that ask a server is shown once, with those of the whole; and not taken
-/// where none is asked.
+/// Parses the arguments. Options for contacting servers are rejected for commands that contact none.
 fn parsed() -> Result<Arguments, clap::Error> {
     let mut command = command();
     let words: Vec<_> = std::env::args_os().collect();
@@ -178,26 +177,28 @@ fn parsed() -> Result<Arguments, clap::Error> {
     let asks = match &arguments.command {
         Command::Client(_) => true,
         Command::Check(arguments) => arguments.command.is_some(),
-        // It asks nobody, and etcdctl's takes them.
+        // It contacts no server, but etcdctl's version command accepts the options.
         Command::Version => true,
         _ => false,
     };
-    // A file may be called `data`, and no load shall come of it.
+    // A file named `data` must not start a load test by abbreviation.
     if let Command::Check(CheckArguments { command: Some(command), .. }) = &arguments.command
         && !words.iter().any(|word| word == command.name())
     {
-        let why = format!("to be clear, write `check {}`, or ./ before a file", command.name());
+        let why = format!(
+            "ambiguous: write `check {}` in full, or ./ before a file name",
+            command.name()
+        );
         return Err(Arguments::command().error(ErrorKind::InvalidSubcommand, why));
     }
     if !asks && !arguments.globals.is_empty() {
-        let why =
-            "this command asks no server: --endpoints and what belongs to it have no meaning here";
+        let why = "this command calls no server: --endpoints and related options do not apply";
         return Err(Arguments::command().error(ErrorKind::ArgumentConflict, why));
     }
     Ok(arguments)
 }
 
-/// The whole, and each of its commands with a help that is about itself.
+/// Returns the whole command. The help of each subcommand shows only its own options.
 fn command() -> clap::Command {
     let mut command = go_flags::lenient(Arguments::command());
     command.build();
@@ -209,9 +210,9 @@ fn command() -> clap::Command {
     command
 }
 
-/// Writes the manual.
+/// Writes the manual pages.
 fn manual(dir: &std::path::Path) -> ExitCode {
-    // Its flags are etcd's, and have a help of their own.
+    // Its flags are etcd's and have a help of their own.
     let with_flags = |serve: clap::Command| serve.after_long_help(server::flags_help());
     let command = command().mut_subcommand("serve", with_flags);
     let written = std::fs::create_dir_all(dir);
@@ -224,28 +225,29 @@ fn manual(dir: &std::path::Path) -> ExitCode {
     }
 }
 
-/// A command whose help is about itself.
+/// Restricts a command's help to its own options.
 fn focused(command: clap::Command, asks: bool) -> clap::Command {
     let hide = |arg: clap::Arg| if arg.is_global_set() { arg.hide(true) } else { arg };
     let mut command = command.mut_args(hide);
     if asks {
-        let words = "Where the servers are, who asks, and how to print: `bowline --help`.";
+        let words = "For the options that all these commands share (endpoints, user, TLS, output format), see `bowline \
+             --help`.";
         let long = command.get_after_long_help().map(|help| format!("{help}\n\n"));
         let long = format!("{}{words}", long.unwrap_or_default());
         command = command.after_help(words).after_long_help(long);
     }
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
-        // What is done with files needs no server, but this does.
+        // Commands for files contact no server, but these two do.
         let asks = asks || ["perf", "datascale"].contains(&name.as_str());
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command
 }
 
-/// Prints what clap has to say: help that was asked for is no failure.
+/// Prints clap's message and returns the exit code. Requested help is no failure.
 fn explained(error: &clap::Error) -> ExitCode {
-    // Where nobody can read the explanation, the exit code has to do.
+    // If standard error cannot be written, the exit code must suffice.
     drop(error.print());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
@@ -253,8 +255,8 @@ fn explained(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Says on standard error why nothing came of it.
+/// Prints an error on standard error.
 fn complain(why: &dyn std::fmt::Display) {
-    // Where nobody can read the complaint, the exit code has to do.
+    // If standard error cannot be written, the exit code must suffice.
     drop(writeln!(io::stderr().lock(), "error: {why}"));
 }

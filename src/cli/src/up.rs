@@ -1,4 +1,4 @@
-//! `bowline up`: a cluster on this machine, for trying things out: each server a process with a directory of its own.
+//! `bowline up`: runs a cluster on this machine for testing. Each server is a process with a directory of its own.
 
 mod certificates;
 
@@ -19,60 +19,59 @@ use tokio::sync::{mpsc, watch};
 use crate::client;
 use certificates::Certificates;
 
-/// What a server says when clients are served.
+/// Text in the log of a server that is ready.
 const READY: &str = "ready to serve client requests";
 
-/// How long servers may take to stop, before they are killed.
+/// Time for the servers to stop before they are killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Colours of the servers' names, on a terminal.
+/// Terminal colors of the servers' names.
 const COLOURS: [&str; 6] = ["36", "33", "32", "35", "34", "31"];
 
-/// Start a cluster of servers on this machine, to try things out
+/// Start a cluster of servers on this machine for testing
 ///
-/// Each is a process of its own, `bowline serve`, on loopback, with a directory of its own. What they log is printed
-/// behind their names; one line says when all are ready, and where. Ctrl-C stops them; what they have is there
-/// again the next time.
+/// Each server is a process `bowline serve` on loopback, with a directory of its own. Their logs are printed with the
+/// server's name in front. When all are ready, one line prints their endpoints. Ctrl-C stops them; their data is kept
+/// for the next start.
 ///
-/// Servers take two ports each, from --port on: for clients, and for each other.
+/// Each server uses two consecutive ports, starting at --port: one for clients and one for peers.
 ///
-/// Exit codes: 0 stopped when it was told to; 1 a server did not start, or ended by itself; 2 wrong arguments.
+/// Exit codes: 0 stopped as requested; 1 a server did not start, or ended by itself; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct UpOptions {
-    /// How many servers, 1 to 7
+    /// Number of servers, 1 to 7
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=7))]
     nodes: u16,
 
-    /// Where their directories are, or are made
+    /// Directory for the servers' directories (created if missing)
     #[arg(long, value_name = "DIR", default_value = "bowline-data")]
     dir: PathBuf,
 
-    /// The first port
+    /// First port
     #[arg(long, default_value_t = 2379, value_parser = clap::value_parser!(u16).range(1..=65000))]
     port: u16,
 
-    /// Encrypt, with certificates that are made anew at each start, in `tls` below --dir: clients need the one that is
-    /// printed, and the servers know each other by theirs
+    /// Use TLS, with certificates that are created at each start in `tls` below --dir (the options for clients are
+    /// printed)
     #[arg(long)]
     tls: bool,
 
-    /// More flags for all servers: those of `bowline serve`
+    /// More flags of `bowline serve` for all servers
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<OsString>,
 }
 
-/// What a server does.
+/// An event of a server.
 enum News {
     Line(String),
     Ended(String),
 }
 
-/// The command.
 pub(crate) fn main(options: UpOptions) -> ExitCode {
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            crate::complain(&format!("no runtime: {error}"));
+            crate::complain(&format!("cannot start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -95,12 +94,12 @@ impl UpOptions {
         format!("127.0.0.1:{}", self.port + 2 * node + 1)
     }
 
-    /// Whether nobody else has the ports. Asked before anything is written: a second start would put new certificates
-    /// before the servers of the first.
+    /// Checks that the ports are free, before anything is written. A second start would otherwise replace the
+    /// certificates of the running servers.
     fn ports_are_free(&self) -> io::Result<()> {
         for address in (0..self.nodes).flat_map(|node| [self.client(node), self.peer(node)]) {
             TcpListener::bind(&address).map_err(|error| {
-                let advice = "does the cluster run already? Else choose another --port";
+                let advice = "is the cluster already running? Otherwise use another --port";
                 io::Error::new(
                     error.kind(),
                     format!("cannot listen on {address}: {error}: {advice}"),
@@ -110,7 +109,7 @@ impl UpOptions {
         Ok(())
     }
 
-    /// The certificates, where there are any.
+    /// Returns the certificates, with --tls.
     fn certificates(&self) -> Option<Certificates> {
         self.tls.then(|| Certificates::in_directory(&self.dir.join("tls")))
     }
@@ -147,18 +146,18 @@ impl UpOptions {
         flags
     }
 
-    /// Starts a server that ends when this process does, whatever ends it.
+    /// Starts a server that is killed when this process ends for any reason.
     fn start(&self, node: u16) -> io::Result<Child> {
         let mut command = client::bound()?;
         command.arg(std::env::current_exe()?).arg("serve").args(self.flags(node));
         for (name, _) in std::env::vars_os() {
-            // Meant for one server, they would be wrong for the others.
+            // These variables are meant for a single server.
             if name.to_string_lossy().starts_with("ETCD_") {
                 command.env_remove(name);
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What a terminal sends to all is not for them: they are stopped in good order.
+        // Ctrl-C at a terminal must not reach the servers, which this process stops in order.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         tokio::process::Command::from(command).spawn()
     }
@@ -168,7 +167,7 @@ fn name(node: u16) -> String {
     format!("node{}", node + 1)
 }
 
-/// Runs them until it is told to stop, or none is left. Says whether none ended by itself.
+/// Runs the servers until a signal, or until none is left. Returns whether no server has ended by itself.
 async fn up(options: &UpOptions) -> io::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -188,7 +187,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
         tokio::spawn(async move {
             let (out, err) = (pass_on(node, out, &news), pass_on(node, err, &news));
             let (ended, ..) = tokio::join!(end(&mut child, &mut ordered), out, err);
-            // If nobody listens there is nobody to tell.
+            // Fails if the receiver is gone.
             drop(news.send((node, News::Ended(ended))).await);
         });
     }
@@ -210,7 +209,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
                     false
                 }
                 Some((node, News::Ended(how))) => {
-                    say(node, &format!("has ended: {how}"));
+                    say(node, &format!("exited: {how}"));
                     is_well &= is_stopping;
                     false
                 }
@@ -219,7 +218,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
             _ = interrupt.recv() => true,
             _ = terminate.recv() => true,
             () = &mut killing => {
-                crate::complain(&"some servers do not stop: they are killed");
+                crate::complain(&"some servers did not stop in time: killing them");
                 orders.send_replace(Some(Signal::KILL));
                 killing = Box::pin(std::future::pending());
                 false
@@ -233,10 +232,10 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
     }
 }
 
-/// Waits for a server's end, and passes on what it is told meanwhile. Says how it ended.
+/// Waits for a server to end, and forwards signals meanwhile. Returns how it ended.
 async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -> String {
     loop {
-        // None once it was waited for: its number may be another's then.
+        // `None` once it was waited for, because its process id may be reused then.
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         tokio::select! {
             ended = child.wait() => {
@@ -244,7 +243,7 @@ async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -
             }
             Ok(()) = ordered.changed() => {
                 if let (Some(pid), Some(signal)) = (pid, *ordered.borrow_and_update()) {
-                    // Who is gone needs no signal.
+                    // Fails only if the process is already gone.
                     kill_process(pid, signal).ok();
                 }
             }
@@ -252,7 +251,7 @@ async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -
     }
 }
 
-/// Tells each line that a server prints.
+/// Forwards each line that a server prints.
 async fn pass_on(
     node: u16,
     from: Option<impl AsyncRead + Unpin>,
@@ -268,7 +267,7 @@ async fn pass_on(
     }
 }
 
-/// Prints a line behind the server's name.
+/// Prints a line after the server's name.
 fn say(node: u16, line: &str) {
     let mut out = io::stderr().lock();
     let colour = COLOURS[usize::from(node) % COLOURS.len()];
@@ -276,7 +275,7 @@ fn say(node: u16, line: &str) {
         true => (format!("\x1b[{colour}m"), "\x1b[0m"),
         false => (String::new(), ""),
     };
-    // Where nobody reads it nothing is lost.
+    // An error of standard error itself cannot be reported.
     drop(writeln!(out, "{begin}{} |{end} {line}", name(node)));
 }
 

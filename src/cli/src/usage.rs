@@ -1,10 +1,10 @@
-//! Clearer texts for wrong arguments than clap's own.
+//! Clearer messages for wrong arguments than clap's own.
 
 use std::num::{IntErrorKind, ParseIntError};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Options that users of other tools try, and what does the same here.
+/// Options of other tools, and their equivalents here.
 const GUESSED: [(&str, &str); 11] = [
     (
         "--ttl",
@@ -25,7 +25,7 @@ const GUESSED: [(&str, &str); 11] = [
     ("--cert-file", "use --cert"),
 ];
 
-/// The same error in clearer words where clap's are Rust's, or guess wrong.
+/// Replaces clap's message where it uses Rust's terms or suggests the wrong option.
 pub(crate) fn clearer(mut error: clap::Error) -> clap::Error {
     match error.kind() {
         ErrorKind::ValueValidation => {

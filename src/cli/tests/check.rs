@@ -1,4 +1,4 @@
-//! `bowline check` as its users run it: what it says, how it exits, and the commands of the page about it.
+//! Runs `bowline check` as a process: output, exit codes, and the commands of its documentation page.
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +22,7 @@ const STALE: &str = r#"# a register
 {"process":2,"object":"x","invoke":3,"complete":4,"outcome":"ok","call":"read","result":null}
 "#;
 
-/// A place of the test's own, removed when it is dropped.
+/// A directory of the test, removed on drop.
 struct Place(TempDir);
 
 impl Place {
@@ -43,13 +43,13 @@ impl Place {
         self.run_with(arguments, "")
     }
 
-    /// Runs it with something on standard input.
+    /// Runs the command with the given standard input.
     fn run_with(&self, arguments: &str, input: &str) -> Output {
         let mut command = Command::new(BOWLINE);
         command.arg("check").args(arguments.split_whitespace()).current_dir(self.0.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Who does not read it may be gone already.
+        // Fails if the command exits without reading its input.
         drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
         child.wait_with_output().unwrap()
     }
@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// Exit code, standard output, standard error.
+/// Returns exit code, standard output and standard error.
 fn parts(output: &Output) -> (Option<i32>, &str, &str) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -121,25 +121,25 @@ fn a_page_is_made_of_a_violation() {
     let output = place.run("h.jsonl --model register --page no/such/dir.html");
     let (code, _, complaint) = parts(&output);
     assert_eq!(code, Some(2));
-    assert!(complaint.contains("no/such/dir.html: the page cannot be written"), "{complaint}");
+    assert!(complaint.contains("no/such/dir.html: cannot write the page"), "{complaint}");
 }
 
 #[test]
 fn what_cannot_be_read_is_named_with_what_to_do() {
     let place = Place::new("unreadable").with("h.jsonl", STALE);
     let table = [
-        ("none.jsonl --model register", "", "error: none.jsonl: it cannot be opened: No such file"),
+        ("none.jsonl --model register", "", "error: none.jsonl: cannot open: No such file"),
         (
             "h.jsonl --model queue",
             "",
             "error: h.jsonl: line 2: the model has no call `write`\nthe calls of queue are put and take; \
-             if the history is of something else, name it with --model",
+             if the history is of another kind, pass its --model",
         ),
         ("- --model register", "{\"invoke\":1", "error: standard input: line 1: it is no JSON"),
         (
             "- --model register",
             "\n{\"invoke\":3,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":1}",
-            "error: standard input: line 2: it completes at 2, before it is invoked at 3\nboth must be moments",
+            "error: standard input: line 2: it completes at 2, before it is invoked at 3\nboth must be times",
         ),
         (
             "- --model mutex",
@@ -173,7 +173,7 @@ fn wrong_arguments_are_refused_with_what_there_is() {
         ("h.jsonl --model regsiter", "[possible values: register, "),
         (
             "h.jsonl --model list-append --level good",
-            "there are read-uncommitted, read-committed, ",
+            "use one of read-uncommitted, read-committed, ",
         ),
         ("--model register", "<FILE>"),
     ];
@@ -239,7 +239,7 @@ fn a_history_that_says_nothing_is_undecided_and_no_pass() {
         let (code, said, _) = parts(&output);
         assert_eq!(code, Some(3), "{arguments}: {said}");
         let words = format!("undecided {operations} operations, and no operation was answered");
-        assert!(said.contains(&words) && said.contains("it is no pass"), "{arguments}: {said}");
+        assert!(said.contains(&words) && said.contains("not a pass"), "{arguments}: {said}");
         let output = place.run(&format!("{arguments} --json"));
         assert_eq!(output.status.code(), Some(3), "{arguments}");
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -304,15 +304,15 @@ fn a_hold_or_a_lead_without_a_token_is_an_error_where_there_are_tokens() {
         assert_eq!((code, said), (Some(2), ""), "{arguments}: {complaint}");
         let file = arguments.split(' ').next().unwrap();
         let expected = format!(
-            "error: {file}: line {line}: the field `token` is missing\nwhere there are tokens each hold and each lead \
-             says its own; if there are none, judge it without: --model mutex, or no --fenced"
+            "error: {file}: line {line}: the field `token` is missing\nwith --fenced, each hold and each leadership must \
+             have a token; to check a history without tokens, use --model mutex, or omit --fenced"
         );
         assert!(complaint.starts_with(&expected), "{arguments}: {complaint}");
     }
     for arguments in ["lock.jsonl --model mutex", "lock.edn --model mutex"] {
         assert_eq!(place.run(arguments).status.code(), Some(0), "{arguments}");
     }
-    // Who has none judges none.
+    // A model without tokens ignores them.
     let told = acquired.replace("\"owner\":1", "\"owner\":1,\"token\":7");
     assert_eq!(place.run_with("- --model mutex", &told).status.code(), Some(0));
 }
@@ -327,8 +327,8 @@ fn sessions_are_judged_where_each_line_says_whose_it_is() {
     let output = place.run(session);
     let (code, said, complaint) = parts(&output);
     assert_eq!((code, said), (Some(2), ""), "{complaint}");
-    let expected = "error: h.jsonl: line 2: the field `process` is missing\nsession-serializable is about what one \
-        process did after another: say in each line whose it is";
+    let expected = "error: h.jsonl: line 2: the field `process` is missing\nsession-serializable compares the operations \
+        of each process: name the process in each line";
     assert!(complaint.starts_with(expected), "{complaint}");
     for (level, expected) in [("serializable", 0), ("strict-serializable", 1)] {
         let output = place.run(&format!("h.jsonl --model list-append --level {level}"));
@@ -365,7 +365,7 @@ fn transactions_of_which_none_read_are_undecided_and_no_pass() {
         let (code, said, _) = parts(&output);
         assert_eq!(code, Some(3), "{arguments}: {said}");
         let words = format!("undecided {operations} operations, and no read was answered");
-        assert!(said.contains(&words) && said.contains("it is no pass"), "{arguments}: {said}");
+        assert!(said.contains(&words) && said.contains("not a pass"), "{arguments}: {said}");
         let output = place.run(&format!("{arguments} --json"));
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(
@@ -379,7 +379,7 @@ fn transactions_of_which_none_read_are_undecided_and_no_pass() {
     }
 }
 
-/// Each model reads a line of its own and judges it.
+/// Each model accepts a history in its format and checks it.
 #[test]
 fn each_model_judges_a_history_of_its_own() {
     let ok =
@@ -441,7 +441,7 @@ fn each_model_judges_a_history_of_its_own() {
     }
 }
 
-/// What has more than one line to tell: each good with its options, and bad without them.
+/// Models that need several lines: each history passes with its options, and fails without them.
 #[test]
 fn what_is_judged_by_the_clock_takes_what_is_promised_from_the_options() {
     let ok = |fields: &str, invoke: u64, complete: u64| {
@@ -492,5 +492,5 @@ fn a_history_of_jepsens_is_judged() {
     let output = place.run("h --model set");
     assert!(parts(&output).2.contains("from EDN only"));
     let output = place.run("h.edn --model watch");
-    assert!(parts(&output).2.contains("nobody writes EDN"));
+    assert!(parts(&output).2.contains("this model has no EDN format"));
 }

@@ -1,5 +1,5 @@
-//! `bowline snapshot status` and `restore`, `recover` and `inspect` as their users run them; and the commands of the pages about
-//! them, as they stand there.
+//! Runs `bowline snapshot status` and `restore`, `recover` and `inspect` as processes, and the commands of their
+//! documentation pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ mod ports;
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
-/// A place of the test's own, removed when it is dropped.
+/// A directory of the test, removed on drop.
 struct Place(TempDir);
 
 impl Place {
@@ -32,15 +32,15 @@ impl Place {
         command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Runs a command that must succeed, and reads its object.
+    /// Runs a command that must succeed, and parses its JSON.
     fn json(&self, arguments: &[&str]) -> Value {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
         assert_eq!(output.stderr, b"", "{arguments:?}");
-        serde_json::from_slice(&output.stdout).expect("nothing but one object")
+        serde_json::from_slice(&output.stdout).expect("the output is one JSON object")
     }
 
-    /// A stopped member with keys, a lease and a lock in `data`, and a backup of it.
+    /// Creates a stopped member with keys, a lease and a lock in `data`, and a backup of it.
     fn with_data(self) -> Self {
         let node = Node::start(Config::new(self.at("data"), "solo")).block().unwrap();
         let client = node.client();
@@ -54,8 +54,8 @@ impl Place {
         self
     }
 
-    /// Stops a node, and waits until nothing of it works in its directory any more: a shutdown waits for a slow disk only
-    /// so long.
+    /// Stops a node, and waits until it has released its directory. A shutdown waits for a slow disk only for a limited
+    /// time.
     fn end(&self, node: Node, dir: &str) {
         node.shutdown().block();
         let begun = Instant::now();
@@ -74,7 +74,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// The commands in the blocks of a page, with backslashes and indentation as a shell takes them.
+/// Returns the commands in the code blocks of a page, with line continuations joined.
 fn commands(page: &str) -> Vec<String> {
     let blocks = page.split("```sh\n").skip(1).map(|after| after.split("```").next().unwrap());
     blocks
@@ -84,7 +84,7 @@ fn commands(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// Runs a page's commands, in order, by a shell that finds the program by its name.
+/// Runs a page's commands in order, in a shell that finds the program by name.
 fn run_page(page: &str, place: &Place, expected: usize) {
     let path = Path::new(BOWLINE).parent().unwrap().display();
     let path = format!("{path}:{}", std::env::var("PATH").unwrap());
@@ -96,7 +96,7 @@ fn run_page(page: &str, place: &Place, expected: usize) {
         let output = shell.stdin(Stdio::null()).output().unwrap();
         let complaint = text(&output.stderr);
         assert!(output.status.success() && complaint.is_empty(), "{command}: {complaint}");
-        assert!(!text(&output.stdout).contains('\x1b'), "no colours where there is no terminal");
+        assert!(!text(&output.stdout).contains('\x1b'), "no colors without a terminal");
     }
 }
 
@@ -112,7 +112,7 @@ fn the_commands_of_the_page_about_backups_do_what_it_says() {
     let look = Config::new(place.at("look"), "look").cluster_token("etcd-cluster");
     let node = Node::start(look).block().unwrap();
     let rows = node.client().range(KeyRange::all()).block().unwrap();
-    assert_eq!(rows.kvs.len(), 10, "all but the leased one");
+    assert_eq!(rows.kvs.len(), 10, "all but the leased key");
     assert!(rows.revision.get() > 1_000_000_000);
 }
 
@@ -135,7 +135,7 @@ fn what_the_commands_say_is_what_is_there() {
     );
     assert_eq!(backup["members"][0]["name"], "solo");
     let words = place.run(&["snapshot", "status", "orders.backup"]);
-    assert!(text(&words.stdout).contains("every byte as it was written"), "{words:?}");
+    assert!(text(&words.stdout).contains("all checksums match"), "{words:?}");
 
     let info = place.json(&["inspect", "data", "--json"]);
     assert_eq!((&info["cluster"], &info["name"]), (&backup["cluster"], &"solo".into()));
@@ -225,10 +225,10 @@ fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
             "is not empty",
         ),
         (restore(&["--member", "b=h:1"]), 2, "name it as one of them"),
-        (restore(&["--member", "a"]), 2, "it is not NAME=HOST:PORT"),
+        (restore(&["--member", "a"]), 2, "expected NAME=HOST:PORT"),
         (restore(&["--member", "a=h"]), 2, "not of the form host:port"),
         (restore(&["--revision-jump", "0"]), 2, "of the backup by 0: the jump must be at least 1"),
-        (vec!["recover", "--dir", "data", "--out", "out"], 1, "give --yes"),
+        (vec!["recover", "--dir", "data", "--out", "out"], 1, "pass --yes"),
         (vec!["recover", "--dir", "data", "--out", "orders.backup", "--yes"], 1, "already exists"),
         (vec!["recover", "--dir", ".", "--out", "out", "--yes"], 1, "no data of a member"),
         (vec!["inspect", "nowhere"], 1, "nowhere contains no data of a member"),

@@ -1,4 +1,4 @@
-//! `bowline demo` as its users run it: a process, its output, its exit code, and what it leaves behind.
+//! Runs `bowline demo` as a process: output, exit code, and what it leaves behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
-/// How long what must happen may take on a machine with much else to do.
+/// Time limit for every wait, generous for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A place of the test's own, removed when it is dropped.
+/// A directory of the test, removed on drop.
 struct Place(TempDir);
 
 impl Place {
@@ -31,7 +31,7 @@ impl Place {
     }
 }
 
-/// The demo, with its temporary files in `place`.
+/// Returns the demo command, with its temporary files in `place`.
 fn demo(place: &Place, arguments: &[&str]) -> Command {
     let mut command = Command::new(BOWLINE);
     command.arg("demo").args(arguments).env("TMPDIR", place.0.path()).stdin(Stdio::null());
@@ -44,15 +44,17 @@ fn text(bytes: &[u8]) -> &str {
 
 fn events(output: &Output) -> Vec<Value> {
     let lines = text(&output.stdout).lines();
-    lines.map(|line| serde_json::from_str(line).expect("nothing but JSON objects")).collect()
+    lines
+        .map(|line| serde_json::from_str(line).expect("the output has only JSON objects"))
+        .collect()
 }
 
-/// Processes that were told to work below `dir`, as the system shows their open files.
+/// Returns processes with open files below `dir`.
 #[cfg(target_os = "linux")]
 fn processes_at_work_in(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for process in fs::read_dir("/proc").unwrap().flatten() {
-        // Those of others, and those that end meanwhile, cannot be looked at.
+        // Processes of other users, and those that end meanwhile, cannot be inspected.
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         let open = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
         if open.into_iter().any(|path| path.starts_with(dir)) {
@@ -70,8 +72,8 @@ fn processes_at_work_in(_dir: &Path) -> Vec<String> {
 fn eventually(what: &str, mut met: impl FnMut() -> bool) {
     let began = Instant::now();
     while !met() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
-        // Nobody reports this, so it is looked at, and not in a busy loop.
+        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
+        // Nothing reports this, so it is polled.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -101,7 +103,7 @@ fn a_short_demo_proves_its_claims_and_leaves_nothing_behind() {
     }
     assert!(figures["recovery_ms"]["min"].as_u64().unwrap() > 0, "{figures}");
 
-    // A name that stands twice in an object would hide the first.
+    // A duplicate name in an object would hide the first value.
     assert!(events.iter().all(|told| told["at"].is_f64()), "{events:#?}");
 
     let told = |event: &str| events.iter().filter(|told| told["event"] == event).count() as u64;
@@ -126,8 +128,8 @@ fn a_single_process_comes_back_and_keeps_its_files_if_told_to() {
     assert_eq!(output.status.code(), Some(0), "{story}{}", text(&output.stderr));
     assert!(story.contains("kill -9: the leader of term"), "{story}");
     assert!(story.contains("Nothing was lost."), "{story}");
-    assert!(story.contains("no holder was stopped beyond its lease"), "{story}");
-    assert!(!story.contains('\x1b'), "no colours where there is no terminal: {story}");
+    assert!(story.contains("no holder was paused beyond its lease"), "{story}");
+    assert!(!story.contains('\x1b'), "no colors without a terminal: {story}");
     for file in ["ledger.jsonl", "n1", "n1.log"] {
         assert!(dir.join(file).exists(), "{file}");
     }
@@ -144,7 +146,7 @@ fn wrong_arguments_are_explained_and_end_with_2() {
         (&["--seconds", "soon"], "invalid value 'soon' for '--seconds <SECONDS>'"),
         (&["--seed", "-1"], "unexpected argument '-1' found"),
         (&["--sedes"], "a similar argument exists: '--seed'"),
-        (&["--dir", full], "it is not empty"),
+        (&["--dir", full], "the directory is not empty"),
         (&["--dir", "/dev/null"], "cannot work in /dev/null"),
     ];
     for (arguments, words) in cases {
@@ -171,7 +173,7 @@ fn help_is_no_failure_and_names_every_option() {
     assert!(text(&output.stderr).contains("demo"), "{}", text(&output.stderr));
 }
 
-/// Starts a long demo and waits until its processes are at work.
+/// Starts a long demo, and waits until its processes are working.
 fn demo_at_work(place: &Place) -> (std::process::Child, Pid) {
     let mut parent = demo(place, &["--seconds", "60", "--json"]);
     let parent = parent.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -1,5 +1,5 @@
-//! `src/generated` is what the files in `proto` say: the code of the services, and the descriptors that the gateway
-//! reads messages by. With `BOWLINE_REGENERATE=1` it is made so.
+//! Checks that `src/generated` matches the files in `proto`: the code of the services, and the descriptors that the
+//! gateway uses. With `BOWLINE_REGENERATE=1` it is regenerated.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use prost::Message;
 const FILES: [&str; 6] =
     ["rpc.proto", "kv.proto", "auth.proto", "v3lock.proto", "v3election.proto", "health.proto"];
 
-/// Where the descriptors stand, in the same folder as the code.
+/// File of the descriptors, in the same directory as the code.
 const DESCRIPTORS: &str = "descriptors.bin";
 
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {

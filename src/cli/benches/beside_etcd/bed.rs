@@ -1,4 +1,4 @@
-//! A cluster of one system: its processes, and how they are reached.
+//! Starts a cluster of one system and connects to it.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,19 +12,19 @@ use crate::process::{bowline, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 
-/// How many clients share a connection.
+/// Number of clients per connection.
 const CLIENTS_PER_CONNECTION: usize = 8;
 
-/// What both are told beside where they are. Everything else is as they come.
+/// Settings of both systems in addition to names and addresses. Everything else has its default.
 const SETTINGS: [&str; 2] = ["--quota-backend-bytes=8589934592", "--log-level=error"];
 
-/// How often to look whether a server is there.
+/// Interval at which a starting server is tried.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Whose servers.
+/// The system under test.
 pub(crate) enum System {
     Bowline,
-    /// And which program.
+    /// The path of the program.
     Etcd(String),
 }
 
@@ -40,7 +40,7 @@ impl System {
         }
     }
 
-    /// What it says of itself; none if it does not run.
+    /// Returns the version that the program prints, or `None` if it does not run.
     pub(crate) fn version(&self) -> Option<String> {
         let output = self.command().arg("--version").output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -48,7 +48,7 @@ impl System {
     }
 }
 
-/// See the module.
+/// A running cluster.
 pub(crate) struct Bed {
     servers: Vec<Child>,
     /// The leader first.
@@ -57,9 +57,9 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Starts a cluster and waits until all of it answers.
+    /// Starts a cluster, and waits until all members answer.
     pub(crate) async fn made(system: &System, nodes: usize) -> Self {
-        // On the disk that the project is on: others may be in memory.
+        // On the project's disk, because the default may be in memory.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
         let start = |at: usize| {
@@ -81,7 +81,7 @@ impl Bed {
         bed
     }
 
-    /// Waits until one of them answers; says whether it leads.
+    /// Waits until a member answers. Returns whether it is the leader.
     async fn answers(&self, at: usize) -> bool {
         loop {
             if let Ok(channel) = self.endpoints[at].connect().await {
@@ -97,7 +97,7 @@ impl Bed {
         }
     }
 
-    /// Connections for some clients, spread over all servers, the leader first.
+    /// Returns connections for the clients, spread over all servers, starting with the leader.
     pub(crate) async fn connections(&self, clients: usize) -> Vec<Channel> {
         let mut channels = Vec::new();
         for at in 0..clients.div_ceil(CLIENTS_PER_CONNECTION) {
@@ -106,7 +106,7 @@ impl Bed {
         channels
     }
 
-    /// How much time of processors all its servers have used.
+    /// Returns the CPU time that all servers have used.
     pub(crate) fn cpu(&self) -> Duration {
         self.servers.iter().map(|server| cpu_of(server.id())).sum()
     }
@@ -128,10 +128,10 @@ fn start(system: &System, at: usize, peers: &[u16], client: u16, data: &Path) ->
     command.spawn().unwrap()
 }
 
-/// Of one process, by the kernel's count; zero where there is no such.
+/// Returns the CPU time of a process, or zero if there is no such process.
 fn cpu_of(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name may have spaces; behind it come the state and the numbers.
+    // The name may contain spaces; after it come the state and the numbers.
     let numbers = stat.rsplit(')').next().unwrap_or_default();
     let ticks: u64 = numbers.split_whitespace().skip(11).take(2).flat_map(str::parse::<u64>).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())

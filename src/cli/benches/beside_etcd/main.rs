@@ -1,17 +1,17 @@
-//! `bowline serve` beside etcd: both on this machine, in one run, asked the same by the same client.
+//! `bowline serve` compared with etcd: both on this machine, in one run, under the same load from the same client.
 //!
 //! ```sh
 //! cargo bench -p bowline-cli --bench beside_etcd                   # one server, then three; some fifteen minutes
-//! cargo bench -p bowline-cli --bench beside_etcd -- --quick        # every row for a moment: that it runs
+//! cargo bench -p bowline-cli --bench beside_etcd -- --quick        # every row briefly, to check that it runs
 //! cargo bench -p bowline-cli --bench beside_etcd -- --only put --nodes 3 --seconds 5 --pairs 5
 //! cargo bench -p bowline-cli --bench beside_etcd -- --etcd /path/to/another/etcd
 //! ```
 //!
-//! Servers are processes with their defaults, which sync each write to the same disk; clients are tasks of this
-//! process, which shares the processors with them. The two systems take turns, row by row, and the ratio is taken pair by
-//! pair. `docs/performance.md` says what the rows mean.
+//! Servers are processes with default settings, which sync each write to the same disk. Clients are tasks of this
+//! process, which shares the processors with the servers. The two systems alternate, row by row, and ratios are
+//! computed pair by pair. `docs/performance.md` explains the rows.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 #[path = "../../src/generated/mod.rs"]
 mod generated;
@@ -33,22 +33,22 @@ use bed::{Bed, System};
 use report::{Pair, Row};
 use work::{ALL, Measured, Work, fill, run};
 
-/// How many clients ask at a time.
+/// Numbers of concurrent clients.
 const CLIENTS: [usize; 3] = [1, 32, 256];
 
 #[derive(Clone)]
 struct Options {
-    /// etcd's program.
+    /// Path of etcd's program.
     etcd: String,
-    /// Only rows whose names contain this.
+    /// Runs only rows whose names contain this text.
     only: Option<String>,
-    /// How many servers.
+    /// Numbers of servers.
     nodes: Vec<usize>,
-    /// How long a row is measured, each time.
+    /// Duration of each measurement.
     time: Duration,
-    /// How often each of the two is measured.
+    /// Number of measurements of each system.
     pairs: usize,
-    /// Leaves etcd out, for whoever looks with a profiler.
+    /// Omits etcd, for runs under a profiler.
     alone: bool,
 }
 
@@ -61,7 +61,7 @@ impl Options {
             options.time = Duration::from_millis(50);
             options.pairs = 1;
         };
-        // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+        // Without `--bench`, which `cargo bench` passes, only check that everything runs.
         if !args.iter().any(|arg| arg == "--bench") {
             quick(&mut options);
         }
@@ -139,7 +139,7 @@ async fn compare(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// The two take turns, and who begins takes turns as well.
+/// Alternates between the systems, and also which of them starts.
 async fn measure(
     options: &Options,
     work: Work,

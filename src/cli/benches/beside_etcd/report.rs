@@ -1,8 +1,8 @@
-//! The table.
+//! Prints the results as a table.
 
 use crate::work::Measured;
 
-/// Both systems, measured one right after the other.
+/// Two consecutive measurements, one of each system.
 #[derive(Clone)]
 pub(crate) struct Pair {
     pub(crate) bowline: Measured,
@@ -13,7 +13,7 @@ pub(crate) struct Pair {
 #[derive(Clone, Default)]
 pub(crate) struct Row(Vec<Pair>);
 
-/// The title of a table.
+/// Prints the head of a table.
 pub(crate) fn head(nodes: usize) {
     println!("\n{nodes} server{}:\n", if nodes == 1 { "" } else { "s" });
     println!(
@@ -52,7 +52,7 @@ impl Row {
     }
 }
 
-/// The least, the median and the most.
+/// Returns the minimum, the median and the maximum.
 fn spread(mut numbers: Vec<f64>) -> (f64, f64, f64) {
     numbers.sort_by(f64::total_cmp);
     let last = numbers.len() - 1;

@@ -1,4 +1,4 @@
-//! What clients do, and how long it takes.
+//! Runs the clients' work and measures it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,35 +16,35 @@ use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;
 use v3lockpb::lock_client::LockClient;
 
-/// How many keys there are, and how long their values.
+/// Number of keys, and size of their values.
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 256;
 
-/// How many puts there are at a time for watchers to see.
+/// Number of concurrent puts for watchers to receive.
 const WRITERS: usize = 8;
 
-/// What of the time passes before anything is counted.
+/// Fraction of the time, as a divisor, that passes before counting starts.
 const WARM: u32 = 5;
 
-/// Longer than any of it takes.
+/// Longer than any run.
 const LEASE_SECONDS: i64 = 3600;
 
-/// One row's work. What one operation is stands beside each.
+/// The work of a row. Each variant defines one operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// A put to one of the keys.
     Put,
-    /// A range of one key, linearizable.
+    /// A linearizable range of one key.
     Range,
-    /// The same, serializable.
+    /// A serializable range of one key.
     SerializableRange,
-    /// A transaction: if the key is there, put it, and get another.
+    /// A transaction: if the key exists, puts it and gets another.
     Txn,
     /// An event at one of the watchers, all of which watch one key.
     Watch,
-    /// A renewal, on a stream of each client's own.
+    /// A renewal; each client has its own stream.
     KeepAlive,
-    /// Lock and unlock, each client under its own name.
+    /// Lock and unlock; each client has its own name.
     Lock,
 }
 
@@ -73,20 +73,20 @@ impl Work {
     }
 }
 
-/// What came of one measurement.
+/// Result of a measurement.
 #[derive(Clone, Default)]
 pub(crate) struct Measured {
-    /// Operations a second.
+    /// Operations per second.
     pub(crate) rate: f64,
     /// In microseconds.
     pub(crate) median: f64,
     /// In microseconds.
     pub(crate) p99: f64,
-    /// Microseconds of processors that the servers used for an operation.
+    /// CPU time of the servers per operation, in microseconds.
     pub(crate) cpu: f64,
 }
 
-/// From when until when operations are counted: those that began in between.
+/// The interval in which an operation must start to be counted.
 #[derive(Clone, Copy)]
 struct Span {
     begin: Instant,
@@ -96,7 +96,7 @@ struct Span {
 /// Latencies in nanoseconds.
 type Latencies = Vec<u64>;
 
-/// Makes sure that all keys are there.
+/// Makes sure that all keys exist.
 pub(crate) async fn fill(bed: &Bed) {
     let mut tasks = JoinSet::new();
     let channels = bed.connections(32).await;
@@ -113,7 +113,7 @@ pub(crate) async fn fill(bed: &Bed) {
     }
 }
 
-/// Measures one row once.
+/// Runs one measurement of a row.
 pub(crate) async fn run(bed: &Bed, work: Work, clients: usize, time: Duration) -> Measured {
     let channels = bed.connections(clients).await;
     let writers = if work == Work::Watch { WRITERS } else { 0 };
@@ -164,12 +164,12 @@ fn summed(mut all: Latencies, time: Duration, cpu: Duration) -> Measured {
     }
 }
 
-/// Forgets the history: neither system is to be measured by what rows before have left.
+/// Discards the history, so that earlier rows do not affect the measurement.
 async fn compact(channel: &Channel) {
     let mut kv = KvClient::new(channel.clone());
     let any = pb::RangeRequest { key: "any".into(), ..Default::default() };
     let revision = kv.range(any).await.unwrap().into_inner().header.unwrap().revision;
-    // Where nothing was written it has been done before.
+    // Fails if nothing was written since the last compaction.
     drop(kv.compact(pb::CompactionRequest { revision, physical: false }).await);
 }
 
@@ -202,7 +202,7 @@ async fn client(
     }
 }
 
-/// What a client has for its work.
+/// The state of a client.
 enum Own {
     Put(KvClient<Channel>, Dice),
     Range(KvClient<Channel>, Dice, bool),
@@ -230,7 +230,7 @@ impl Own {
                 let stream = watch.watch(ReceiverStream::new(requests)).await.unwrap();
                 let mut stream = stream.into_inner();
                 assert!(stream.message().await.unwrap().unwrap().created);
-                // Its end would be that of the stream, with some servers.
+                // With some servers, the end of the requests ends the stream.
                 tokio::spawn(async move { sender.closed().await });
                 Self::Watch(stream)
             }
@@ -282,14 +282,14 @@ impl Own {
 
 const WATCHED: &str = "watched";
 
-/// From when the times in watched values count.
+/// Start of the clock for times in watched values.
 static BASE: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 
 fn since_base() -> u64 {
     BASE.get().map_or(0, |base| base.elapsed().as_nanos() as u64)
 }
 
-/// Puts what is watched, with the time at which it does, until it is stopped.
+/// Puts the watched key with the current time until stopped.
 async fn write(channel: Channel, ready: Arc<Barrier>) {
     let mut kv = KvClient::new(channel);
     ready.wait().await;
@@ -332,7 +332,7 @@ fn put(key: String) -> pb::PutRequest {
     pb::PutRequest { key: key.into(), value: vec![b'v'; VALUE_BYTES].into(), ..Default::default() }
 }
 
-/// If the one key is there, puts it and gets the other.
+/// Returns a transaction that puts one key if it exists, and gets the other.
 fn txn(key: String, other: String) -> pb::TxnRequest {
     use pb::compare::{CompareResult, CompareTarget, TargetUnion};
     use pb::request_op::Request;
@@ -349,7 +349,7 @@ fn txn(key: String, other: String) -> pb::TxnRequest {
     pb::TxnRequest { compare: vec![compare], success, failure: Vec::new() }
 }
 
-/// Numbers without a pattern, the same in each run.
+/// A pseudorandom generator with the same sequence in each run.
 struct Dice(u64);
 
 impl Dice {

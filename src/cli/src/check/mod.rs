@@ -1,5 +1,5 @@
-//! `bowline check`: is a history possible? It reads one from a file, has it judged by the library's checkers
-//! ([`bowline::check`]), and says what came of it to people, to machines, or as a page with a picture.
+//! `bowline check`: reads a history from a file, checks it with the library's checkers ([`bowline::check`]), and
+//! reports the verdict as text, as JSON, or as a page with a picture.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -22,129 +22,128 @@ use thiserror::Error;
 
 mod report;
 
-/// There is no explanation.
+/// The history violates the model.
 const EXIT_VIOLATION: u8 = 1;
 
-/// The budget ended before there was an answer, or there was nothing to judge.
+/// The budget ran out before a verdict, or there was nothing to check.
 const EXIT_UNDECIDED: u8 = 3;
 
-/// What is checked, and how.
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
-    /// The history; - for standard input
+    /// History to check (-: standard input)
     file: PathBuf,
 
-    /// What the operations are called on
+    /// Model of the object that the operations were called on
     #[arg(long, value_enum)]
     model: ModelName,
 
-    /// The history is in EDN, as Jepsen writes it. Taken for granted where the file is called something.edn
+    /// Read the history as EDN, in Jepsen's format (implied by a name ending in .edn)
     #[arg(long)]
     edn: bool,
 
-    /// Print one JSON object, and nothing else
+    /// Print one JSON object and nothing else
     #[arg(long)]
     json: bool,
 
-    /// Make a page with a picture of the violation, if there is one, for any browser
+    /// Write an HTML page with a picture of the violation, if there is one
     #[arg(long, value_name = "FILE.html")]
     page: Option<PathBuf>,
 
-    /// What transactions are promised: read-uncommitted, read-committed, snapshot-isolation, serializable,
+    /// Isolation level of transactions: read-uncommitted, read-committed, snapshot-isolation, serializable,
     /// session-serializable or strict-serializable
     #[arg(long, value_name = "LEVEL", value_parser = level, default_value = Level::default().name())]
     level: Level,
 
-    /// What a register holds at first: a number or a text. Nothing, if it is left out
+    /// Initial value of a register, a number or a text [default: none]
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true, value_parser = value)]
     first: Option<Value>,
 
-    /// The revision of a store before its first change
+    /// Revision of the store before its first change
     #[arg(long, value_name = "REVISION", default_value_t = Kv::default().first)]
     first_revision: u64,
 
-    /// How often an owner may hold a reentrant lock at once
+    /// Maximum number of concurrent holds of a reentrant lock by its owner
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     holds: u32,
 
-    /// Each hold or lead has a token above those before it: for mutex, reentrant and election
+    /// Require each hold or lead to have a higher token than the one before it (mutex, reentrant, election)
     #[arg(long)]
     fenced: bool,
 
-    /// How many permits a semaphore has, or what is held
+    /// Number of permits of a semaphore, or of each held resource
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     permits: u64,
 
-    /// One owner may have several holds at once: for holds
+    /// Allow an owner to have several holds at once (holds)
     #[arg(long)]
     shared: bool,
 
-    /// Others, of whom the history says nothing, also change the store: for revisions and watch
+    /// Assume that clients outside the history also change the store (revisions, watch)
     #[arg(long)]
     others: bool,
 
-    /// How much two clocks may differ, in the history's unit: for holds and leases
+    /// Maximum difference between two clocks, in the history's unit (holds, leases)
     #[arg(long, value_name = "TIME", default_value_t = 0)]
     slack: u64,
 
-    /// By how many percent a clock may go wrong: for holds and leases
+    /// Maximum drift of a clock, in percent (holds, leases)
     #[arg(long, value_name = "PERCENT", default_value_t = 0)]
     drift: u64,
 
-    /// How long nobody gets what somebody lost, in the history's unit: for holds
+    /// Time for which a lost hold is granted to no other owner, in the history's unit (holds)
     #[arg(long, value_name = "TIME", default_value_t = 0)]
     lock_delay: u64,
 
-    /// How long after its time a lease may still be there, in the history's unit: for leases
+    /// Maximum time by which a lease may outlive its TTL, in the history's unit (leases)
     #[arg(long, value_name = "TIME")]
     late: Option<u64>,
 
-    /// How many steps are tried for each object
+    /// Maximum number of steps to try per object
     #[arg(long, default_value_t = linear::STEPS_DEFAULT)]
     steps: u64,
 
-    /// How many configurations are remembered for each object: most of the memory
+    /// Maximum number of configurations to remember per object, which determines most of the memory use
     #[arg(long, default_value_t = linear::CONFIGURATIONS_DEFAULT)]
     configurations: usize,
 
-    /// How long to try at most
+    /// Time limit
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 }
 
-/// What the operations of a history are called on.
+/// Model of the operations in a history.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum ModelName {
-    /// One value: read, write, cas
+    /// A single value: read, write, cas
     #[value(alias = "cas")]
     Register,
-    /// A store of rows with revisions, as etcd's: put, get, delete, cas
+    /// A store of rows with revisions, like etcd's: put, get, delete, cas
     Kv,
-    /// First in, first out: put, take
+    /// A FIFO queue: put, take
     Queue,
     /// A lock with one owner: acquire, release
     Mutex,
     /// A lock that its owner may hold several times
     Reentrant,
-    /// A lock whose holds have rising tokens
+    /// A lock whose holds have increasing tokens
     Fenced,
-    /// Some permits: acquire, release
+    /// A semaphore: acquire, release
     Semaphore,
-    /// One leads at a time: campaign, proclaim, resign, expire, leader
+    /// An election with one leader at a time: campaign, proclaim, resign, expire, leader
     Election,
-    /// As kv, where each reply has its revision: for millions of operations
+    /// Like kv, for replies with revisions; handles millions of operations
     Revisions,
-    /// Who watched a store, and what they were told: change, compact, watch, receive
+    /// Watches of a store and the events they received: change, compact, watch, receive
     Watch,
-    /// Who believed to hold what, from when to when, by the clock: hold
+    /// Time intervals in which owners believed to hold a resource: hold
     Holds,
-    /// How long leases lived, by the clock: grant, renew, revoke, look
+    /// Lifetimes of leases by the clock: grant, renew, revoke, look
     Leases,
     /// Transactions that append to lists: txn
     ListAppend,
     /// Transactions that write registers: txn
     WriteRead,
-    /// Elements that are added and never go, in EDN: add, read
+    /// A set of elements that are never removed, in EDN: add, read
     Set,
 }
 
@@ -164,7 +163,7 @@ impl ModelName {
         }
     }
 
-    /// How Jepsen writes it.
+    /// Returns Jepsen's format for this model.
     fn dialect(self) -> Option<Dialect> {
         Some(match self {
             Self::Register => Dialect::Register,
@@ -183,13 +182,13 @@ impl CheckOptions {
         self.edn || self.file.extension().is_some_and(|extension| extension == "edn")
     }
 
-    /// What a history without violation is.
+    /// Returns what the absence of a violation means.
     fn promise(&self) -> &'static str {
         match self.model {
             ModelName::ListAppend | ModelName::WriteRead | ModelName::Set => self.level.name(),
-            ModelName::Watch => "all was told, once and in order",
-            ModelName::Holds => "nobody held what another one held",
-            ModelName::Leases => "each lived as long as it should",
+            ModelName::Watch => "every event was received once and in order",
+            ModelName::Holds => "mutual exclusion",
+            ModelName::Leases => "each lease lived for its TTL",
             _ => "linearizable",
         }
     }
@@ -197,34 +196,33 @@ impl CheckOptions {
 
 fn level(name: &str) -> Result<Level, String> {
     let names = || Level::ALL.map(Level::name).join(", ");
-    Level::named(name).ok_or_else(|| format!("there are {}", names()))
+    Level::named(name).ok_or_else(|| format!("use one of {}", names()))
 }
 
 fn value(text: &str) -> Result<Value, std::convert::Infallible> {
     Ok(text.parse().map_or_else(|_| Value::from(text), |number: i64| Value::from(number)))
 }
 
-/// Why there is no verdict.
+/// Reason why there is no verdict.
 #[derive(Debug, Error)]
 enum CheckError {
-    #[error("{file}: it cannot be opened: {error}")]
+    #[error("{file}: cannot open: {error}")]
     Open { file: String, error: io::Error },
     #[error("{file}: {error}\n{help}")]
     Line { file: String, error: LineError, help: String },
-    #[error("a set is read from EDN only: give a file called something.edn, or --edn")]
+    #[error("a set is read from EDN only: name the file something.edn, or pass --edn")]
     OnlyEdn,
     #[error(
-        "of this model nobody writes EDN; there are register, set, list-append, write-read, queue, mutex, \
-             reentrant and semaphore"
+        "this model has no EDN format; supported are register, set, list-append, write-read, queue, mutex, reentrant \
+         and semaphore"
     )]
     NoEdn,
-    #[error("{file}: the page cannot be written: {error}")]
+    #[error("{file}: cannot write the page: {error}")]
     Page { file: String, error: io::Error },
-    #[error("the verdict cannot be printed: {0}")]
+    #[error("cannot print the verdict: {0}")]
     Print(#[from] io::Error),
 }
 
-/// `bowline check`.
 pub(crate) fn check_main(options: &CheckOptions) -> ExitCode {
     match check(options) {
         Ok(code) => code,
@@ -316,7 +314,7 @@ fn opened(file: &Path) -> Result<Box<dyn BufRead>, CheckError> {
     }
 }
 
-/// A lock.
+/// Checks a history of a lock.
 fn locked(
     options: &CheckOptions,
     from: impl BufRead,
@@ -330,7 +328,7 @@ fn locked(
     by_order(options, lines, &Mutex { holds_max, is_fenced })
 }
 
-/// A token that was not taken down is no fault of the lock's.
+/// Requires a token in each grant, because a token missing in the history is not the lock's fault.
 fn each_has_a_token<C, R: PartialEq>(
     options: &CheckOptions,
     lines: &Lines<C, R>,
@@ -345,14 +343,14 @@ fn each_has_a_token<C, R: PartialEq>(
             options,
             lines.numbers[place],
             "token",
-            "where there are tokens each hold and each lead says its own; if there are none, judge it without: \
-             --model mutex, or no --fenced",
+            "with --fenced, each hold and each leadership must have a token; to check a history without tokens, use \
+             --model mutex, or omit --fenced",
         )),
         None => Ok(()),
     }
 }
 
-/// Transactions, judged by what they read.
+/// Checks a history of transactions by what they read.
 fn transactions<C: Written>(
     options: &CheckOptions,
     from: impl BufRead,
@@ -361,10 +359,10 @@ fn transactions<C: Written>(
 ) -> Result<ExitCode, CheckError> {
     let lines = read::<C>(options, from)?;
     if let (Level::SessionSerializable, Some(line)) = (options.level, lines.nameless) {
-        let help = "session-serializable is about what one process did after another: say in each line whose it is";
+        let help = "session-serializable compares the operations of each process: name the process in each line";
         return Err(missing(options, line, "process", help));
     }
-    // What reads a set that has no element has no step.
+    // A transaction that reads an empty set has no step.
     let is_read = |operation: &Operation<C, C::Reply>| {
         let steps = steps(&operation.call);
         steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Read(_)))
@@ -377,7 +375,7 @@ fn transactions<C: Written>(
     })
 }
 
-/// Judged by linearizability.
+/// Checks a history for linearizability.
 fn by_order<M: Model>(
     options: &CheckOptions,
     lines: Lines<M::Call, M::Reply>,
@@ -411,7 +409,7 @@ fn read<C: Written>(
     })
 }
 
-/// A field that must be there with these options only.
+/// Returns the error for a field that only these options require.
 fn missing(
     options: &CheckOptions,
     line: usize,
@@ -422,7 +420,7 @@ fn missing(
     CheckError::Line { file: name_of(&options.file), error, help: help.to_owned() }
 }
 
-/// Has a history judged, and says what came of it.
+/// Checks a history and reports the verdict.
 fn judge<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,
@@ -461,30 +459,33 @@ fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
     matches!(operation.outcome, Outcome::Ok { .. })
 }
 
-/// Any object could have answered so: whoever takes that for a pass tests nothing.
+/// Returns the verdict for a history without answers. It must not count as passed, because any object could have
+/// produced it.
 fn nothing_said(why: Undecided) -> Verdict {
     Verdict::Undecided { object: String::new(), why, explored: 0 }
 }
 
-/// What to do about a line that cannot be read.
+/// Returns advice about a line that cannot be parsed.
 fn help(options: &CheckOptions, fault: &LineFault) -> String {
     let model = options.model.to_possible_value();
     let model = model.as_ref().map_or("", |model| model.get_name());
     match fault {
         LineFault::NoSuchCall(_) => format!(
-            "the calls of {model} are {}; if the history is of something else, name it with --model",
+            "the calls of {model} are {}; if the history is of another kind, pass its --model",
             options.model.calls()
         ),
         LineFault::NoSuchField(_) => format!(
-            "a field that says nothing here is an error, so that none is misspelled: remove it, or name another \
-             model than {model} with --model"
+            "unknown fields are errors, because they may be misspelled: remove the field, or pass another --model \
+             than {model}"
         ),
-        LineFault::NotJson(_) | LineFault::NotAnObject => "each line is one operation, as \
-             {\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":7}; empty lines and those \
-             that begin with # say nothing"
-            .to_owned(),
-        LineFault::NotEdn(_) => "what stands in a history of Jepsen's is in docs/assurance/checkers.md, \"Jepsen histories\"".to_owned(),
-        LineFault::Backwards { .. } => "both must be moments of one clock that all processes share".to_owned(),
+        LineFault::NotJson(_) | LineFault::NotAnObject => {
+            "each line is one operation, such as \
+             {\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":7}; empty lines and lines \
+             that begin with # are ignored"
+                .to_owned()
+        }
+        LineFault::NotEdn(_) => "for the format, see docs/assurance/checkers.md, \"Jepsen histories\"".to_owned(),
+        LineFault::Backwards { .. } => "both must be times of a clock that all processes share".to_owned(),
         _ => format!("the fields of {model} are in docs/assurance/checkers.md, \"The format of a history\""),
     }
 }

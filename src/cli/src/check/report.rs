@@ -1,4 +1,4 @@
-//! What people and machines are told of a history that was judged.
+//! Reports of a verdict for people and for programs.
 
 use bowline::check::lines::{self, Lines, Written};
 use bowline::check::{Counterexample, Undecided, Verdict};
@@ -6,23 +6,23 @@ use serde_json::{Value as Json, json};
 
 use super::CheckOptions;
 
-/// What an undecided verdict needs.
+/// Returns advice for an undecided verdict.
 fn more(why: Undecided) -> &'static str {
     match why {
-        Undecided::Steps => "it is no pass: try again with more --steps",
+        Undecided::Steps => "not a pass: try again with more --steps",
         Undecided::Configurations => {
-            "it is no pass: try again with more --configurations, if there is memory"
+            "not a pass: try again with more --configurations, if there is enough memory"
         }
-        Undecided::Stopped => "it is no pass: try again with more --seconds",
-        Undecided::Repeated(..) => "it is no pass: let each transaction write values of its own",
+        Undecided::Stopped => "not a pass: try again with more --seconds",
+        Undecided::Repeated(..) => "not a pass: let each transaction write values of its own",
         Undecided::Nothing | Undecided::Unread => {
-            "it is no pass: see whether the test called anything, and whether this is the file that it wrote"
+            "not a pass: check whether the test made any calls, and whether this is its history"
         }
-        _ => "it is no pass",
+        _ => "not a pass",
     }
 }
 
-/// What people are told: a word and a sentence each.
+/// Returns the lines for people, as pairs of a word and a sentence.
 pub(super) fn said<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,
@@ -34,7 +34,7 @@ pub(super) fn said<C: Written>(
             let page = options
                 .page
                 .is_some()
-                .then_some(("page", "none: there is nothing to show".to_owned()));
+                .then_some(("page", "not written: there is no violation to show".to_owned()));
             [("ok", format!("{count} operations, {}", options.promise()))]
                 .into_iter()
                 .chain(page)
@@ -70,8 +70,8 @@ pub(super) fn said<C: Written>(
                     dead_end.stuck.iter().map(|index| format!("#{index}")).collect();
                 let (placed, state) = (dead_end.order.len(), &dead_end.state);
                 let words = format!(
-                    "the longest order that was found has {placed} operations; then the object holds {state}, and \
-                     none of {} can be next",
+                    "the longest possible order has {placed} operations; the state is then {state}, and none of {} \
+                     can be next",
                     stuck.join(", ")
                 );
                 said.push(("stuck", words));
@@ -79,7 +79,8 @@ pub(super) fn said<C: Written>(
             if !is_minimal {
                 said.push((
                     "note",
-                    "fewer operations may do, or others may belong to it".to_owned(),
+                    "a subset of these operations may be enough for the violation, or other operations may belong to \
+                     it".to_owned(),
                 ));
             }
             if let Some(page) = &options.page {
@@ -90,7 +91,7 @@ pub(super) fn said<C: Written>(
     }
 }
 
-/// What machines are told.
+/// Returns the JSON object for programs.
 pub(super) fn told<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,

@@ -1,4 +1,4 @@
-//! `bowline alarm`: what is wrong with the cluster's room or its copies.
+//! `bowline alarm`: lists and clears the cluster's space and corruption alarms.
 
 use clap::{Args, Subcommand};
 
@@ -8,7 +8,7 @@ use super::print::Output;
 use crate::generated::etcdserverpb as pb;
 use pb::alarm_request::AlarmAction;
 
-/// See alarms, and end them
+/// List or clear alarms
 #[derive(Args, Debug)]
 pub(crate) struct AlarmOptions {
     #[command(subcommand)]
@@ -17,15 +17,14 @@ pub(crate) struct AlarmOptions {
 
 #[derive(Subcommand, Debug)]
 enum AlarmCommand {
-    /// List the alarms that were raised for the cluster (NOSPACE, CORRUPT), and what is wrong with the server that is asked
+    /// List raised alarms (NOSPACE, CORRUPT) and problems that the contacted server has detected
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// End all alarms that are listed; what Bowline finds wrong by itself ends by itself, and comes back while it is so
+    /// Clear all listed alarms (a problem that Bowline detects by itself stays listed until it is fixed)
     #[command(after_long_help = EXIT_CODES)]
     Disarm,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,

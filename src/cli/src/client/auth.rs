@@ -1,4 +1,4 @@
-//! `bowline auth`: whether users are asked who they are.
+//! `bowline auth`: turns authentication on and off.
 
 use clap::{Args, Subcommand};
 
@@ -8,7 +8,7 @@ use super::print::Output;
 use super::print::users::Asks;
 use crate::generated::etcdserverpb as pb;
 
-/// The role that may do everything, and who must have it.
+/// Name of the administrator, and of the role that the administrator must have.
 const ROOT: &str = "root";
 
 /// Turn authentication on or off
@@ -20,18 +20,17 @@ pub(crate) struct AuthOptions {
 
 #[derive(Subcommand, Debug)]
 enum AuthCommand {
-    /// Ask everybody who they are, from now on. There must be a user root; it gets the role root
+    /// Require authentication (needs a user `root`, who is given the role `root`)
     #[command(after_long_help = EXIT_CODES)]
     Enable,
-    /// Ask nobody any more
+    /// Stop requiring authentication
     #[command(after_long_help = EXIT_CODES)]
     Disable,
-    /// Say whether users are asked who they are
+    /// Show whether authentication is on
     #[command(after_long_help = EXIT_CODES)]
     Status,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,

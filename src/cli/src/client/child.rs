@@ -1,9 +1,10 @@
-//! A command that runs while something is held, and that is gone before the hold can be another's.
+//! Runs a command while a lock is held, and ends the command before another client can acquire the lock.
 //!
-//! It is started through a keeper, which is this program, too: whatever ends this process, its keeper kills the
-//! command and all that it has started. Whatever ends the keeper, the system kills the command, and this process
-//! adopts and kills the rest. Only if both are killed at once what the command has started may go on. The keeper knows
-//! until when the command may run, so that it ends in time while this process stands still.
+//! The command is started through a supervisor, which is this program in another process. If this process ends for any
+//! reason, the supervisor kills the command and all its descendants. If the supervisor ends, the kernel kills the
+//! command, and this process adopts and kills the remaining descendants. Only if both processes are killed at the same
+//! time can descendants of the command survive. The supervisor knows the time until which the command may run, so it
+//! can end the command in time even while this process is suspended.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,10 +19,10 @@ use super::failure::Failure;
 use super::session::Moment;
 use super::supervisor::{self, ended_by};
 
-/// How long a keeper may take to do what it was told.
+/// Time that the supervisor has to carry out an order to kill.
 const SUPERVISOR_MAX: Duration = Duration::from_secs(2);
 
-/// A command that runs.
+/// A running command and the supervisor process above it.
 #[derive(Debug)]
 pub(crate) struct Child {
     supervisor: tokio::process::Child,
@@ -30,8 +31,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts it, with more variables in its environment; it may run until then. To be called on the main thread, whose
-    /// end is the end of the process.
+    /// Starts the command with additional environment variables; it may run until `until`. Must be called on the main
+    /// thread, because the kernel ties the supervisor to the thread that started it.
     pub(crate) fn start(
         command: &[OsString],
         variables: &[(&str, OsString)],
@@ -46,23 +47,24 @@ impl Child {
         start.stdin(supervisors);
         let supervisor = tokio::process::Command::from(start).spawn().map_err(failed)?;
         let pid = supervisor.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let pid = pid.ok_or_else(|| failed(io::Error::other("it has no id")))?;
+        let pid = pid.ok_or_else(|| failed(io::Error::other("the process has no ID")))?;
         Ok(Self { supervisor, pid, pipe })
     }
 
-    /// It may run until then.
+    /// Extends the time until which the command may run.
     pub(crate) fn extend(&self, until: Moment) {
         self.pipe.extend(until);
     }
 
-    /// Waits for its end, and says its exit code. May be dropped, and called again.
+    /// Waits until the command ends, and returns its exit code. Cancel safe.
     pub(crate) async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.supervisor.wait().await;
-        let status =
-            status.map_err(|error| Failure::Local("the command is lost".to_owned(), error))?;
+        let status = status
+            .map_err(|error| Failure::Local("cannot wait for the command".to_owned(), error))?;
         match (status.code(), status.signal()) {
             (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
-            // The keeper was killed, or was told to end before it could pass that on: not the command.
+            // The supervisor itself was killed, or was asked to end before it could pass the signal on. The status is
+            // not that of the command.
             (None, signal) => {
                 descendants::kill().await;
                 let signal = signal.and_then(Signal::from_named_raw).unwrap_or(Signal::KILL);
@@ -71,30 +73,30 @@ impl Child {
         }
     }
 
-    /// Passes a signal on.
+    /// Forwards a signal to the supervisor.
     pub(crate) fn pass_on(&self, signal: Signal) {
-        // Who is gone needs no signal, and its number may be another's.
+        // A process that has been waited for needs no signal, and its process id may already be reused.
         if self.supervisor.id().is_some() {
             kill_process(self.pid, signal).ok();
         }
     }
 
-    /// Asks it to end, and all that it has started.
+    /// Sends SIGTERM to the command and all its descendants.
     pub(crate) fn ask_to_end(&self) {
         let mut asked = descendants();
-        // Which would pass it on to who has been asked.
+        // The supervisor would forward the signal to processes that receive it here anyway.
         asked.retain(|pid| *pid != self.pid);
         if asked.is_empty() {
             self.pass_on(Signal::TERM);
         }
         for pid in asked {
             kill_process(pid, Signal::TERM).ok();
-            // Who was stopped hears nothing before it goes on.
+            // A stopped process handles SIGTERM only after SIGCONT.
             kill_process(pid, Signal::CONT).ok();
         }
     }
 
-    /// Kills it and all that it has started, and waits until none of them runs.
+    /// Kills the command and all its descendants, and waits until none of them runs.
     pub(crate) async fn kill(&mut self) {
         self.pass_on(supervisor::END);
         descendants::kill().await;

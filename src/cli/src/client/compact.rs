@@ -1,4 +1,4 @@
-//! `bowline compact`: forgets old revisions.
+//! `bowline compact`: discards old revisions.
 
 use clap::Args;
 
@@ -8,23 +8,21 @@ use super::print::Output;
 use super::range::revision;
 use crate::generated::etcdserverpb::CompactionRequest;
 
-/// Forget what was before a revision
+/// Discard history before a revision
 ///
-/// What is there at that revision stays, and all that was changed since. Reads and watches of older revisions
-/// are refused from then on.
+/// Keeps the state at that revision and all later changes. Reads and watches of older revisions fail afterwards.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct CompactOptions {
-    /// The oldest revision that is kept
+    /// Oldest revision to keep
     #[arg(value_parser = revision)]
     revision: i64,
 
-    /// Wait until its room is free, where the server can
+    /// Wait until the space is freed, if the server supports it
     #[arg(long)]
     physical: bool,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,

@@ -1,5 +1,5 @@
-//! Connections to the servers, and the rule by which a request goes to the next of them: a question may be asked
-//! again; a change may only if it is proven that nothing was made of it. Otherwise it is said that nobody knows.
+//! Connects to the servers and decides when a failed request goes to the next one. A read may be repeated. A change may
+//! be repeated only if it provably was not applied. Otherwise the outcome is reported as unknown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,19 +24,19 @@ use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
 
-/// How large an answer may be: a range of everything is one.
+/// Largest accepted response. Generous, because a range may return the whole store.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
 
-/// For what takes the time it takes. A server that is gone is found out by its connection.
+/// Deadline for operations without a time limit. Their connection's keepalive detects a server that is gone.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// How often each endpoint is asked at most, for one request.
+/// Maximum number of attempts per endpoint for one request.
 const ROUNDS: usize = 2;
 
-/// How long to wait before the second round.
+/// Pause before the second round over the endpoints.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
-/// Puts the token of who asks on each request, and whether a member without a leader shall refuse it.
+/// Adds the user's token to each request, and the header by which a member without a leader rejects the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stamp {
     token: Option<MetadataValue<Ascii>>,
@@ -57,14 +57,13 @@ impl Interceptor for Stamp {
 
 type Wire = InterceptedService<Channel, Stamp>;
 
-/// A connection to one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     channel: Channel,
     stamp: Stamp,
-    /// Which of the endpoints it is.
+    /// Index of the endpoint.
     at: usize,
-    /// Which connection of its client.
+    /// Sequence number of the connection within its client.
     number: u64,
 }
 
@@ -73,71 +72,66 @@ impl Link {
         InterceptedService::new(self.channel.clone(), self.stamp.clone())
     }
 
-    /// Keys and values.
     pub(crate) fn kv(&self) -> KvClient<Wire> {
         KvClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Leases.
     pub(crate) fn lease(&self) -> LeaseClient<Wire> {
         LeaseClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Watches. Refused by a member that has no leader: it would wait in silence.
+    /// Returns a client for watches. A member without a leader must reject the watch, which otherwise would silently
+    /// deliver nothing.
     pub(crate) fn watch(&self) -> WatchClient<Wire> {
         let stamp = Stamp { needs_leader: true, ..self.stamp.clone() };
         let wire = InterceptedService::new(self.channel.clone(), stamp);
         WatchClient::new(wire).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Members.
     pub(crate) fn cluster(&self) -> ClusterClient<Wire> {
         ClusterClient::new(self.wire())
     }
 
-    /// Maintenance.
     pub(crate) fn maintenance(&self) -> MaintenanceClient<Wire> {
         MaintenanceClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Users and roles.
     pub(crate) fn auth(&self) -> AuthClient<Wire> {
         AuthClient::new(self.wire())
     }
 }
 
-/// What a request does.
+/// Whether a request may be repeated without harm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
-    /// Nothing, or nothing that anybody misses or minds.
+    /// The request changes nothing, or nothing that matters.
     Repeatable,
-    /// A change that is the same however often it is made. Once it may have been made, whoever gets no further does not
-    /// say that it was not.
+    /// An idempotent change. After an attempt with an unknown outcome, a later failure is reported as unknown as well.
     Settled,
-    /// It changes something each time.
+    /// The request makes a new change each time.
     Change,
 }
 
-/// A client of some servers.
+/// A client of one or more endpoints.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     state: Mutex<State>,
-    /// Whether something was changed: by this client, or by those that were made of it.
+    /// Whether this client, or a client derived from it, has changed something.
     has_changed: Arc<AtomicBool>,
-    /// Rises with each connection that is made or left: the number of the one that is used, if one is.
+    /// Number of the current connection, if one is open. Increases when a connection is made or abandoned.
     number: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The endpoint that is asked first.
+    /// Index of the endpoint to try first.
     preferred: usize,
     link: Option<Link>,
 }
 
 impl Client {
-    /// One that is not connected yet.
+    /// Returns a client without connecting it.
     pub(crate) fn new(settings: Settings) -> Arc<Self> {
         Self::after(settings, Arc::default())
     }
@@ -147,28 +141,27 @@ impl Client {
         Arc::new(Self { settings, state, has_changed, number })
     }
 
-    /// Whether something was changed.
     pub(crate) fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::Relaxed)
     }
 
-    /// One that asks a single server, by the same settings.
+    /// Returns a client of a single endpoint with the same settings.
     pub(crate) fn of_one(&self, endpoint: &str) -> Arc<Self> {
         let settings = Settings { endpoints: vec![endpoint.to_owned()], ..self.settings.clone() };
         Client::after(settings, Arc::clone(&self.has_changed))
     }
 
-    /// One more, with connections of its own.
+    /// Returns a client with the same settings and connections of its own.
     pub(crate) fn another(&self) -> Arc<Self> {
         Client::after(self.settings.clone(), Arc::clone(&self.has_changed))
     }
 
-    /// A connection: the one of before, or to the first endpoint that can be reached.
+    /// Returns the open connection, or connects to the first endpoint that can be reached.
     pub(crate) async fn link(&self) -> Result<Link, Failure> {
         self.link_until(Instant::now() + NO_LIMIT).await
     }
 
-    /// As `link`. Who says nothing takes no more of the time until then than is its share.
+    /// As `link`, with a deadline. An endpoint that does not answer uses up only its share of the remaining time.
     async fn link_until(&self, end: Instant) -> Result<Link, Failure> {
         let mut state = self.state.lock().await;
         if let Some(link) = &state.link {
@@ -179,7 +172,7 @@ impl Client {
         for step in 0..count {
             let at = state.preferred;
             let name = &self.settings.endpoints[at];
-            // Whoever comes next does not wait for the same, if this one does not wait to the end.
+            // If this call is cancelled, the next caller starts with another endpoint.
             state.preferred = (at + 1) % count;
             let left = end.saturating_duration_since(Instant::now());
             let share = left / u32::try_from(count - step).unwrap_or(u32::MAX);
@@ -222,7 +215,7 @@ impl Client {
         }
     }
 
-    /// Whether an endpoint is reached with TLS, and where.
+    /// Splits an endpoint into whether it uses TLS and its address.
     pub(crate) fn place<'a>(&self, name: &'a str) -> Result<(bool, &'a str), Failure> {
         match name.split_once("://") {
             Some(("http", rest)) => Ok((self.settings.tls.required, rest.trim_end_matches('/'))),
@@ -245,37 +238,39 @@ impl Client {
             false => "http",
         };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{rest}"))
-            .map_err(|_| Failure::Usage(format!("{name:?} is no HOST:PORT")))?
+            .map_err(|_| Failure::Usage(format!("invalid endpoint {name:?}: expected HOST:PORT")))?
             .tcp_nodelay(true)
             .http2_keep_alive_interval(self.settings.keepalive_time)
             .keep_alive_timeout(self.settings.keepalive_timeout);
         if is_secure { tls::secured(endpoint, &self.settings.tls) } else { Ok(endpoint) }
     }
 
-    /// The token of who asks; none where nobody is named, or the server does not care.
+    /// Logs in and returns the token, or `None` if no user is configured or the server has authentication off.
     async fn log_in(
         &self,
         link: &Link,
         share: Duration,
     ) -> Result<Option<MetadataValue<Ascii>>, Status> {
         let Some(login) = &self.settings.login else { return Ok(None) };
-        // It was asked for before, if it was not given.
+        // A missing password was prompted for earlier.
         let password = login.password.clone().unwrap_or_default();
         let request = pb::AuthenticateRequest { name: login.name.clone(), password };
         let limit = self.settings.command_timeout.min(share);
         let mut auth = link.auth();
         let asked = tokio::time::timeout(limit, auth.authenticate(request));
-        match asked.await.map_err(|_| Status::deadline_exceeded("no answer to the login"))? {
+        match asked.await.map_err(|_| Status::deadline_exceeded("the login timed out"))? {
             Ok(answer) => {
                 let token = answer.into_inner().token.parse();
-                token.map(Some).map_err(|_| Status::internal("the server's token cannot be sent"))
+                token.map(Some).map_err(|_| {
+                    Status::internal("the server returned a token that is no valid header value")
+                })
             }
             Err(status) if status.message().contains("authentication is not enabled") => Ok(None),
             Err(status) => Err(status),
         }
     }
 
-    /// The connection is of no use any more: the next request goes to the next endpoint.
+    /// Abandons a connection: the next request goes to the next endpoint.
     pub(crate) async fn leave(&self, link: &Link) {
         let mut state = self.state.lock().await;
         if state.link.as_ref().is_some_and(|now| now.number == link.number) {
@@ -285,14 +280,14 @@ impl Client {
         }
     }
 
-    /// Waits until a connection was left, by whoever has found first that it is of no use: what only waits at the
-    /// other end hears nothing of that.
+    /// Waits until some task abandons the connection as unusable. A task that only waits for events on it would not
+    /// notice.
     pub(crate) async fn left(&self, link: &Link) {
-        // The sender is this client's own.
+        // Cannot fail: this client owns the sender.
         drop(self.number.subscribe().wait_for(|number| *number > link.number).await);
     }
 
-    /// Asks, at one endpoint after the other where that is allowed, for as long as the command's timeout says.
+    /// Sends a request, trying other endpoints where `effect` allows it, within the command's timeout.
     pub(crate) async fn ask<T>(
         &self,
         effect: Effect,
@@ -301,7 +296,7 @@ impl Client {
         self.ask_for(self.settings.command_timeout, effect, call).await
     }
 
-    /// As `ask`, for so long.
+    /// As `ask`, with the given time limit.
     pub(crate) async fn ask_for<T>(
         &self,
         limit: Duration,
@@ -319,7 +314,7 @@ impl Client {
         })
     }
 
-    /// Says, too, whether an attempt was made of which nobody knows what came.
+    /// As `ask_for`. Also sets `may_be_made` if the outcome of an attempt is unknown.
     async fn ask_each<T>(
         &self,
         limit: Duration,
@@ -336,12 +331,12 @@ impl Client {
             if attempt == count {
                 tokio::time::sleep(ROUND_PAUSE).await;
             }
-            // Somebody else may be connecting, or logging in, for longer than that.
+            // Another task may be connecting or logging in for longer than this request's time limit.
             let link = tokio::time::timeout_at(end, self.link_until(end));
             let Ok(link) = link.await else { return Err(last.unwrap_or(Failure::Timeout(limit))) };
             let link = link?;
             let left = end.saturating_duration_since(Instant::now());
-            // A server that hangs shall not take the whole time, if others can be asked the same.
+            // A server that hangs must not use up the whole time if other endpoints can be tried.
             let patience = match effect {
                 Effect::Repeatable | Effect::Settled if attempt + 1 < count => {
                     left / (count - attempt) as u32
@@ -355,14 +350,15 @@ impl Client {
                     *may_be_made = true;
                     self.leave(&link).await;
                     if effect == Effect::Change {
-                        return Err(Failure::Unknown(format!("no answer came within {limit:?}")));
+                        return Err(Failure::Unknown(format!("no response within {limit:?}")));
                     }
                     last = Some(Failure::Timeout(limit));
                     continue;
                 }
             };
             if needs_new_token(&status) && self.settings.login.is_some() && !has_logged_in_again {
-                // The token has ended, or is another server's, or users have changed. Nothing was done.
+                // The token has expired, belongs to another server, or predates a change of users. The request was not
+                // applied.
                 has_logged_in_again = true;
                 self.leave(&link).await;
                 last = Some(Failure::Refused(status));
@@ -385,7 +381,7 @@ impl Client {
     }
 }
 
-/// Whether an endpoint is a socket file.
+/// Returns whether an endpoint is a Unix socket.
 pub(crate) fn is_file(name: &str) -> bool {
     name.starts_with("unix://")
 }
@@ -395,7 +391,7 @@ fn needs_new_token(status: &Status) -> bool {
         || status.message().contains("auth: revision in header is old")
 }
 
-/// What a status says, and where it comes from the connection, why.
+/// Returns the message of a status, or the cause if the connection broke.
 fn words(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(error) => format!("the connection broke: {}", root_cause(error)),

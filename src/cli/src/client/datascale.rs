@@ -1,4 +1,4 @@
-//! `bowline check datascale`: how much memory a server needs for keys, as etcdctl asks it.
+//! `bowline check datascale`: measures how much memory a server needs for keys, like `etcdctl check datascale`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,29 +17,29 @@ use super::print::Output;
 use crate::data::Bar;
 use crate::generated::etcdserverpb::PutRequest;
 
-/// As in etcdctl's check.
+/// The same sizes as `etcdctl check datascale`.
 const KEY_BYTES: usize = 512;
 const VALUE_BYTES: usize = 512;
 
-/// What a server says of itself at `/metrics`.
+/// Metric that the server exposes at `/metrics`.
 const MEMORY: &str = "process_resident_memory_bytes";
 
 /// Check how much memory a server needs for many keys
 ///
-/// Writes keys of 512 bytes with values of 512, and deletes them in the end. Says by how much the memory of the first
-/// endpoint's server has grown meanwhile, which it asks it over plain HTTP.
+/// Writes keys of 512 bytes with values of 512 bytes, and deletes them at the end. Prints the growth of the server's
+/// memory, read from the first endpoint's /metrics over plain HTTP.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct DatascaleOptions {
-    /// How much: 10000, 100000, 1000000 or 3000000 keys
+    /// Load level: 10000, 100000, 1000000 or 3000000 keys
     #[arg(long, value_enum, default_value = "s")]
     load: Load,
 
-    /// What all keys begin with. There must be none that does
+    /// Prefix of the test keys (no key may exist under it)
     #[arg(long, value_name = "KEY", default_value = "/bowline-check-datascale/")]
     prefix: OsString,
 
-    /// How many keys instead
+    /// Number of keys, instead of the load level's
     #[arg(long, value_name = "COUNT")]
     count: Option<u64>,
 
@@ -48,7 +48,7 @@ pub(crate) struct DatascaleOptions {
 }
 
 impl Load {
-    /// Keys, and clients.
+    /// Returns the numbers of keys and clients.
     fn scale(self) -> (u64, usize) {
         match self {
             Load::S => (10_000, 50),
@@ -59,7 +59,6 @@ impl Load {
     }
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -90,7 +89,7 @@ pub(crate) async fn run(
     output.say(format!("PASS: Approximate system memory used : {megabytes:.2} MB."))
 }
 
-/// Puts so many, from several clients with a connection each. Says why some failed, and how many.
+/// Puts `count` keys from several clients, each with its own connection. Returns the error texts with their counts.
 async fn put_all(
     client: &Client,
     prefix: &Bytes,
@@ -134,7 +133,7 @@ async fn put_all(
 }
 
 async fn put(link: &Link, prefix: &Bytes, number: u64) -> Result<(), String> {
-    // In no order, and none twice.
+    // The multiplication scatters the keys and maps no two numbers to the same key.
     let scattered = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut key = [&prefix[..], format!("{scattered:016x}").as_bytes()].concat();
     key.resize(prefix.len() + KEY_BYTES, b'.');

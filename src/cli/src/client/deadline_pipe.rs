@@ -1,10 +1,10 @@
-//! What the one that holds tells the keeper of its command: until when the command may run, anew with each renewal. So it
-//! is ended in time also where the one that holds stands still, and cannot do so.
+//! The channel over which `bowline lock` sends its supervisor the command's deadline after each renewal. With it the
+//! supervisor can end the command in time even while `bowline lock` is suspended.
 //!
 //! ```text
-//!   bowline lock ──────── a socket ────────► its keeper's standard input
-//!                 a moment, and with it the command's own standard input
-//!                 a moment
+//!   bowline lock ──────── socket pair ───────► the supervisor's standard input
+//!                 a deadline, and with it the command's own standard input
+//!                 a deadline
 //!                 ...
 //! ```
 
@@ -20,25 +20,25 @@ use tokio::io::AsyncReadExt;
 
 use super::session::Moment;
 
-/// How long a moment is.
+/// Encoded size of a deadline.
 const MOMENT_BYTES: usize = 8;
 
-/// How many are read at a time: only the last one counts.
+/// Number of deadlines read at once; only the last one counts.
 const MOMENTS: usize = 64;
 
-/// The end of the one that holds.
+/// The sending end, in `bowline lock`.
 #[derive(Debug)]
 pub(crate) struct DeadlinePipe(UnixStream);
 
 impl DeadlinePipe {
-    /// Both ends: the other one is to become the keeper's standard input.
+    /// Returns both ends. The second is to become the supervisor's standard input.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
         let (own, supervisors) = UnixStream::pair()?;
         own.set_nonblocking(true)?;
         Ok((Self(own), supervisors.into()))
     }
 
-    /// The first word: until when, and this process's standard input.
+    /// Sends the first message: the deadline and this process's standard input.
     pub(crate) fn begin(&self, until: Moment) -> io::Result<()> {
         let stdin = io::stdin();
         let files = [stdin.as_fd()];
@@ -49,14 +49,14 @@ impl DeadlinePipe {
         Ok(())
     }
 
-    /// The command may run until then.
+    /// Extends the deadline.
     pub(crate) fn extend(&self, until: Moment) {
-        // A keeper that has no room for it stands still itself, or is gone.
+        // The write fails only if the supervisor itself is suspended or gone.
         drop((&self.0).write(&until.to_bytes()));
     }
 }
 
-/// The keeper's end.
+/// The receiving end, in the supervisor.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     line: tokio::net::UnixStream,
@@ -64,7 +64,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Hears the first word. Gives the command's standard input, too. To be called within a runtime.
+    /// Receives the first message. Returns the command's standard input as well. Must be called within a runtime.
     pub(crate) fn hear() -> io::Result<(Self, OwnedFd)> {
         let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut word = [0; MOMENT_BYTES];
@@ -77,7 +77,9 @@ impl Deadline {
             _ => None,
         });
         let (MOMENT_BYTES, Some(stdin)) = (heard.bytes, files.next()) else {
-            return Err(io::Error::other("whoever holds has said nothing"));
+            return Err(io::Error::other(
+                "the parent process closed the socket before the first message",
+            ));
         };
         fcntl_setfd(&stdin, FdFlags::CLOEXEC)?;
         line.set_nonblocking(true)?;
@@ -85,13 +87,13 @@ impl Deadline {
         Ok((Self { line, until: Moment::from_bytes(word) }, stdin))
     }
 
-    /// Waits until it has passed, or whoever holds is gone. May be dropped, and called again.
+    /// Waits until the deadline has passed or `bowline lock` is gone. Cancel safe.
     pub(crate) async fn pass(&mut self) {
         let mut words = [0; MOMENTS * MOMENT_BYTES];
         loop {
             let until = self.until;
             tokio::select! {
-                // What was said comes before what it was.
+                // A new deadline takes precedence over the expiry of the old one.
                 biased;
                 heard = self.line.read(&mut words) => match words[..heard.unwrap_or_default()].as_chunks().0.last() {
                     Some(word) => self.until = Moment::from_bytes(*word),

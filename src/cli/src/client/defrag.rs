@@ -1,4 +1,4 @@
-//! `bowline defrag`: has servers give back room on their disks.
+//! `bowline defrag`: asks servers to return free disk space to the file system.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -12,18 +12,18 @@ use super::print::Output;
 use super::print::cluster::took;
 use crate::generated::etcdserverpb::DefragmentRequest;
 
-/// Have servers give back room on their disks
+/// Return free disk space to the file system
 ///
-/// For servers of etcd, which stand still meanwhile. Bowline's give room back by themselves and answer at once.
+/// Meant for etcd servers, which block requests meanwhile. Bowline servers reclaim space by themselves and answer at
+/// once.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct DefragOptions {
-    /// Those that the members name, too, and not only those of --endpoints
+    /// Use all endpoints from the member list
     #[arg(long)]
     cluster: bool,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -33,7 +33,7 @@ pub(crate) async fn run(
     each(client, output, endpoints).await
 }
 
-/// Has each of these do it, and says so.
+/// Defragments each endpoint and prints the results.
 pub(super) async fn each(
     client: &Client,
     output: Output,
@@ -49,7 +49,7 @@ pub(super) async fn each(
             Ok(_) => output
                 .say(format!("Finished defragmenting etcd member[{endpoint}]. took {took}"))?,
             Err(failure) => {
-                // In etcdctl's words from the first one on.
+                // The message is etcdctl's, including its capital letter.
                 let words = format!(
                     "Failed to defragment etcd member[{endpoint}]. took {took}. ({failure})"
                 );

@@ -15,36 +15,35 @@ Examples:
 
 /// Delete keys
 ///
-/// Prints how many there were.
+/// Prints the number of deleted keys.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct DelOptions {
     #[command(flatten)]
     keys: Keys,
 
-    /// Print what was deleted, too
+    /// Also print the deleted keys and values
     #[arg(long)]
     prev_kv: bool,
 
-    /// The key and its end are a range: as without it; for scripts that say so
+    /// Treat KEY and RANGE_END as a range (the default; accepted for etcdctl scripts)
     #[arg(long, hide = true)]
     range: bool,
 }
 
 impl DelOptions {
-    /// What is asked of the server.
+    /// Builds the request.
     pub(crate) fn request(self) -> Result<DeleteRangeRequest, Failure> {
         let (key, range_end) = self.keys.range()?;
         Ok(DeleteRangeRequest { key, range_end, prev_kv: self.prev_kv })
     }
 
-    /// Whether it reads standard input.
+    /// Returns whether the command reads standard input.
     pub(crate) fn reads_input(&self) -> bool {
         self.keys.reads_input()
     }
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,

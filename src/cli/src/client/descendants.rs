@@ -1,24 +1,24 @@
-//! The processes that descend from this one, where the system tells: Linux.
+//! Finds and kills the descendants of this process, on Linux.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often to look whether what was killed is gone.
+/// Interval between checks whether the killed processes are gone.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How often at most: what hangs in the system, or is another user's by now, stays.
+/// Maximum number of checks. A process that hangs in the kernel, or has changed its user, cannot be killed.
 const LOOKS: u32 = 400;
 
-/// From now on this process adopts what its children leave behind, so that all of it is found.
+/// Makes this process adopt the detaches of its children, so that all descendants can be found.
 pub(crate) fn adopt() -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     Ok(())
 }
 
-/// Kills all of them, and waits until none runs.
+/// Kills all descendants, and waits until none runs.
 pub(crate) async fn kill() {
     for _ in 0..LOOKS {
         let left = descendants();
@@ -26,15 +26,15 @@ pub(crate) async fn kill() {
             return;
         }
         for pid in left {
-            // Who is gone needs no signal.
+            // Fails only if the process is already gone.
             kill_process(pid, Signal::KILL).ok();
         }
         tokio::time::sleep(LOOK).await;
     }
-    crate::complain(&"some of what the command has started cannot be killed");
+    crate::complain(&"cannot kill all processes that the command has started");
 }
 
-/// All of them that run: whoever is dead, and only not waited for, does not.
+/// Returns the running descendants, without zombies.
 #[cfg(target_os = "linux")]
 pub(crate) fn descendants() -> Vec<Pid> {
     let mut parents = BTreeMap::new();
@@ -42,7 +42,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
     for pid in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
     {
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        // The name, in brackets, may have anything in it.
+        // The process name, in parentheses, may contain any characters.
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
         let mut fields = rest.split(' ');
         let (state, parent) = (fields.next(), fields.next().and_then(|text| text.parse().ok()));
@@ -66,7 +66,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
     found.filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).collect()
 }
 
-/// Elsewhere the command's process group has to do.
+/// Other systems rely on the command's process group instead.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn descendants() -> Vec<Pid> {
     Vec::new()

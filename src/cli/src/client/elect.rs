@@ -1,4 +1,4 @@
-//! `bowline elect`: leads while a command runs, or tells who leads.
+//! `bowline elect`: leads an election while a command runs, or prints the leader.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -24,48 +24,47 @@ use crate::generated::mvccpb::KeyValue;
 use crate::generated::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
-/// How long to wait before servers are asked again that could not be reached.
+/// Pause before a retry after the servers could not be reached.
 const AGAIN: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
 Examples:
-  bowline elect db 10.0.0.7:5432 -- ./primary.sh     runs it while this one leads
-  bowline elect db 10.0.0.7:5432                     until Ctrl-C
-  bowline elect -l db                                who leads, now and whenever that changes";
+  bowline elect db 10.0.0.7:5432 -- ./primary.sh     run the command while this candidate leads
+  bowline elect db 10.0.0.7:5432                     lead until Ctrl-C
+  bowline elect -l db                                print the leader, now and after each change";
 
-/// Lead while a command runs, or until a signal comes; or tell who leads
+/// Lead an election while a command runs or until a signal; or print the leader
 ///
-/// One leads at a time; the others wait. The value is what observers are told. Stands in one line with `etcdctl
-/// elect`, with etcd's concurrency package and with programs that embed Bowline. The command is ended before
-/// somebody else can lead.
+/// One candidate leads at a time; the others wait. VALUE is shown to observers. Shares its queue with `etcdctl elect`,
+/// with etcd's concurrency package and with programs that embed Bowline. The command is ended before another candidate
+/// can lead.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))]
 pub(crate) struct ElectOptions {
-    /// The election's name
+    /// Name of the election
     name: OsString,
 
-    /// What this candidate is called, or where it is found
+    /// Value of this candidate: its name or address
     #[arg(required_unless_present = "listen", conflicts_with = "listen")]
     value: Option<OsString>,
 
-    /// Tell who leads, whenever that changes
+    /// Print the leader, and again after each change
     #[arg(short, long)]
     listen: bool,
 
-    /// How long the lead outlives this process if its machine is lost: 10, 10s, 1m. The server may grant more
+    /// Session TTL: 10, 10s, 1m (time until others can lead after this machine is lost; the server may grant more)
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
     ttl: Duration,
 
-    /// How long to wait for the turn: 500ms, 10s, 5m; 0 for not at all. For ever, if it is left out
+    /// Maximum time to wait for leadership: 500ms, 10s, 5m (0: do not wait) [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
 
-    /// What runs meanwhile
+    /// Command to run while leading
     #[arg(trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Arc<Client>,
     output: Output,
@@ -75,7 +74,7 @@ pub(crate) async fn run(
     let Some(value) = options.value else { return listen(client, output, &name).await };
     let value = Bytes::from(value.into_vec());
     if value.starts_with(MARK.as_bytes()) {
-        let why = format!("no candidate's value may begin with {MARK:?}: locks' values do");
+        let why = format!("invalid value: {MARK:?} at its beginning is reserved for locks");
         return Err(Failure::Usage(why));
     }
     let request = HoldRequest {
@@ -91,11 +90,11 @@ pub(crate) async fn run(
     hold(client, output, request).await
 }
 
-/// Tells who leads, and each that leads after, and what they say anew.
+/// Prints the leader, each new leader, and each new value of the leader.
 async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Failure> {
     let prefix = Bytes::from([name, &b"/"[..]].concat());
     let end = prefix_end(&prefix);
-    // The last row that was printed.
+    // The row that was printed last.
     let mut told: Option<KeyValue> = None;
     let mut has_heard = false;
     loop {
@@ -104,7 +103,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
         let call = async |link: Link| link.kv().range(request.clone()).await;
         let answer = match client.ask(Effect::Repeatable, call).await {
             Ok(answer) => answer,
-            // However long it takes: it goes on until it is interrupted.
+            // After the first answer, errors are retried without limit until the user interrupts.
             Err(failure) if has_heard && passes(&failure) => {
                 tokio::time::sleep(AGAIN).await;
                 continue;
@@ -122,7 +121,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
             output.show(&answer)?;
             told.clone_from(&leader);
         }
-        // What the leader says, or its end; or that somebody enters.
+        // If there is a leader, watch its row for new values and deletion; otherwise watch for new candidates.
         let watched = match leader {
             Some(row) => (row.key, Bytes::new()),
             None => (prefix.clone(), end.clone()),
@@ -131,7 +130,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
     }
 }
 
-/// Prints what a leader says anew; until it does not lead any more, or somebody might.
+/// Prints each new value of the leader. Returns when the leader's row is deleted, or when a first candidate appears.
 async fn follow(
     client: &Client,
     output: Output,
@@ -148,7 +147,7 @@ async fn follow(
     let open = async |link: Link| {
         let (requests, stream) = mpsc::channel(1);
         let union = Some(RequestUnion::CreateRequest(create.clone()));
-        // It has room.
+        // The channel has room.
         drop(requests.send(pb::WatchRequest { request_union: union }).await);
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
         Ok(Response::new((requests, answers.into_inner(), link)))
@@ -165,7 +164,7 @@ async fn follow(
         let answer = match answers.message().await {
             Ok(Some(answer)) if !answer.canceled => answer,
             Err(status) if is_final(&status) => return Err(Failure::Refused(status)),
-            // Compacted, or the server has gone: who leads is looked up again.
+            // The revision was compacted or the connection ended: look the leader up again.
             Ok(_) | Err(_) => {
                 client.leave(&link).await;
                 tokio::time::sleep(AGAIN).await;
@@ -189,7 +188,7 @@ async fn follow(
     }
 }
 
-/// Whether it is of no use to ask again: not where a token has ended, for the next login gives another.
+/// Returns whether a retry is pointless. An expired token is not final, because the next login obtains a new one.
 fn is_final(status: &Status) -> bool {
     status.code() != Code::Unauthenticated && !passes(&Failure::Refused(status.clone()))
 }

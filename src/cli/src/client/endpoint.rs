@@ -1,4 +1,4 @@
-//! `bowline endpoint`: how each server is, one by one.
+//! `bowline endpoint`: checks each server.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use super::print::cluster::{EndpointHealth, Hashes, Health, Statuses};
 use super::range::revision;
 use crate::generated::etcdserverpb as pb;
 
-/// See how each server is
+/// Check server endpoints
 #[derive(Args, Debug)]
 pub(crate) struct EndpointOptions {
-    /// Those that the members name, too, and not only those of --endpoints
+    /// Use all endpoints from the member list
     #[arg(long, global = true)]
     cluster: bool,
 
@@ -25,23 +25,23 @@ pub(crate) struct EndpointOptions {
 
 #[derive(Subcommand, Debug)]
 enum EndpointCommand {
-    /// Say whether each server answers reads that a majority confirms, and has no alarm
+    /// Check that each server can serve linearizable reads and has no alarm
     #[command(after_long_help = EXIT_CODES)]
     Health,
-    /// Say of each server: endpoint, id, version, version of the storage, size, how much of it is in use, which share is
-    /// not, quota, whether it leads, is a learner, term, index, applied index, errors, downgrade
+    /// Show the status of each server: endpoint, id, version, storage version, size, size in use, share not in use,
+    /// quota, leader, learner, Raft term, Raft index, applied index, errors, downgrade
     #[command(after_long_help = EXIT_CODES)]
     Status,
-    /// Say a hash of each server's keys: equal where their states are equal
+    /// Show a hash of each server's keys, equal on servers with equal state
     #[command(after_long_help = EXIT_CODES)]
     Hashkv {
-        /// As of this revision; 0 is the newest
+        /// Revision to hash (0: the newest)
         #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
         rev: i64,
     },
 }
 
-/// Which servers are meant. With `cluster`, those that the members name.
+/// Returns the configured endpoints or, with `cluster`, those of the member list.
 pub(crate) async fn endpoints(client: &Client, cluster: bool) -> Result<Vec<String>, Failure> {
     if !cluster {
         return Ok(client.settings.endpoints.clone());
@@ -50,13 +50,12 @@ pub(crate) async fn endpoints(client: &Client, cluster: bool) -> Result<Vec<Stri
     let silent = members.iter().filter(|member| member.client_ur_ls.is_empty());
     let silent: Vec<_> = silent.map(|member| member.name.as_str()).collect();
     if !silent.is_empty() {
-        let why = "it is not known where clients reach them; name them with --endpoints";
-        crate::complain(&format!("left out: {}: {why}", silent.join(", ")));
+        let why = "its client URL is not known; name it with --endpoints";
+        crate::complain(&format!("skipped member {}: {why}", silent.join(", ")));
     }
     Ok(members.into_iter().flat_map(|member| member.client_ur_ls).collect())
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -65,7 +64,7 @@ pub(crate) async fn run(
     let endpoints = endpoints(client, options.cluster).await?;
     match options.command {
         EndpointCommand::Health => {
-            // All at once: who hangs holds nobody up.
+            // All at once, so that a server that hangs does not delay the others.
             let looks = endpoints.into_iter().map(|endpoint| {
                 let client = client.of_one(&endpoint);
                 tokio::task::spawn_local(async move { health(&client, endpoint).await })
@@ -107,7 +106,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Asks each server the same. Who does not answer is named on standard error.
+/// Sends the same request to each endpoint. Failures are reported on standard error.
 async fn each<T>(
     client: &Client,
     endpoints: &[String],
@@ -119,7 +118,7 @@ async fn each<T>(
         match client.of_one(endpoint).ask(Effect::Repeatable, &call).await {
             Ok(answer) => found.push((endpoint.clone(), answer)),
             Err(failure) => {
-                crate::complain(&format!("the {what} of {endpoint} is not known: {failure}"));
+                crate::complain(&format!("cannot read the {what} of {endpoint}: {failure}"));
                 failed = Some(Failure::Exit(failure.code()));
             }
         }
@@ -134,7 +133,7 @@ async fn health(client: &Client, endpoint: String) -> EndpointHealth {
         client.ask(Effect::Repeatable, async |link: Link| link.kv().range(get.clone()).await);
     let error = match read.await {
         Ok(_) => None,
-        // It went through the majority before it was refused.
+        // The read was confirmed by a majority before the permission was checked.
         Err(Failure::Refused(status)) if status.message().contains("permission denied") => None,
         Err(failure) => Some(failure.to_string()),
     };
@@ -148,7 +147,7 @@ async fn health(client: &Client, endpoint: String) -> EndpointHealth {
                 Ok(answer) if answer.alarms.is_empty() => None,
                 Ok(answer) => {
                     let name = |alarm: &pb::AlarmMember| match alarm.alarm() {
-                        // One that etcd 3.6 does not know is told as none.
+                        // An alarm type that etcd 3.6 does not know decodes as `None`.
                         pb::AlarmType::None => "UNKNOWN ".to_owned(),
                         kind => format!("{} ", kind.as_str_name()),
                     };

@@ -1,5 +1,5 @@
-//! Why a command that asks a server fails: in words that say what to do, and as an exit code that tells scripts
-//! whether anything was changed.
+//! Failures of client commands, with a hint on what to do, and an exit code that tells scripts whether anything was
+//! changed.
 
 use std::io;
 use std::time::Duration;
@@ -7,48 +7,48 @@ use std::time::Duration;
 use thiserror::Error;
 use tonic::{Code, Status};
 
-/// What is to be printed could not be, or a file is not what it should be, or the server refused.
+/// The server rejected the request, a file is invalid, or the output could not be written.
 const EXIT_FAILED: u8 = 1;
 
-/// Nobody knows whether the change was made.
+/// It is unknown whether the change was applied.
 pub(crate) const EXIT_UNKNOWN: u8 = 3;
 
-/// No server could be reached. Nothing was changed.
+/// No server could be reached; nothing was changed.
 pub(crate) const EXIT_UNREACHABLE: u8 = 4;
 
-/// What stands below the help of every command that asks a server.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done; 1 refused or failed, nothing was changed; 2 wrong \
-     arguments; 3 nobody knows whether the change was made, or it was, and then something failed: look before you \
-     repeat it; 4 no server could be reached, nothing was changed.";
+/// Shown below the help of every command that contacts a server.
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 success; 1 rejected or failed, nothing was changed; 2 wrong \
+     arguments; 3 the outcome of a change is unknown, or a later step failed after a change: check before you repeat \
+     it; 4 no server could be reached, nothing was changed.";
 
-/// Why a command failed.
+/// Reason of a failed command.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
-    /// The arguments, or what was read in their place, make no sense.
+    /// Invalid arguments, or invalid input in their place.
     #[error("{0}")]
     Usage(String),
-    /// The server says no.
+    /// The server rejected the request.
     #[error("{}", .0.message())]
     Refused(Status),
-    /// The server did not answer a question in time.
-    #[error("no answer came within {0:?}")]
+    /// The server did not answer a read in time.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// It was sent, and the answer was lost.
-    #[error("it is not known whether this was done: {0}")]
+    /// The request was sent, but its response was lost.
+    #[error("the outcome is unknown: {0}")]
     Unknown(String),
-    /// Something was changed, and then this came.
-    #[error("something was changed, and then: {0}")]
+    /// The command failed after it had changed something.
+    #[error("failed after some changes were made: {0}")]
     Late(Box<Failure>),
     /// No endpoint could be reached.
     #[error("no server could be reached{}", listed(.0))]
     Unreachable(Vec<(String, String)>),
-    /// Something on this machine.
+    /// An error on this machine.
     #[error("{0}: {1}")]
     Local(String, #[source] io::Error),
-    /// It did not go as it should, as has been said.
+    /// The command failed, with a complete message.
     #[error("{0}")]
     Failed(String),
-    /// All has been said; this is the exit code.
+    /// Everything was already reported; only the exit code is left.
     #[error("exit code {0}")]
     Exit(u8),
 }
@@ -59,7 +59,6 @@ fn listed(tried: &[(String, String)]) -> String {
 }
 
 impl Failure {
-    /// The exit code.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => crate::EXIT_USAGE,
@@ -72,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// The same, where something was changed before: its code no longer says that nothing was.
+    /// Returns the same failure with an exit code that no longer promises that nothing was changed.
     pub(crate) fn after_a_change(self) -> Failure {
         match self {
             Failure::Exit(code) if code == EXIT_FAILED || code == EXIT_UNREACHABLE => {
@@ -85,91 +84,96 @@ impl Failure {
         }
     }
 
-    /// What can be done about it, if that is known.
+    /// Returns advice for the user, if there is any.
     pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Failure::Unreachable(_) => Some(
-                "--endpoints says where the servers are; `bowline up` starts some on this machine",
+                "pass the servers' addresses with --endpoints, or start servers on this machine with `bowline up`",
             ),
             Failure::Timeout(_) => Some(
-                "the servers may have no leader: `bowline endpoint status --cluster` shows them; \
-                 --command-timeout gives them more time",
+                "the servers may have no leader: see `bowline endpoint status --cluster`, or wait longer with \
+                 --command-timeout",
             ),
-            Failure::Unknown(_) => Some("look whether it was done before you repeat it"),
-            Failure::Late(_) => Some("look what was done before you repeat it"),
+            Failure::Unknown(_) => Some("check whether the change was made before you repeat it"),
+            Failure::Late(_) => Some("check which changes were made before you repeat it"),
             Failure::Refused(status) => hint_of(status.message()),
             _ => None,
         }
     }
 
-    /// What a status of a question means.
+    /// Converts the status of a read.
     pub(crate) fn of_status(status: Status) -> Failure {
         Failure::Refused(status)
     }
 
-    /// Says on standard error why, and what to do.
+    /// Prints the failure and its hint on standard error.
     pub(crate) fn complain(&self) {
         if matches!(self, Failure::Exit(_)) {
             return;
         }
         crate::complain(self);
         if let Some(hint) = self.hint() {
-            // Where nobody reads it nothing is lost.
+            // An error of standard error itself cannot be reported.
             drop(io::Write::write_fmt(&mut io::stderr().lock(), format_args!(" hint: {hint}\n")));
         }
     }
 }
 
-/// Texts of etcd's errors, and what helps.
+/// Error texts of etcd, and a hint for each.
 const HINTS: &[(&str, &str)] = &[
-    ("user name is empty", "authentication is on: --user NAME[:PASSWORD] says who you are"),
-    ("authentication failed, invalid user ID", "the name or the password is wrong"),
-    ("permission denied", "`bowline role grant-permission` gives a role a range of keys"),
-    ("root user does not exist", "first: bowline user add root, and user grant-role root root"),
-    ("has been compacted", "older revisions were forgotten: begin at a later one"),
+    ("user name is empty", "authentication is enabled: pass a user with --user NAME[:PASSWORD]"),
+    ("authentication failed, invalid user ID", "the user name or the password is wrong"),
+    (
+        "permission denied",
+        "grant a role permission for the keys with `bowline role grant-permission`",
+    ),
+    (
+        "root user does not exist",
+        "first run `bowline user add root` and `bowline user grant-role root root`",
+    ),
+    ("has been compacted", "older revisions were discarded: start at a later one"),
     ("is a future revision", "`bowline get KEY -w json` shows the newest revision"),
-    ("requested lease not found", "it has ended: `bowline lease list` shows those that live"),
+    (
+        "requested lease not found",
+        "the lease has expired or was revoked: `bowline lease list` shows the existing leases",
+    ),
     (
         "database space exceeded",
-        "delete what is not needed and compact, or raise the quota; if `bowline alarm list` shows an alarm NOSPACE then, \
-         `bowline alarm disarm` ends it",
+        "delete keys and compact, or raise the quota; if `bowline alarm list` then shows a NOSPACE alarm, clear it \
+         with `bowline alarm disarm`",
     ),
     (
         "corrupt cluster",
-        "`bowline endpoint hashkv --cluster` compares the members; if they are the same, `bowline alarm disarm` ends an alarm \
-         that was raised",
+        "compare the members with `bowline endpoint hashkv --cluster`; if they are equal, clear the alarm with \
+         `bowline alarm disarm`",
     ),
-    (
-        "rpc not supported for learner",
-        "this member does not vote yet: ask another with --endpoints",
-    ),
-    ("not leader", "`bowline endpoint status --cluster` shows who leads"),
-    ("no leader", "a majority of the members is needed: `bowline endpoint health --cluster`"),
-    ("member not found", "`bowline member list` shows the members and their ids"),
-    ("duplicate key given in txn", "one branch of a transaction may put a key once only"),
-    ("too many operations in txn", "the server's --max-txn-ops says how many there may be"),
-    ("request is too large", "the server's --max-request-bytes says how large it may be"),
-    ("received fatal alert", "the servers want to know who asks: --cert and --key"),
-    ("the connection broke", "if the servers want TLS: https://HOST:PORT, and --cacert"),
-    ("unknown service", "the server does not offer this"),
+    ("rpc not supported for learner", "this member is a learner: use another one with --endpoints"),
+    ("not leader", "`bowline endpoint status --cluster` shows the leader"),
+    ("no leader", "a majority of the members must run: see `bowline endpoint health --cluster`"),
+    ("member not found", "`bowline member list` shows the members and their IDs"),
+    ("duplicate key given in txn", "a branch of a transaction may put each key only once"),
+    ("too many operations in txn", "the limit is the server's --max-txn-ops"),
+    ("request is too large", "the limit is the server's --max-request-bytes"),
+    ("received fatal alert", "the servers may require a client certificate: --cert and --key"),
+    ("the connection broke", "if the servers use TLS, pass https://HOST:PORT, and --cacert"),
+    ("unknown service", "the server does not support this method"),
 ];
 
 fn hint_of(text: &str) -> Option<&'static str> {
     HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)
 }
 
-/// What a server's status says of a change.
+/// What a server's status reveals about a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// It was not made, and another server may make it.
+    /// Not applied; another server may apply it.
     Elsewhere,
-    /// It was not made, and nobody will.
+    /// Not applied, and no retry will help.
     Refused,
-    /// Nobody knows.
     Unknown,
 }
 
-/// Where a status comes from, and what it says of the request.
+/// Classifies a status by its origin and text.
 pub(crate) fn outcome(status: &Status) -> Outcome {
     if never_sent(status) {
         return Outcome::Elsewhere;
@@ -180,19 +184,19 @@ pub(crate) fn outcome(status: &Status) -> Outcome {
     }
     let says = |words: &str| text.contains(words);
     match status.code() {
-        // What the connection says, not the server.
+        // The error comes from the connection, not from the server.
         _ if std::error::Error::source(status).is_some() => Outcome::Unknown,
         Code::Unavailable if says("etcdserver: no leader") => Outcome::Elsewhere,
         Code::Unavailable if says("unhealthy cluster") => Outcome::Refused,
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Outcome::Unknown,
-        // etcd gives errors that it has no code for this one.
+        // etcd uses this code for errors that have no code of their own.
         Code::Unknown if !says("etcdserver: ") => Outcome::Unknown,
         Code::ResourceExhausted | Code::Unknown if says("too many requests") => Outcome::Elsewhere,
         _ => Outcome::Refused,
     }
 }
 
-/// Whether the same request may be answered later.
+/// Returns whether the same request may succeed later.
 pub(crate) fn passes(failure: &Failure) -> bool {
     match failure {
         Failure::Unreachable(_) | Failure::Timeout(_) | Failure::Unknown(_) => true,
@@ -204,7 +208,7 @@ pub(crate) fn passes(failure: &Failure) -> bool {
     }
 }
 
-/// Whether the connection was not there when the request was to be sent.
+/// Returns whether the connection failed before the request was sent.
 fn never_sent(status: &Status) -> bool {
     let mut error = std::error::Error::source(status);
     while let Some(cause) = error {
@@ -216,7 +220,7 @@ fn never_sent(status: &Status) -> bool {
     false
 }
 
-/// The last word of an error of the connection: what the system says of it.
+/// Returns the innermost cause of an error, usually the operating system's message.
 pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut last = error.to_string();
     let mut cause = error.source();

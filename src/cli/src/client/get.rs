@@ -15,65 +15,65 @@ const EXAMPLES: &str = "\
 Examples:
   bowline get greeting
   bowline get config/ --prefix --keys-only
-  bowline get '' --prefix --count-only       how many keys there are
-  bowline get a m                            from a on, up to m, without m
-  bowline get greeting --rev 7               as it was then
-  bowline get greeting --print-value-only    the value, and a line's end";
+  bowline get '' --prefix --count-only       print the number of keys
+  bowline get a m                            from a (inclusive) to m (exclusive)
+  bowline get greeting --rev 7               the value at revision 7
+  bowline get greeting --print-value-only    the value, followed by a newline";
 
 /// Read keys
 ///
-/// Prints each key and its value, a line each, as they are: whatever bytes they have.
+/// Prints each key and its value on a line each, byte for byte.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct GetOptions {
     #[command(flatten)]
     keys: Keys,
 
-    /// How many rows at most; 0 for all
+    /// Maximum number of results (0: no limit)
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     limit: i64,
 
-    /// In which order
+    /// Sort order
     #[arg(long, value_enum, ignore_case = true)]
     order: Option<Order>,
 
-    /// What the order goes by
+    /// Field to sort by
     #[arg(long, value_enum, ignore_case = true)]
     sort_by: Option<Target>,
 
-    /// As of this revision; 0 is the newest
+    /// Revision to read (0: the newest)
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     rev: i64,
 
-    /// l: linearizable, the newest there is; s: serializable, what the server that is asked has
+    /// Consistency: l (linearizable) or s (serializable, the contacted server's own state)
     #[arg(long, value_name = "l|s", value_enum, default_value = "l")]
     consistency: Consistency,
 
-    /// Only keys
+    /// Print only the keys
     #[arg(long)]
     keys_only: bool,
 
-    /// Only how many there are
+    /// Print only the number of keys
     #[arg(long)]
     count_only: bool,
 
-    /// Only values: with -w simple
+    /// Print only the values (with -w simple)
     #[arg(long)]
     print_value_only: bool,
 
-    /// Only rows changed at this revision or later
+    /// Print only keys last modified at this revision or later
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     min_mod_rev: i64,
 
-    /// Only rows changed at this revision or before
+    /// Print only keys last modified at this revision or before
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     max_mod_rev: i64,
 
-    /// Only rows created at this revision or later
+    /// Print only keys created at this revision or later
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     min_create_rev: i64,
 
-    /// Only rows created at this revision or before
+    /// Print only keys created at this revision or before
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     max_create_rev: i64,
 }
@@ -100,7 +100,7 @@ enum Consistency {
 }
 
 impl GetOptions {
-    /// What is asked of the server.
+    /// Builds the request.
     pub(crate) fn request(self) -> Result<RangeRequest, Failure> {
         let order = match self.order {
             None => SortOrder::None,
@@ -128,7 +128,7 @@ impl GetOptions {
             }
         }
         let (key, range_end) = self.keys.range()?;
-        // In the order of keys rows come anyway.
+        // The server returns rows in key order anyway.
         let order = match (target, order) {
             (SortTarget::Key, SortOrder::Ascend) => SortOrder::None,
             (target, SortOrder::None) if target != SortTarget::Key => SortOrder::Ascend,
@@ -151,20 +151,19 @@ impl GetOptions {
         })
     }
 
-    /// Whether it reads standard input.
+    /// Returns whether the command reads standard input.
     pub(crate) fn reads_input(&self) -> bool {
         self.keys.reads_input()
     }
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     mut output: Output,
     options: GetOptions,
 ) -> Result<(), Failure> {
     if options.print_value_only && output.format != Format::Simple {
-        return Err(Failure::Usage("--print-value-only is for --write-out=simple only".to_owned()));
+        return Err(Failure::Usage("--print-value-only requires --write-out=simple".to_owned()));
     }
     output.values_only = options.print_value_only;
     let request = options.request()?;

@@ -1,10 +1,10 @@
-//! From standing in a line to letting go: what `lock`, `semaphore` and `elect` have in common.
+//! Holds a lock for `lock`, `semaphore` and `elect`: from joining the queue to the release.
 //!
 //! ```text
-//!   a lease ── a place in the line ── its turn ── a command, or until a signal ── the lease is ended
-//!     │                                              ▲
-//!     └─ kept alive all the time. If it cannot be:   │ SIGTERM a fifth of the TTL before the hold can
-//!                                                    │ end, SIGKILL a twentieth before
+//!   lease ── queue entry ── acquired ── command, or wait for a signal ── lease revoked
+//!     │                                     ▲
+//!     └─ renewed all the time. If that      │ SIGTERM a fifth of the TTL before the hold can
+//!        fails:                             │ end, SIGKILL a twentieth before
 //! ```
 
 use std::ffi::OsString;
@@ -27,65 +27,66 @@ use super::stance::Rule;
 use super::supervisor::ended_by;
 use crate::generated::etcdserverpb as pb;
 
-/// The hold was lost, or would have been: the command was ended before.
+/// The hold was lost or was about to be lost, and the command was ended.
 pub(crate) const EXIT_LOST: u8 = 123;
 
-/// It was not this one's turn in time.
+/// The lock was not acquired within the timeout.
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
 
 /// The command was not started.
 pub(crate) const EXIT_NOT_HELD: u8 = 125;
 
-/// How long to try to end a lease at servers that do not answer.
+/// Time limit for revoking the lease when the servers are not responding.
 const LOST_LEFT: Duration = Duration::from_secs(1);
 
-/// What stands below the help.
+/// Shown below the help.
 pub(crate) const EXIT_CODES: &str = "\
-Exit codes, with a command: its own, or 128 and the number of the signal that ended it; 123 the hold was lost, or \
-would have been, and the command was ended before; 124 it was not this one's turn within --timeout; 125 the servers \
-did not do their part, and the command was not started; 126 the command cannot be run; 127 it was not found; 2 wrong \
-arguments.
-Without a command: 0 let go after SIGINT or SIGTERM; 123 and 124 as above; 1, 3 and 4 as of all commands.";
+Exit codes, with a command: its own, or 128 plus the number of the signal that ended it; 123 the hold was lost, or \
+about to be, and the command was ended; 124 not acquired within --timeout; 125 the servers failed, and the command \
+was not started; 126 the command cannot be run; 127 it was not found; 2 wrong arguments.
+Without a command: 0 released after SIGINT or SIGTERM; 123 and 124 as above; 1, 3 and 4 as for all commands.";
 
-/// What a command finds in its environment.
+/// The environment of the command, shown below the help.
 pub(crate) const ENVIRONMENT: &str = "\
-The command's environment has BOWLINE_NAME, BOWLINE_LOCK_KEY (the key in the line), BOWLINE_LEASE (in hexadecimal) and \
-BOWLINE_TOKEN, the fencing token: it rises with each holder of that name. Whatever the command writes to should \
-refuse a lower token than it has seen: no lock can stop a machine that sleeps and wakes.";
+The command's environment has BOWLINE_NAME, BOWLINE_LOCK_KEY (the key in the lock queue), BOWLINE_LEASE (in \
+hexadecimal) and BOWLINE_TOKEN, the fencing token, which increases with each holder of the name. A resource that the \
+command writes to should reject a token lower than the highest it has seen: no lock can stop a machine that is \
+suspended and resumes.";
 
-/// What is wanted.
+/// A request to hold a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct HoldRequest {
     pub(crate) name: Bytes,
     pub(crate) rule: Rule,
-    /// What its place says.
+    /// Value of the queue entry.
     pub(crate) value: Bytes,
     pub(crate) ttl: Duration,
-    /// How long to wait for the turn; zero for a single look.
+    /// Maximum time to wait; zero checks once.
     pub(crate) timeout: Option<Duration>,
-    /// What runs meanwhile; nothing for until a signal.
+    /// Command to run while holding; empty to hold until a signal.
     pub(crate) command: Vec<OsString>,
-    /// Whether etcdctl's variables are set, too.
+    /// Whether to set etcdctl's variables as well.
     pub(crate) is_lock: bool,
-    /// Whether the value is printed with the key.
+    /// Whether to print the value along with the key.
     pub(crate) shows_value: bool,
 }
 
-/// Waits for the turn, holds, and lets go.
+/// Acquires the lock, holds it while the command runs, and releases it.
 pub(crate) async fn hold(
     client: &Arc<Client>,
     output: Output,
     request: HoldRequest,
 ) -> Result<(), Failure> {
     let signals = Signals::new();
-    let mut signals = signals.map_err(|error| Failure::Local("no signals".to_owned(), error))?;
+    let mut signals =
+        signals.map_err(|error| Failure::Local("cannot handle signals".to_owned(), error))?;
     let session =
         Session::open(client, request.ttl).await.map_err(|why| not_held(&request, why))?;
-    // Nothing of it asks the servers any more once it has ended, or keeps anybody from asking them.
+    // From here on no other task uses the connection, so the revocation below is not delayed.
     let ended = until_over(client, output, &request, &session, &mut signals).await;
     let is_lost =
         matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
-    // Who does not hear the renewals does not hear this, most likely.
+    // Servers that did not answer the renewals are unlikely to answer the revocation.
     let limit = if is_lost { LOST_LEFT } else { client.settings.command_timeout };
     let_go(&session, limit).await;
     match ended? {
@@ -94,7 +95,7 @@ pub(crate) async fn hold(
     }
 }
 
-/// Why the command was not started.
+/// Converts a failure that happened before the command was started.
 fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
     match failure {
         Failure::Exit(_) => failure,
@@ -106,7 +107,7 @@ fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
     }
 }
 
-/// Waits for the turn, and holds. Says the exit code.
+/// Acquires the lock and holds it. Returns the exit code.
 async fn until_over(
     client: &Arc<Client>,
     output: Output,
@@ -125,7 +126,7 @@ async fn until_over(
         };
         tokio::select! {
             acquired = acquire => acquired,
-            why = &mut keep => Err(Failure::Failed(format!("the place in the line was lost: {why}"))),
+            why = &mut keep => Err(Failure::Failed(format!("the queue entry was lost: {why}"))),
             signal = signals.next() => Err(Failure::Exit(ended_by(signal))),
             () = timeout => Err(in_vain(request)),
         }
@@ -140,8 +141,8 @@ async fn until_over(
     };
     let lost = pin!(lost);
     if session.valid_until().borrow().before(session.ttl / 5).left().is_zero() {
-        // This process stood still in between: somebody else may hold by now.
-        crate::complain(&"lost: no server has confirmed the hold in time");
+        // This process was suspended in between, so another client may hold the lock by now.
+        crate::complain(&"lost: no server confirmed the hold in time");
         return Ok(EXIT_LOST);
     }
     if request.command.is_empty() {
@@ -165,11 +166,10 @@ async fn acquire(
         Ok(held) => Ok((place, held)),
         Err(Misfortune::Taken) => Err(in_vain(request)),
         Err(Misfortune::Gone) => Err(Failure::Failed(
-            "the place in the line was lost: its lease has ended, or somebody has deleted its key"
-                .to_owned(),
+            "the queue entry was lost: its lease has ended, or its key was deleted".to_owned(),
         )),
         Err(Misfortune::Misfit(other)) => Err(Failure::Failed(format!(
-            "{} is used for something else: {} stands in its line; choose another name, or the same kind",
+            "{} is in use as another kind ({}): choose another name, or use the same kind",
             name.escape_ascii(),
             other.name(),
         ))),
@@ -180,16 +180,16 @@ async fn acquire(
 fn in_vain(request: &HoldRequest) -> Failure {
     let name = request.name.escape_ascii();
     let waited = request.timeout.unwrap_or_default();
-    crate::complain(&format!("{name} is held by others, also after {waited:?}"));
+    crate::complain(&format!("{name} is still held by others after {waited:?}"));
     Failure::Exit(EXIT_TIMEOUT)
 }
 
-/// When the command is killed, whoever does it, if no renewal comes any more.
+/// Returns when the command is killed if no further renewal succeeds.
 fn killed_at(session: &Session, valid_until: Moment) -> Moment {
     valid_until.before(session.ttl / 20)
 }
 
-/// Runs the command to its end, or ends it in time. Says the exit code.
+/// Waits for the command to end, or ends it in time. Returns the exit code.
 async fn run(
     child: &mut Child,
     session: &Session,
@@ -207,34 +207,35 @@ async fn run(
             code = child.wait() => {
                 let was_killed = matches!(code, Ok(code) if code == ended_by(Signal::KILL));
                 if was_killed && last.left().is_zero() {
-                    crate::complain(&"this process stood still: the command was killed meanwhile");
+                    crate::complain(&"this process was suspended: the command was killed meanwhile");
                     return Ok(EXIT_LOST);
                 }
-                // What it has left behind when it ended by itself goes on; what was told to end ends.
+                // If the command ended by itself, its descendants may continue. If it was asked to end, they are
+                // killed.
                 if is_told {
                     child.kill().await;
                 }
                 return code;
             }
             why = &mut lost => {
-                // Before anything is said: nobody may be there to read it.
+                // Kill first: writing to standard error may block.
                 child.kill().await;
-                crate::complain(&format!("lost, the command was killed: {why}"));
+                crate::complain(&format!("lost: the command was killed: {why}"));
                 return Ok(EXIT_LOST);
             }
             () = end.before(session.ttl / 5).come() => {
                 child.ask_to_end();
                 tokio::select! {
-                    // Its descendants may go on.
+                    // The command has ended, but its descendants may still run.
                     _ = child.wait() => {}
                     () = last.come() => {}
                 }
                 child.kill().await;
-                crate::complain(&"no server confirms the hold: the command was ended");
+                crate::complain(&"no server confirmed the hold in time: the command was ended");
                 return Ok(EXIT_LOST);
             }
             signal = signals.next() => {
-                // For others it may go on, as programs do that read their configuration again.
+                // Other signals need not end the command: many programs reload their configuration on SIGHUP.
                 is_told |= [Signal::INT, Signal::TERM, Signal::QUIT].contains(&signal);
                 child.pass_on(signal);
             }
@@ -243,7 +244,7 @@ async fn run(
     }
 }
 
-/// Holds until a signal comes. Says the exit code.
+/// Holds until a signal comes. Returns the exit code.
 async fn wait(
     session: &Session,
     signals: &mut Signals,
@@ -258,7 +259,7 @@ async fn wait(
                 return Ok(EXIT_LOST);
             }
             () = end.before(session.ttl / 20).come() => {
-                crate::complain(&"lost: no server has confirmed the hold in time");
+                crate::complain(&"lost: no server confirmed the hold in time");
                 return Ok(EXIT_LOST);
             }
             signal = signals.next() => {
@@ -273,7 +274,7 @@ async fn wait(
 async fn let_go(session: &Session, limit: Duration) {
     if let Err(failure) = session.close(limit).await {
         let left = session.valid_until().borrow().left();
-        crate::complain(&format!("not let go, it ends by itself in {left:?} or more: {failure}"));
+        crate::complain(&format!("not released: {failure}; it expires in {left:?} or later"));
     }
 }
 
@@ -287,7 +288,7 @@ fn variables(
     let token = OsString::from(held.token().to_string());
     let mut variables = vec![
         ("BOWLINE_NAME", text(&request.name)),
-        // Not BOWLINE_KEY, which is an option of ours: --key.
+        // Not BOWLINE_KEY, which sets the option --key of this program.
         ("BOWLINE_LOCK_KEY", text(&place.key)),
         ("BOWLINE_LEASE", format!("{:x}", session.lease).into()),
         ("BOWLINE_TOKEN", token.clone()),
@@ -299,7 +300,7 @@ fn variables(
     variables
 }
 
-/// As etcdctl shows it: the key; and the value, if it is the user's.
+/// Formats the hold as etcdctl does: the key, and the value if the user chose it.
 fn shown(request: &HoldRequest, held: &Held) -> pb::RangeResponse {
     let mut row = held.row.clone();
     if !request.shows_value {

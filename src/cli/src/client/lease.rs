@@ -1,4 +1,4 @@
-//! `bowline lease`: grants leases, ends them, keeps them alive, and says how long they live.
+//! `bowline lease`: grants, revokes, renews and inspects leases.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::print::Output;
 use super::print::leases::{Life, Revoked};
 use crate::generated::etcdserverpb as pb;
 
-/// How long a renewal waits at most before the next server is tried, in parts of what is left of the lease.
+/// Divisor of the lease's TTL that gives the interval between renewals.
 const PATIENCE: u32 = 3;
 
-/// How long to wait before a renewal that failed is tried again.
+/// Pause before a failed renewal is retried.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Work with leases: keys hang on them, and are gone when they end
+/// Manage leases, which delete their attached keys when they end
 #[derive(Args, Debug)]
 pub(crate) struct LeaseOptions {
     #[command(subcommand)]
@@ -31,43 +31,42 @@ enum LeaseCommand {
     /// Grant a lease that expires after TTL unless it is kept alive
     #[command(after_long_help = EXIT_CODES)]
     Grant {
-        /// Time to live, in whole seconds: 60, 60s, 1m. The server may grant more
+        /// Time to live in whole seconds: 60, 60s, 1m (the server may grant more)
         #[arg(value_parser = ttl)]
         ttl: Duration,
     },
-    /// End a lease, and delete its keys
+    /// Revoke a lease and delete its keys
     #[command(after_long_help = EXIT_CODES)]
     Revoke {
-        /// In hexadecimal
+        /// Lease id in hexadecimal
         #[arg(value_name = "LEASE", value_parser = lease_id)]
         id: i64,
     },
-    /// Say how long a lease lives on
+    /// Show the remaining time to live of a lease
     #[command(alias = "time-to-live", after_long_help = EXIT_CODES)]
     Timetolive {
-        /// In hexadecimal
+        /// Lease id in hexadecimal
         #[arg(value_name = "LEASE", value_parser = lease_id)]
         id: i64,
-        /// Say which keys hang on it, too
+        /// Also print the attached keys
         #[arg(long)]
         keys: bool,
     },
-    /// List the leases that live
+    /// List all leases
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// Keep a lease alive until it is revoked, or this is interrupted
+    /// Keep a lease alive until it is revoked or this command is interrupted
     #[command(after_long_help = EXIT_CODES)]
     KeepAlive {
-        /// In hexadecimal
+        /// Lease id in hexadecimal
         #[arg(value_name = "LEASE", value_parser = lease_id)]
         id: i64,
-        /// Renew it once, and no more
+        /// Renew the lease once and exit
         #[arg(long)]
         once: bool,
     },
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -112,7 +111,7 @@ fn gone() -> Failure {
     Failure::Refused(Status::not_found("etcdserver: requested lease not found"))
 }
 
-/// Renews a lease once.
+/// Returns a call that renews a lease once.
 pub(crate) fn renewal(
     id: i64,
 ) -> impl AsyncFn(Link) -> Result<Response<pb::LeaseKeepAliveResponse>, Status> {
@@ -120,12 +119,14 @@ pub(crate) fn renewal(
         let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id });
         let answers = link.lease().lease_keep_alive(request).await?;
         let answer = answers.into_inner().message().await?;
-        answer.map(Response::new).ok_or_else(|| Status::unavailable("no answer to a renewal"))
+        answer.map(Response::new).ok_or_else(|| {
+            Status::unavailable("the server closed the stream without renewing the lease")
+        })
     }
 }
 
 async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Failure> {
-    // Until when it lives, by the last renewal that was confirmed.
+    // Time until which the lease lives, by the last confirmed renewal.
     let mut until: Option<Instant> = None;
     loop {
         let sent = Instant::now();
@@ -151,9 +152,9 @@ async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Fail
     }
 }
 
-/// A lease's id as everybody writes it.
+/// Parses a lease id in hexadecimal.
 pub(crate) fn lease_id(text: &str) -> Result<i64, String> {
     i64::from_str_radix(text, 16).map_err(|_| {
-        "a lease's id is meant, in hexadecimal, as `bowline lease list` prints it".to_owned()
+        "expected a lease ID in hexadecimal, as printed by `bowline lease list`".to_owned()
     })
 }

@@ -1,6 +1,5 @@
-//! The line before a lock or an election, as etcd's concurrency package forms it and the library's locks, too: a key
-//! below the name for each lease, `NAME/<lease in hexadecimal>`, in the order of creation. All of them stand in one
-//! line.
+//! The queue of a lock or an election, in the layout of etcd's concurrency package and of the library's locks. Each
+//! lease has one key below the name, `NAME/<lease in hexadecimal>`. Keys are ordered by creation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,34 +21,33 @@ use pb::request_op::Request;
 use pb::watch_create_request::FilterType;
 use pb::watch_request::RequestUnion;
 
-/// How long to wait before servers are asked again that could not be reached, or did not answer.
+/// Pause before a retry after the servers could not be reached or did not answer.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// A place in a line.
+/// A queue entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     name: Bytes,
-    /// Its key.
     pub(crate) key: Bytes,
-    /// The revision at which it was created.
+    /// Revision at which the key was created.
     created: i64,
     rule: Rule,
 }
 
-/// Why a place did not become a hold.
+/// Reason why a queue entry did not become a hold.
 #[derive(Debug)]
 pub(crate) enum Misfortune {
-    /// The key is not there any more.
+    /// The key has been deleted.
     Gone,
-    /// Others hold, and waiting was not wanted.
+    /// The lock is held by others, and the caller does not want to wait.
     Taken,
-    /// The line is for something else.
+    /// The queue is in use by another kind of lock.
     Misfit(Rule),
-    /// The servers say no.
+    /// The servers rejected the request.
     Failed(Failure),
 }
 
-/// A hold: its row, and the store's revision when it was known to hold.
+/// A hold: its row, and the store's revision at which it was confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) header: Option<pb::ResponseHeader>,
@@ -57,14 +55,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Rises with each holder of a name: nobody held before it was read, and nobody else does until this key is
-    /// deleted, which has a higher revision.
+    /// Returns the fencing token, which increases with each holder of a name. The previous holder's key was deleted
+    /// before this revision, and the next holder is confirmed only after this key's deletion, at a higher revision.
     pub(crate) fn token(&self) -> i64 {
         self.header.map(|header| header.revision).unwrap_or_default()
     }
 }
 
-/// The rows of a line that are places, in order.
+/// Returns the rows of a queue that are queue entries, in order.
 pub(crate) fn places(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     let is_place = |row: &KeyValue| {
         row.lease != 0
@@ -76,7 +74,7 @@ pub(crate) fn places(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     places
 }
 
-/// Enters the line. Asks until it is known that the key is there: it cannot be there twice.
+/// Joins the queue. Retries until the key is known to exist, which is safe because there is one key per lease.
 pub(crate) async fn enter(
     client: &Client,
     name: &Bytes,
@@ -114,7 +112,7 @@ fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
     }
 }
 
-/// Asks what may be asked twice until there is an answer. Whoever waits decides for how long.
+/// Repeats an idempotent request until it is answered. The caller limits the time.
 async fn insist<T>(
     client: &Client,
     call: impl AsyncFn(Link) -> Result<Response<T>, tonic::Status>,
@@ -136,7 +134,7 @@ fn is_final(status: &tonic::Status) -> bool {
 }
 
 impl Place {
-    /// Waits until it holds, or looks once.
+    /// Waits until the entry holds the lock, or checks once.
     pub(crate) async fn turn(
         &self,
         client: &Arc<Client>,
@@ -159,14 +157,14 @@ impl Place {
             };
             let rule_of = |row: &KeyValue| Stance::parse(&row.value).rule;
             let before: Vec<_> = line[..at].iter().map(rule_of).collect();
-            // What it says by now: a resize rewrites the rows of those who wait, too.
+            // Read the mode from the current row, because a resize of a semaphore also rewrites the rows of waiters.
             let rule = rule_of(&line[at]);
             if rule.holds_behind(&before) {
                 return Ok(Held { header: answer.header, row: line.swap_remove(at) });
             }
             if let Some(head) = before.first()
                 && rule != Rule::Alone
-                // A resize may have come to one of the two only.
+                // A resize may have reached only one of the two rows.
                 && ![rule, self.rule].iter().any(|rule| rule.goes_with(*head))
             {
                 return Err(Misfortune::Misfit(*head));
@@ -175,8 +173,8 @@ impl Place {
                 return Err(Misfortune::Taken);
             }
             let from = answer.header.map(|header| header.revision + 1).unwrap_or_default();
-            // Who stands alone waits for the last before it; otherwise any of them may make room, also by a change of
-            // its row: a writer that becomes a reader, another limit.
+            // An exclusive request waits for the entry just before it. For other modes any earlier entry may make room,
+            // also by a change of its row: a downgrade from write to read, or another limit.
             let own = (self.key.clone(), Bytes::new());
             match rule {
                 Rule::Alone | Rule::Write => {
@@ -191,7 +189,7 @@ impl Place {
         }
     }
 
-    /// Waits until it is gone, which it should not be.
+    /// Waits until the entry's key is deleted by someone else. Returns the reason.
     pub(crate) async fn loss(&self, client: &Client, mut from: i64) -> String {
         loop {
             until_deleted(client, &[(self.key.clone(), Bytes::new())], from).await;
@@ -199,19 +197,19 @@ impl Place {
             let row =
                 insist(client, async |link: Link| link.kv().range(request.clone()).await).await;
             let Ok(pb::RangeResponse { header, kvs, .. }) = row else {
-                // Refused, which says nothing of the key. That the lease is renewed is somebody else's to see.
+                // A rejection says nothing about the key. Renewals of the lease are checked elsewhere.
                 tokio::time::sleep(AGAIN).await;
                 continue;
             };
             if kvs.first().is_none_or(|row| row.create_revision != self.created) {
-                return "somebody has deleted its key".to_owned();
+                return "its key was deleted".to_owned();
             }
-            // What was before may be compacted by now: it is not asked for again.
+            // Older revisions may be compacted by now, so the watch continues from here.
             from = header.map_or(from, |header| header.revision + 1);
         }
     }
 
-    /// Whether somebody's row has changed who does not stand behind this place.
+    /// Returns whether the event changes a row that is not after this entry in the queue.
     fn is_change(&self, event: &Event) -> bool {
         let row = event.kv.as_ref();
         row.is_some_and(|row| row.version > 1 && row.create_revision <= self.created)
@@ -224,8 +222,8 @@ impl Place {
     }
 }
 
-/// Waits until something is deleted in one of these ranges, at a revision or later; or until that cannot be told: then
-/// the line is to be looked at again.
+/// Waits until a key in one of the ranges is deleted at or after a revision, or until that cannot be observed. In
+/// either case the caller must read the queue again.
 async fn until_deleted(client: &Client, ranges: &[(Bytes, Bytes)], from: i64) {
     until(client, ranges, &[FilterType::Noput], from, is_deletion).await;
 }
@@ -234,7 +232,7 @@ fn is_deletion(event: &Event) -> bool {
     event.r#type == i32::from(EventType::Delete)
 }
 
-/// As `until_deleted`, for other news.
+/// As `until_deleted`, for any events that `is_news` accepts.
 async fn until(
     client: &Client,
     ranges: &[(Bytes, Bytes)],
@@ -253,7 +251,7 @@ async fn until(
                 ..Default::default()
             };
             let union = Some(RequestUnion::CreateRequest(create));
-            // It has room.
+            // Does not wait, because the channel is empty.
             drop(requests.send(pb::WatchRequest { request_union: union }).await);
         }
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
@@ -266,7 +264,7 @@ async fn until(
     loop {
         let answer = tokio::select! {
             answer = answers.message() => answer,
-            // By a renewal, most likely: this server stands still.
+            // Another task, most likely the renewal, has found this server unresponsive.
             () = client.left(&link) => return,
         };
         match answer {

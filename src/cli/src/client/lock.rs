@@ -1,4 +1,4 @@
-//! `bowline lock` and `bowline semaphore`: hold something while a command runs.
+//! `bowline lock` and `bowline semaphore`: hold a lock or permits while a command runs.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -17,30 +17,31 @@ use super::stance::{Rule, Stance};
 
 const EXAMPLES: &str = "\
 Examples:
-  bowline lock nightly -- ./rebuild.sh                runs it while nobody else does
-  bowline lock nightly --timeout 0 -- ./rebuild.sh    not at all, if somebody does
-  bowline lock config --shared -- cat /etc/app        readers at once, no writer meanwhile
+  bowline lock nightly -- ./rebuild.sh                run the command while holding the lock
+  bowline lock nightly --timeout 0 -- ./rebuild.sh    do not wait if the lock is held
+  bowline lock config --shared -- cat /etc/app        many readers at a time, but no writer
   bowline lock config --exclusive -- vi /etc/app
-  bowline lock nightly                                until Ctrl-C";
+  bowline lock nightly                                hold the lock until Ctrl-C";
 
-/// Hold a lock while a command runs, or until a signal comes
+/// Hold a lock while a command runs or until a signal
 ///
-/// Stands in one line with `etcdctl lock`, with programs that use etcd's concurrency package, and with those that
-/// embed Bowline. Signals are passed on to the command. It is ended before somebody else can get the lock: when no
-/// server confirms the lock any more, when its key is deleted, and when this process ends, whatever ends it; so is
-/// what the command has started, but for what it leaves behind when it ends by itself.
+/// Shares its queue with `etcdctl lock`, with programs that use etcd's concurrency package, and with programs that
+/// embed Bowline. Signals are forwarded to the command. The command is ended before another client can acquire the
+/// lock: if no server confirms the hold, if its key is deleted, and if this process ends for any reason. Its
+/// descendants are ended with it, except those that it leaves behind when it exits by itself.
 #[derive(Args, Debug)]
-#[command(after_long_help = format!("{EXAMPLES}\n\n{ENVIRONMENT} ETCD_LOCK_KEY and ETCD_LOCK_REV are \
-    etcdctl's names for the key and the token.\n\n{EXIT_CODES}"))]
+#[command(after_long_help = format!(
+    "{EXAMPLES}\n\n{ENVIRONMENT} ETCD_LOCK_KEY and ETCD_LOCK_REV are etcdctl's names for the key and the \
+     token.\n\n{EXIT_CODES}"))]
 pub(crate) struct LockOptions {
-    /// The lock's name
+    /// Name of the lock
     name: OsString,
 
-    /// With others that hold it shared: a read lock
+    /// Acquire a shared (read) lock
     #[arg(long, conflicts_with = "exclusive")]
     shared: bool,
 
-    /// Alone, among others that hold it shared: a write lock
+    /// Acquire an exclusive (write) lock, compatible with --shared
     #[arg(long)]
     exclusive: bool,
 
@@ -48,21 +49,21 @@ pub(crate) struct LockOptions {
     how: How,
 }
 
-/// Hold permits of a semaphore while a command runs, or until a signal comes
+/// Hold permits of a semaphore while a command runs or until a signal
 ///
-/// As `bowline lock`, but several may hold at once: those whose permits fit into the limit. All that use one
-/// semaphore must name the same limit; others are refused while somebody stands in its line.
+/// Like `bowline lock`, but several clients can hold permits at once, up to the limit. All users of a semaphore must
+/// name the same limit; while the queue is not empty, a request with another limit is rejected.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{ENVIRONMENT}\n\n{EXIT_CODES}"))]
 pub(crate) struct SemaphoreOptions {
-    /// The semaphore's name
+    /// Name of the semaphore
     name: OsString,
 
-    /// How many permits there are
+    /// Total number of permits
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
-    /// How many are wanted
+    /// Number of permits to acquire
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     permits: u32,
 
@@ -72,19 +73,19 @@ pub(crate) struct SemaphoreOptions {
 
 #[derive(Args, Debug)]
 struct How {
-    /// How long the hold outlives this process if its machine is lost: 10, 10s, 1m. The server may grant more
+    /// Session TTL: 10, 10s, 1m (time until the lock is free after this machine is lost; the server may grant more)
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
     ttl: Duration,
 
-    /// How long to wait for the turn: 500ms, 10s, 5m; 0 for not at all. For ever, if it is left out
+    /// Maximum time to wait for the lock: 500ms, 10s, 5m (0: do not wait) [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
 
-    /// Why, for those who look with `bowline locks`; the command, if it is left out
+    /// Reason shown by `bowline locks` [default: the command]
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// What runs meanwhile
+    /// Command to run while holding the lock
     #[arg(trailing_var_arg = true)]
     command: Vec<OsString>,
 }
@@ -106,7 +107,6 @@ impl How {
     }
 }
 
-/// `bowline lock`.
 pub(crate) async fn run(
     client: &Arc<Client>,
     output: Output,
@@ -120,7 +120,6 @@ pub(crate) async fn run(
     hold(client, output, options.how.into_request(options.name, rule, true)).await
 }
 
-/// `bowline semaphore`.
 pub(crate) async fn run_semaphore(
     client: &Arc<Client>,
     output: Output,
@@ -128,7 +127,7 @@ pub(crate) async fn run_semaphore(
 ) -> Result<(), Failure> {
     let SemaphoreOptions { name, limit, permits: wants, how } = options;
     if wants > limit {
-        let why = format!("{wants} permits are wanted, and there are {limit}");
+        let why = format!("{wants} permits exceed the limit of {limit}");
         return Err(Failure::Usage(why));
     }
     hold(client, output, how.into_request(name, Rule::Permits { limit, wants }, false)).await

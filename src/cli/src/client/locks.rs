@@ -1,4 +1,4 @@
-//! `bowline locks`: who holds what, and who waits for it.
+//! `bowline locks`: lists holders and waiters of locks.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,11 +16,11 @@ use super::stance::{MARK, Stance};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::KeyValue;
 
-/// List locks, semaphores and elections: who holds them, who waits, and why
+/// List locks, semaphores and elections with their holders, waiters and reasons
 ///
-/// Those of `etcdctl lock`, of etcd's concurrency package and of programs that embed Bowline, too. `since` is the
-/// revision at which a place was taken; the lease's id says whose it is, `bowline lease timetolive` how long it
-/// lives; deleting the key with `bowline del` puts its holder out, which is told at once if it is Bowline's.
+/// Includes those of `etcdctl lock`, of etcd's concurrency package and of programs that embed Bowline. `since` is the
+/// revision at which the request was queued. The lease identifies the session; `bowline lease timetolive` prints how
+/// long it lives. Deleting a key with `bowline del` revokes the hold; a Bowline holder is notified at once.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct LocksOptions {
@@ -42,13 +42,12 @@ struct Lines {
     lines: Vec<Line>,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
     options: LocksOptions,
 ) -> Result<(), Failure> {
-    // Without --prefix, a name is that of one lock, whose keys begin with the name and a slash.
+    // Without --prefix, NAME is the name of one lock, whose keys begin with the name and a slash.
     let name = options.name.map(OsStringExt::into_vec);
     let wanted = name.clone().filter(|_| !options.prefix);
     let begins = name.unwrap_or_default();
@@ -83,7 +82,8 @@ pub(crate) async fn run(
     output.show(&Lines { header: answer.header, lines: lines.collect() })
 }
 
-/// The lock that a row is a place of, by its key: `NAME/<its lease in hexadecimal>`, perhaps with a number behind.
+/// Returns the name of the lock that a row belongs to, taken from a key `NAME/<lease in hexadecimal>`, which may have a
+/// number after it.
 fn name_of(row: &KeyValue) -> Option<Bytes> {
     let slash = row.key.iter().rposition(|byte| *byte == b'/')?;
     let last = std::str::from_utf8(&row.key[slash + 1..]).ok()?;
@@ -92,7 +92,8 @@ fn name_of(row: &KeyValue) -> Option<Bytes> {
     is_its_own.then(|| row.key.slice(..slash))
 }
 
-/// Returns the kind of lock that the row is a request for. Candidates of an election store their own value, mutexes of etcd's clients store none.
+/// Returns the kind of lock that the row is a request for. Candidates of an election store their own value; mutexes of
+/// etcd clients store none.
 fn kind(row: &KeyValue, stance: &Stance) -> String {
     if row.value.is_empty() || row.value.starts_with(MARK.as_bytes()) {
         stance.rule.name()

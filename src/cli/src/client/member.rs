@@ -1,4 +1,4 @@
-//! `bowline member`: who belongs to the cluster.
+//! `bowline member`: lists and changes the members of the cluster.
 
 use clap::{Args, Subcommand};
 
@@ -9,7 +9,7 @@ use super::print::cluster::MemberDone;
 use super::quote;
 use crate::generated::etcdserverpb as pb;
 
-/// See and change who belongs to the cluster
+/// List and change cluster members
 #[derive(Args, Debug)]
 pub(crate) struct MemberOptions {
     #[command(subcommand)]
@@ -17,7 +17,7 @@ pub(crate) struct MemberOptions {
 }
 
 impl MemberOptions {
-    /// Whether what it prints can be a table.
+    /// Returns whether the output can be a table.
     pub(crate) fn has_table(&self) -> bool {
         matches!(self.command, MemberCommand::List { .. })
     }
@@ -25,52 +25,51 @@ impl MemberOptions {
 
 #[derive(Subcommand, Debug)]
 enum MemberCommand {
-    /// List the members: id, status, name, addresses for members, for clients, whether it is a learner
+    /// List members: id, status, name, peer URLs, client URLs, whether it is a learner
     #[command(after_long_help = EXIT_CODES)]
     List {
-        /// l: as the majority knows it; s: as the server that is asked does
+        /// Consistency: l (confirmed by a majority) or s (as the contacted server knows it)
         #[arg(long, value_name = "l|s", default_value = "l", value_parser = ["l", "s"])]
         consistency: String,
     },
-    /// Add a member, which is then to be started
+    /// Add a member, to be started afterwards
     #[command(after_long_help = EXIT_CODES)]
     Add {
-        /// How it will be called
+        /// Name of the new member
         name: String,
-        /// Where the others will reach it, separated by commas
+        /// Comma-separated URLs at which the other members will reach it
         #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
         peer_urls: Vec<String>,
-        /// Without a vote, until it is promoted
+        /// Add it as a non-voting learner
         #[arg(long)]
         learner: bool,
     },
-    /// Remove a member for ever
+    /// Remove a member permanently
     #[command(after_long_help = EXIT_CODES)]
     Remove {
-        /// In hexadecimal, as `bowline member list` shows it
+        /// Member id in hexadecimal, as printed by `bowline member list`
         #[arg(value_name = "MEMBER", value_parser = member_id)]
         id: u64,
     },
-    /// Say where a member is reached by the others now
+    /// Update a member's peer URLs
     #[command(after_long_help = EXIT_CODES)]
     Update {
-        /// In hexadecimal
+        /// Member id in hexadecimal
         #[arg(value_name = "MEMBER", value_parser = member_id)]
         id: u64,
-        /// Where the others reach it, separated by commas
+        /// Comma-separated URLs at which the other members reach it
         #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
         peer_urls: Vec<String>,
     },
-    /// Give a learner its vote
+    /// Promote a learner to a voting member
     #[command(after_long_help = EXIT_CODES)]
     Promote {
-        /// In hexadecimal
+        /// Member id in hexadecimal
         #[arg(value_name = "MEMBER", value_parser = member_id)]
         id: u64,
     },
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -114,7 +113,6 @@ pub(crate) async fn run(
     output.show(&done)
 }
 
-/// The members.
 pub(crate) async fn members(
     client: &Client,
     linearizable: bool,
@@ -133,7 +131,7 @@ fn done(
     MemberDone { id, what, header, member: None, members, more: String::new() }
 }
 
-/// What the new member is to be started with.
+/// Returns the environment variables for starting the new member.
 fn environment(name: &str, id: u64, urls: &[String], members: &[pb::Member]) -> String {
     let entries = members.iter().flat_map(|member| {
         let name = if member.id == id { name } else { member.name.as_str() };
@@ -149,9 +147,9 @@ fn environment(name: &str, id: u64, urls: &[String], members: &[pb::Member]) -> 
     )
 }
 
-/// A member's id as everybody writes it.
+/// Parses a member id in hexadecimal.
 pub(crate) fn member_id(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| {
-        "a member's id is meant, in hexadecimal, as `bowline member list` shows it".to_owned()
+        "expected a member ID in hexadecimal, as printed by `bowline member list`".to_owned()
     })
 }

@@ -1,17 +1,17 @@
-//! The commands that ask a server, Bowline's or etcd's, over etcd's protocol. Names, options and what is printed
-//! are etcdctl's where it has them.
+//! Client commands for Bowline or etcd servers, over etcd's protocol. Names, options and output are etcdctl's where
+//! etcdctl has them.
 //!
 //! ```text
-//!   options      where the servers are, who asks, how to print: before or behind the command
+//!   options      endpoints, credentials, output format: before or after the command
 //!     │
-//!   put ...      one file for each command: its options, its help, what it asks
+//!   put ...      one file per command: options, help, requests
 //!     │
-//!   connect      which server; whether a request may go to the next one
+//!   connect      connects to a server and decides on retries
 //!     │
-//!   print        what comes back
+//!   print        output
 //! ```
 //!
-//! Exit codes stand in `failure`.
+//! See `failure` for the exit codes.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -72,10 +72,10 @@ use connect::Client;
 use failure::Failure;
 use print::Output;
 
-/// Whoever read the answer has gone: as the shell says it of who dies of that.
+/// Exit code of a process that SIGPIPE kills, used when the reader of the output has gone.
 const EXIT_PIPE: u8 = 141;
 
-/// What a server can be asked.
+/// A client command.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     Get(get::GetOptions),
@@ -102,16 +102,16 @@ pub(crate) enum Command {
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
-    /// As `bowline check perf`: no command of its own.
+    /// `bowline check perf`, which is parsed elsewhere.
     #[command(skip)]
     CheckPerf(perf::PerfOptions),
-    /// As `bowline check datascale`.
+    /// `bowline check datascale`.
     #[command(skip)]
     CheckDatascale(datascale::DatascaleOptions),
 }
 
 impl Command {
-    /// Whether what it prints is a message of the protocol.
+    /// Returns whether the output is a message of the protocol.
     fn has_protobuf(&self) -> bool {
         !matches!(
             self,
@@ -128,7 +128,8 @@ impl Command {
         )
     }
 
-    /// Whether its exit codes say what was changed. What others have, which have a meaning of their own, their help says.
+    /// Returns whether the exit codes tell what was changed. Commands with other exit codes document them in their
+    /// help.
     fn tells_changes(&self) -> bool {
         !matches!(
             self,
@@ -142,7 +143,7 @@ impl Command {
         )
     }
 
-    /// Whether what it prints can be a table.
+    /// Returns whether the output can be a table.
     fn has_table(&self) -> bool {
         match self {
             Command::Locks(_) | Command::Endpoint(_) => true,
@@ -152,7 +153,6 @@ impl Command {
     }
 }
 
-/// Asks.
 pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
     match run(command, globals) {
         Ok(code) => code,
@@ -171,18 +171,18 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
         return Ok(code);
     }
     if settings.format == options::Format::Table && !command.has_table() {
-        // Said before anything is done.
-        let why = "what this command prints is no table: -w simple, json or fields";
+        // Checked before anything is changed.
+        let why = "this command cannot print a table: use -w simple, json or fields";
         return Err(Failure::Usage(why.to_owned()));
     }
     if settings.format == options::Format::Protobuf && !command.has_protobuf() {
-        let why =
-            "what this command prints is no message of the protocol: -w simple, json or fields";
+        let why = "this command cannot print protobuf: use -w simple, json or fields";
         return Err(Failure::Usage(why.to_owned()));
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::Local("no runtime".to_owned(), error))?;
+    let runtime = runtime
+        .map_err(|error| Failure::Local("cannot start the async runtime".to_owned(), error))?;
     let output = Output::new(&settings);
     settings.login = terminal::known(settings.login, "BOWLINE_PASSWORD")?;
     let client = Client::new(settings);
@@ -192,7 +192,7 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     let result = runtime.block_on(tasks.run_until(work)).map_err(|failure| {
         if tells_changes && client.has_changed() { failure.after_a_change() } else { failure }
     });
-    // Threads that read standard input are not waited for.
+    // Does not wait for threads that read standard input.
     runtime.shutdown_background();
     result.map(|()| ExitCode::SUCCESS)
 }

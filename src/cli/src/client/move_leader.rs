@@ -1,4 +1,4 @@
-//! `bowline move-leader`: hands the leadership to another member.
+//! `bowline move-leader`: transfers leadership to another member.
 
 use clap::Args;
 
@@ -9,18 +9,17 @@ use super::print::Output;
 use super::print::users::Done;
 use crate::generated::etcdserverpb as pb;
 
-/// Hand the leadership to another member
+/// Transfer leadership to another member
 ///
-/// The leader is looked for among --endpoints.
+/// Finds the leader among --endpoints.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct MoveLeaderOptions {
-    /// To whom: its id in hexadecimal, as `bowline member list` shows it
+    /// Id of the new leader in hexadecimal, as printed by `bowline member list`
     #[arg(value_name = "MEMBER", value_parser = member_id)]
     target: u64,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -49,6 +48,6 @@ pub(crate) async fn run(
     }
     Err(last.unwrap_or_else(|| {
         let asked = client.settings.endpoints.join(", ");
-        Failure::Failed(format!("none of {asked} leads: name the leader with --endpoints"))
+        Failure::Failed(format!("none of {asked} is the leader: pass the leader with --endpoints"))
     }))
 }

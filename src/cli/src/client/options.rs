@@ -1,6 +1,6 @@
-//! What all commands that ask a server are told: where it is, who asks, how long to wait, and how to print. Given
-//! as options before or behind the command, as in etcdctl, or as variables: `BOWLINE_ENDPOINTS`, or
-//! `ETCDCTL_ENDPOINTS` and so on. An option counts before a variable, and ours before etcdctl's.
+//! Options of all client commands: endpoints, credentials, timeouts and output. They are accepted before or after the
+//! command, as in etcdctl, or as environment variables (`BOWLINE_ENDPOINTS`, or `ETCDCTL_ENDPOINTS`). Options take
+//! precedence over variables, and BOWLINE_ variables over ETCDCTL_ variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,27 +10,25 @@ use clap::{Args, ValueEnum};
 use super::failure::Failure;
 use crate::go_flags::truth;
 
-/// Where a server is asked if nothing is said.
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
 
-/// As etcdctl's.
+/// etcdctl's defaults.
 const DIAL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(2);
 const COMMAND_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(6);
 
-/// More often than that, servers take for an attack.
+/// Servers treat more frequent pings as an attack.
 const KEEPALIVE_TIME_LEAST: Duration = Duration::from_secs(10);
 
-/// The options.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
-#[command(next_help_heading = "Options of all commands that ask a server")]
+#[command(next_help_heading = "Options of all commands that call a server")]
 pub(crate) struct Globals {
-    /// Where the servers are: HOST:PORT, http://... or https://..., separated by commas. If one cannot be
-    /// reached the next is asked [default: 127.0.0.1:2379]
+    /// Comma-separated endpoints: HOST:PORT, http://..., https://... or unix://...; unreachable ones are skipped
+    /// [default: 127.0.0.1:2379]
     #[arg(long, global = true, value_name = "ENDPOINTS")]
     endpoints: Option<String>,
 
-    /// How to print [default: simple]
+    /// Output format [default: simple]
     #[arg(short, long, global = true, value_name = "FORMAT", value_enum)]
     write_out: Option<Format>,
 
@@ -39,97 +37,97 @@ pub(crate) struct Globals {
           default_missing_value = "true", value_parser = truth)]
     hex: Option<bool>,
 
-    /// How long to wait for a connection: 500ms, 2s, 1m [default: 2s]
+    /// Timeout for connecting: 500ms, 2s, 1m [default: 2s]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     dial_timeout: Option<Duration>,
 
-    /// How long to wait for an answer [default: 5s]
+    /// Timeout for a response [default: 5s]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     command_timeout: Option<Duration>,
 
-    /// How often a connection is tried that nothing comes from; 10s at least
+    /// Interval between pings on an idle connection [default: 10s, also the minimum]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration, hide_short_help = true)]
     keepalive_time: Option<Duration>,
 
-    /// How long such a try may take [default: 6s]
+    /// Timeout for the response to a ping [default: 6s]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration, hide_short_help = true)]
     keepalive_timeout: Option<Duration>,
 
-    /// Who asks; the password is asked for if it is left out
+    /// User name; prompts for the password if omitted
     #[arg(long, global = true, value_name = "NAME[:PASSWORD]")]
     user: Option<String>,
 
-    /// The password of --user. Better in a variable: arguments can be seen by others on the machine
+    /// Password of --user (prefer a variable: other users of this machine can see arguments)
     #[arg(long = "password", id = "client_password", global = true, value_name = "PASSWORD")]
     password: Option<String>,
 
-    /// The authority that signs the servers' certificates, as a file of PEM
+    /// CA certificate of the servers, a PEM file
     #[arg(long, global = true, value_name = "FILE")]
     cacert: Option<PathBuf>,
 
-    /// The certificate that says who asks, as a file of PEM
+    /// Client certificate, a PEM file
     #[arg(long, global = true, value_name = "FILE")]
     cert: Option<PathBuf>,
 
-    /// The key of --cert, as a file of PEM
+    /// Private key of --cert, a PEM file
     #[arg(long = "key", id = "tls_key", global = true, value_name = "FILE")]
     tls_key: Option<PathBuf>,
 
-    /// Take any certificate for the server's: for trying things out only
+    /// Skip verification of the server certificate (testing only)
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth)]
     insecure_skip_tls_verify: Option<bool>,
 
-    /// Whether connections without TLS are allowed [default: true]
+    /// Allow connections without TLS [default: true]
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_transport: Option<bool>,
 
-    /// Accepted as etcdctl's, and changes nothing
+    /// Accepted for etcdctl compatibility; no effect
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     debug: Option<bool>,
 
-    /// Accepted as etcdctl's, and changes nothing: there is no discovery
+    /// Accepted for etcdctl compatibility; no effect (there is no discovery)
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_discovery: Option<bool>,
 
-    /// Accepted as etcdctl's, and changes nothing: the server says how large a request may be
+    /// Accepted for etcdctl compatibility; no effect (the server limits the size of requests)
     #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
     max_request_bytes: Option<u64>,
 
-    /// Accepted as etcdctl's, and changes nothing: any answer is taken
+    /// Accepted for etcdctl compatibility; no effect (responses of any size are accepted)
     #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
     max_recv_bytes: Option<u64>,
 }
 
-/// How answers are printed.
+/// Output format of responses.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// For people, and simple scripts
+    /// Text for people and simple scripts
     #[default]
     Simple,
-    /// One JSON object a line, as etcdctl's; keys and values are base64
+    /// One JSON object per line, as etcdctl prints it; keys and values in base64
     Json,
-    /// Tables, of what is best seen so
+    /// Tables, for commands that support them
     Table,
-    /// A line for each field
+    /// One line per field
     Fields,
-    /// The protocol's own messages, as etcdctl's
+    /// Messages of the protocol, as etcdctl prints them
     Protobuf,
 }
 
-/// What the options and the environment come to.
+/// The settings that result from options and environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// One at least.
+    /// At least one.
     pub(crate) endpoints: Vec<String>,
     pub(crate) format: Format,
     pub(crate) hex: bool,
     pub(crate) dial_timeout: Duration,
     pub(crate) command_timeout: Duration,
-    /// The same, if somebody has said it: for what otherwise takes the time it takes.
+    /// The command timeout if it was set explicitly, for operations that otherwise have no time limit.
     pub(crate) said_timeout: Option<Duration>,
     pub(crate) keepalive_time: Duration,
     pub(crate) keepalive_timeout: Duration,
@@ -137,39 +135,39 @@ pub(crate) struct Settings {
     pub(crate) tls: Tls,
 }
 
-/// Who asks.
+/// Credentials of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Login {
     pub(crate) name: String,
-    /// Not given: to be asked for.
+    /// `None` to prompt for it.
     pub(crate) password: Option<String>,
 }
 
-/// How connections are secured.
+/// TLS settings of connections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tls {
     pub(crate) cacert: Option<PathBuf>,
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
     pub(crate) skip_verify: bool,
-    /// No connection may be without.
+    /// Whether connections without TLS are forbidden.
     pub(crate) required: bool,
 }
 
 impl Tls {
-    /// Whether an endpoint that does not say is to be reached with TLS.
+    /// Returns whether an endpoint without a scheme uses TLS.
     pub(crate) fn is_wanted(&self) -> bool {
         self.required || self.cacert.is_some() || self.cert.is_some() || self.skip_verify
     }
 }
 
 impl Globals {
-    /// Whether nothing was said.
+    /// Returns whether no option was given.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// With what the environment says of the rest.
+    /// Completes the options from the environment.
     pub(crate) fn settle(&self) -> Result<Settings, Failure> {
         self.settle_with(|name| std::env::var(name).ok())
     }
@@ -212,7 +210,7 @@ impl Globals {
             required: flag(self.insecure_transport, "INSECURE_TRANSPORT")? == Some(false),
         };
         if tls.cert.is_some() != tls.key.is_some() {
-            return Err(Failure::Usage("--cert and --key belong together".to_owned()));
+            return Err(Failure::Usage("--cert and --key require each other".to_owned()));
         }
         let said_timeout = span(self.command_timeout, "COMMAND_TIMEOUT")?;
         let user = self.user.clone().or_else(|| given("USER"));
@@ -233,27 +231,27 @@ impl Globals {
     }
 }
 
-/// What a variable says, ours before etcdctl's.
+/// Returns the value of a BOWLINE_ variable, or of the ETCDCTL_ variable with the same name.
 fn given(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     let of = |prefix: &str| variable(&format!("{prefix}_{name}"));
     of("BOWLINE").or_else(|| of("ETCDCTL")).filter(|value| !value.is_empty())
 }
 
-/// What the environment says.
+/// Returns a value from the environment.
 pub(crate) fn variable(name: &str) -> Option<String> {
     given(|name| std::env::var(name).ok(), name)
 }
 
-/// Servers, as they are named in one word.
+/// Splits a comma-separated list of endpoints.
 pub(crate) fn endpoints(text: &str) -> Vec<String> {
     let endpoints = text.split(',').map(|endpoint| endpoint.trim().to_owned());
     endpoints.filter(|endpoint| !endpoint.is_empty()).collect()
 }
 
-/// Who asks: the password stands behind the name, or elsewhere.
+/// Parses a user name, with the password after a colon or given separately.
 pub(crate) fn login(user: String, password: Option<String>) -> Login {
     match (user.split_once(':'), password) {
-        // The name may have a colon in it where the password stands elsewhere.
+        // With a separate password, the name may contain a colon.
         (_, Some(password)) => Login { name: user, password: Some(password) },
         (Some((name, password)), None) => {
             Login { name: name.to_owned(), password: Some(password.to_owned()) }
@@ -263,12 +261,12 @@ pub(crate) fn login(user: String, password: Option<String>) -> Login {
 }
 
 fn wrong(name: &str, text: &str, why: &str) -> Failure {
-    Failure::Usage(format!("the environment's {name}: {text:?} is wrong: {why}"))
+    Failure::Usage(format!("environment variable {name}: invalid value {text:?}: {why}"))
 }
 
-/// A duration as Go writes it: `500ms`, `5s`, `1m30s`; a bare number is seconds.
+/// Parses a duration in Go's format: `500ms`, `5s`, `1m30s`. A bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration such as 500ms, 5s or 1m30s");
+    let wrong = || format!("invalid duration {text:?}: use, for example, 500ms, 5s or 1m30s");
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
@@ -294,7 +292,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(sum) }
 }
 
-/// The TTL of a lease: seconds, or a duration as Go writes it. Leases have whole seconds.
+/// Parses the TTL of a lease: seconds or a duration in Go's format. Leases have whole seconds.
 pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
     let wrong = |_| "not a TTL: use seconds or a duration, such as 60, 60s or 1m".to_owned();
     let ttl = duration(text).map_err(wrong)?;

@@ -1,20 +1,20 @@
-//! Whether a server's word about how far a watch has come can be believed.
+//! Checks whether a server's watch progress notifications are reliable.
 
 use tonic::Code;
 
 use super::connect::Link;
 use crate::generated::etcdserverpb as pb;
 
-/// From which version on the answer to a question for progress says what it should: that all up to its revision has
-/// been told. Before, it may overtake what it speaks of.
+/// First etcd version with reliable responses to progress requests: every event up to the response's revision has been
+/// delivered. In older versions the response may overtake events.
 const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
 
-/// Asks a server; one that does not say is not believed.
+/// Queries the server's version. Without an answer, the notifications count as unreliable.
 pub(crate) async fn is_ordered(link: &Link) -> bool {
     match link.maintenance().status(pb::StatusRequest {}).await {
         Ok(status) => is_ordered_version(&status.into_inner().version),
-        // Bowline denies it to all but root, and new servers of etcd do. So did those before 3.3, which do not know this
-        // question.
+        // Bowline and recent etcd servers restrict this request to root. So did etcd before 3.3, which does not know
+        // the request below.
         Err(status) if status.code() == Code::PermissionDenied => {
             let asked = link.auth().auth_status(pb::AuthStatusRequest {}).await;
             asked.map_or_else(|status| status.code() != Code::Unimplemented, |_| true)

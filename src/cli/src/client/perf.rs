@@ -1,4 +1,4 @@
-//! `bowline check perf`: whether a cluster bears a load, as etcdctl asks it.
+//! `bowline check perf`: checks whether a cluster sustains a load, like `etcdctl check perf`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -17,38 +17,38 @@ use super::range::prefix_end;
 use crate::data::Bar;
 use crate::generated::etcdserverpb as pb;
 
-/// As in etcdctl's check.
+/// The same sizes as `etcdctl check perf`.
 const KEY_BYTES: usize = 256;
 const VALUE_BYTES: usize = 1024;
 
-/// What is still well.
+/// Thresholds for passing.
 const SLOWEST_MAX: Duration = Duration::from_millis(500);
 const STDDEV_MAX: f64 = 0.1;
 const THROUGHPUT_LEAST: f64 = 0.9;
 
-/// How often puts are handed out that are due.
+/// Interval at which due puts are handed out.
 const TICK: Duration = Duration::from_millis(2);
 
-/// How long cleaning up may take.
+/// Time limit for cleaning up.
 const CLEANING: Duration = Duration::from_secs(30);
 
-/// Check whether a cluster bears a load of puts
+/// Check whether a cluster sustains a load of puts
 ///
-/// Writes keys of 256 bytes with values of 1024 at the rate of the load, and deletes them in the end. Says FAIL,
-/// with exit code 1, if less than nine tenths of the rate was reached, a put failed or took more than half a second,
-/// or the standard deviation was above a tenth of a second.
+/// Writes keys of 256 bytes with values of 1024 bytes at the rate of the load level, and deletes them at the end.
+/// Prints FAIL and exits with code 1 if less than 90 % of the rate was reached, if a put failed or took more than 0.5
+/// s, or if the standard deviation exceeded 0.1 s.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct PerfOptions {
-    /// How much: 150, 1000, 8000 or 15000 puts a second
+    /// Load level: 150, 1000, 8000 or 15000 puts per second
     #[arg(long, value_enum, default_value = "s")]
     load: Load,
 
-    /// What all keys begin with. There must be none that does
+    /// Prefix of the test keys (no key may exist under it)
     #[arg(long, value_name = "KEY", default_value = "/bowline-check-perf/")]
     prefix: OsString,
 
-    /// For how long
+    /// Duration of the test
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     time: Duration,
 
@@ -56,19 +56,19 @@ pub(crate) struct PerfOptions {
     cleaning: Cleaning,
 }
 
-/// What is done with what was written.
+/// Cleanup after a check.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Cleaning {
-    /// Compact all that was written in the end
+    /// Compact at the end
     #[arg(long)]
     auto_compact: bool,
 
-    /// Have servers give back room on their disks in the end, as `bowline defrag` does
+    /// Defragment the servers at the end, like `bowline defrag`
     #[arg(long)]
     auto_defrag: bool,
 }
 
-/// In etcdctl's words.
+/// The load levels of etcdctl.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(super) enum Load {
     /// Small: 50 clients
@@ -86,7 +86,7 @@ pub(super) enum Load {
 }
 
 impl Load {
-    /// Puts a second, and clients.
+    /// Returns the puts per second and the number of clients.
     fn figures(self) -> (u64, usize) {
         match self {
             Load::S => (150, 50),
@@ -97,10 +97,9 @@ impl Load {
     }
 }
 
-/// How long each put took, or why it failed.
+/// The latency of each put, or the reason why it failed.
 type Times = Vec<Result<Duration, String>>;
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -116,14 +115,14 @@ pub(crate) async fn run(
     judge(output, &times, rate, elapsed)
 }
 
-/// Refuses to write among keys of somebody else.
+/// Rejects a prefix under which keys exist.
 pub(super) async fn no_keys(client: &Client, prefix: &Bytes) -> Result<(), Failure> {
     let (key, range_end) = (prefix.clone(), prefix_end(prefix));
     let all = pb::RangeRequest { key, range_end, count_only: true, ..Default::default() };
     let call = async |link: Link| link.kv().range(all.clone()).await;
     if client.ask(Effect::Repeatable, call).await?.count > 0 {
         let why = format!(
-            "there are keys that begin with {}: --prefix names another",
+            "keys that begin with {} exist already: pass another --prefix",
             prefix.escape_ascii()
         );
         return Err(Failure::Usage(why));
@@ -132,7 +131,7 @@ pub(super) async fn no_keys(client: &Client, prefix: &Bytes) -> Result<(), Failu
 }
 
 impl Cleaning {
-    /// Deletes what was written.
+    /// Deletes the test keys, then compacts and defragments if requested.
     pub(super) async fn clean(
         self,
         client: &Client,
@@ -156,7 +155,7 @@ impl Cleaning {
     }
 }
 
-/// Puts at a rate for a time, from several clients with a connection each.
+/// Puts at a given rate for a given time, from several clients with one connection each.
 async fn put_all(
     client: &Client,
     prefix: &Bytes,
@@ -173,7 +172,7 @@ async fn put_all(
         workers.push(tokio::spawn(async move {
             let mut times = Times::new();
             loop {
-                // The guard is gone before the put.
+                // The lock guard is released before the put.
                 let next = due.lock().await.recv().await;
                 let Some(number) = next else { return times };
                 times.push(put(&link, &prefix, number).await);
@@ -185,7 +184,7 @@ async fn put_all(
     while begun.elapsed() < time {
         let owed = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
         while handed < owed && begun.elapsed() < time {
-            // It waits while all clients are busy.
+            // Blocks while all clients are busy.
             if hand_out.send(handed).await.is_err() {
                 break;
             }
@@ -204,7 +203,7 @@ async fn put_all(
 }
 
 async fn put(link: &Link, prefix: &Bytes, number: u64) -> Result<Duration, String> {
-    // In no order, and none twice.
+    // The multiplication scatters the keys and maps no two numbers to the same key.
     let scattered = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut key = [&prefix[..], format!("{scattered:016x}").as_bytes()].concat();
     key.resize(prefix.len() + KEY_BYTES, b'.');
@@ -226,7 +225,7 @@ fn judge(output: Output, times: &Times, rate: u64, elapsed: Duration) -> Result<
         output.say(if holds { format!("PASS: {good}") } else { format!("FAIL: {bad}") })
     };
     if let Some(first) = failed.first() {
-        let why = format!("{} puts failed, the first with: {first}", failed.len());
+        let why = format!("{} puts failed, the first one with: {first}", failed.len());
         say(false, String::new(), why)?;
     }
     let throughput = done.len() as f64 / elapsed.as_secs_f64();

@@ -1,4 +1,4 @@
-//! What a server says of itself over plain HTTP, with TLS where its connections have it.
+//! Reads a server's metrics over plain HTTP, with TLS if its endpoint uses TLS.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use super::connect::{Client, is_file};
 use super::failure::{Failure, root_cause};
 use super::tls;
 
-/// How much a server may say.
+/// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// What the server of the first endpoint measures under a name, at `/metrics`.
+/// Returns the value of a metric from `/metrics` of the first endpoint.
 pub(crate) async fn measured(client: &Client, name: &str) -> Result<f64, Failure> {
     let endpoint = &client.settings.endpoints[0];
     let limit = client.settings.command_timeout;
     let text = tokio::time::timeout(limit, metrics(client, endpoint)).await;
     let text = text.map_err(|_| Failure::Timeout(limit))??;
     let value = value_of(&text, name);
-    value.ok_or_else(|| Failure::Failed(format!("{endpoint}/metrics does not say {name}")))
+    value.ok_or_else(|| Failure::Failed(format!("{endpoint}/metrics has no metric {name}")))
 }
 
-/// The value of a sample without labels.
+/// Returns the value of a sample without labels.
 fn value_of(text: &str, name: &str) -> Option<f64> {
     let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     values.next()?.trim().parse().ok()
@@ -51,7 +51,7 @@ async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
     answer.map_err(|error| failed(root_cause(&error)))
 }
 
-/// All that is answered, which nobody cuts into pieces for who speaks so old a version.
+/// Returns the whole response. HTTP/1.0 is used so that the body is not chunked.
 async fn get(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     host: &str,
@@ -59,7 +59,7 @@ async fn get(
     stream.write_all(format!("GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes()).await?;
     let mut answer = Vec::new();
     let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await;
-    // Some end their connections without a word; then it is seen from what there is.
+    // Some servers close TLS connections without close_notify, which is an error only if nothing was received.
     if answer.is_empty() {
         read?;
     }

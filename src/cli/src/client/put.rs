@@ -1,4 +1,4 @@
-//! `bowline put`: gives a key a value.
+//! `bowline put`: stores a value under a key.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,51 +18,51 @@ const EXAMPLES: &str = "\
 Examples:
   bowline put greeting hello
   bowline put -- key -5                      a value that begins with a dash
-  bowline put config --value-file app.toml   whatever bytes the file has
-  date | bowline put now                     from standard input
-  bowline put --key-file k --value-file v    a key of any bytes, too
-  bowline put alive yes --lease 694d7f3a     gone when the lease ends";
+  bowline put config --value-file app.toml   the content of a file
+  date | bowline put now                     the value from standard input
+  bowline put --key-file k --value-file v    key and value from files
+  bowline put alive yes --lease 694d7f3a     deleted when the lease ends";
 
-/// Give a key a value
+/// Store a value under a key
 ///
-/// Without a value, it is read from standard input to its end.
+/// Reads the value from standard input if none is given.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct PutOptions {
-    /// The key; or --key-file
+    /// Key; or use --key-file
     #[arg(required_unless_present = "key_file")]
     key: Option<OsString>,
 
-    /// The value; or --value-file, or standard input
+    /// Value; or use --value-file or standard input
     value: Option<OsString>,
 
-    /// Read the key from a file, whatever bytes it has; - for standard input
+    /// Read the key, arbitrary bytes, from a file (-: standard input)
     #[arg(long, value_name = "FILE", conflicts_with = "key")]
     key_file: Option<PathBuf>,
 
-    /// Read the value from a file; - for standard input
+    /// Read the value from a file (-: standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["value", "ignore_value"])]
     value_file: Option<PathBuf>,
 
-    /// The lease that the key hangs on, in hexadecimal
+    /// Attach the key to this lease, in hexadecimal
     #[arg(long, value_name = "ID", value_parser = lease_id)]
     lease: Option<i64>,
 
-    /// Print the row of before, too
+    /// Also print the previous key and value
     #[arg(long)]
     prev_kv: bool,
 
-    /// Leave the value as it is
+    /// Keep the current value
     #[arg(long, conflicts_with = "value")]
     ignore_value: bool,
 
-    /// Leave the lease as it is
+    /// Keep the current lease
     #[arg(long, conflicts_with = "lease")]
     ignore_lease: bool,
 }
 
 impl PutOptions {
-    /// Whether it reads standard input.
+    /// Returns whether the command reads standard input.
     pub(crate) fn reads_input(&self) -> bool {
         let is_input = |file: &Option<PathBuf>| file.as_deref() == Some(Path::new("-"));
         is_input(&self.key_file) || is_input(&self.value_file) || self.reads_value()
@@ -72,11 +72,11 @@ impl PutOptions {
         self.value.is_none() && !self.ignore_value && self.value_file.is_none()
     }
 
-    /// What is asked of the server.
+    /// Builds the request.
     pub(crate) fn request(self) -> Result<PutRequest, Failure> {
         let is_input = |file: &Option<PathBuf>| file.as_deref() == Some(Path::new("-"));
         if is_input(&self.key_file) && (is_input(&self.value_file) || self.reads_value()) {
-            let why = "standard input cannot be both, key and value: --value-file FILE";
+            let why = "standard input cannot be both key and value: pass the value with --value-file FILE";
             return Err(Failure::Usage(why.to_owned()));
         }
         let key = match (self.key, &self.key_file) {
@@ -101,7 +101,7 @@ impl PutOptions {
     }
 }
 
-/// All that a file has, or standard input.
+/// Returns the contents of a file, or of standard input for `-`.
 pub(crate) fn read(file: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let read = if file.as_os_str() == "-" {
@@ -113,7 +113,6 @@ pub(crate) fn read(file: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,

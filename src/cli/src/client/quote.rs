@@ -1,7 +1,6 @@
-//! Text in quotes, as Go writes and reads it, since etcdctl's output and grammar are made of it; and words on a
-//! line.
+//! Quoted text in Go's syntax, which etcdctl's output and grammar use, and splitting of a line into words.
 
-/// Bytes in double quotes, as Go's `%q`: nothing is lost, and everything can be seen.
+/// Quotes bytes like Go's `%q`: lossless, with all characters visible.
 pub(crate) fn go(bytes: &[u8]) -> String {
     let mut quoted = String::from("\"");
     for chunk in bytes.utf8_chunks() {
@@ -32,24 +31,24 @@ pub(crate) fn go(bytes: &[u8]) -> String {
     quoted
 }
 
-/// Whether a terminal shows all of it as it is, and takes none of it for an order.
+/// Returns whether a terminal shows all of it literally and interprets none of it as control characters.
 pub(crate) fn can_be_shown(bytes: &[u8]) -> bool {
     let shows = |c: char| is_printable(c) || ['\n', '\t'].contains(&c);
     std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(shows))
 }
 
-/// Whether a terminal shows it.
+/// Returns whether a terminal shows the character.
 fn is_printable(c: char) -> bool {
-    // Behind a letter, so that what combines with it is not taken for alone.
+    // Tested after a letter, because a combining character on its own would be escaped.
     c == ' ' || c == '\'' || (!c.is_whitespace() && format!("a{c}").escape_debug().count() == 2)
 }
 
-/// Bytes in hexadecimal, as etcdctl's `--hex`.
+/// Formats bytes in hexadecimal like etcdctl's `--hex`.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect()
 }
 
-/// Text as JSON, as Go writes it: also fit for a page of HTML.
+/// Quotes text as JSON like Go, which also escapes the special characters of HTML.
 pub(crate) fn json(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -69,8 +68,8 @@ pub(crate) fn json(text: &str) -> String {
     quoted
 }
 
-/// The words of a line: bare, in single quotes, where nothing has a meaning, or in double quotes, as Go writes
-/// them. What stands in backquotes is raw as well.
+/// Splits a line into words. A word is bare, in single quotes or backquotes (both raw), or in double quotes with
+/// Go's escapes.
 pub(crate) fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut rest = line.trim_start();
@@ -87,13 +86,13 @@ pub(crate) fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     Ok(words)
 }
 
-/// What stands in quotes at the beginning, and what follows.
+/// Parses a quoted string at the beginning of `text`. Returns it and the rest.
 pub(crate) fn quoted(text: &str) -> Result<(Vec<u8>, &str), String> {
-    let open = || format!("{text}: a quote is not closed");
+    let open = || format!("{text}: unclosed quote");
     let mut chars = text.char_indices();
     let quote = match chars.next() {
         Some((_, quote @ ('"' | '`' | '\''))) => quote,
-        _ => return Err(format!("{text}: something in quotes is expected")),
+        _ => return Err(format!("{text}: expected a quoted string")),
     };
     let mut bytes = Vec::new();
     while let Some((at, c)) = chars.next() {
@@ -150,7 +149,7 @@ fn simple(escaped: char) -> Option<u8> {
 }
 
 fn unknown(text: &str, escaped: char) -> String {
-    format!("{text}: \\{escaped} has no meaning in quotes; \\\\ is a backslash")
+    format!("{text}: unknown escape \\{escaped}; write \\\\ for a backslash")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which keys a command is about: one, all with a prefix, all from one on, or those between two.
+//! Selects the keys of a command: a single key, a prefix, all keys from one on, or a range.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -10,40 +10,40 @@ use clap::Args;
 use super::failure::Failure;
 use super::put::read;
 
-/// Keys, as etcdctl's commands name them.
+/// Key arguments, as in etcdctl's commands.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Keys {
-    /// The key, or where the range begins; or --key-file
+    /// Key, or start of the range; or use --key-file
     #[arg(required_unless_present = "key_file")]
     key: Option<OsString>,
 
-    /// Read the key from a file, whatever bytes it has; - for standard input
+    /// Read the key, arbitrary bytes, from a file (-: standard input)
     #[arg(long, value_name = "FILE", conflicts_with = "key")]
     key_file: Option<PathBuf>,
 
-    /// Where the range ends: this key is not part of it
+    /// End of the range (exclusive)
     #[arg(conflicts_with_all = ["prefix", "from_key"])]
     range_end: Option<OsString>,
 
-    /// All keys that begin so; an empty one is all keys
+    /// Treat KEY as a prefix (an empty prefix selects all keys)
     #[arg(long, conflicts_with = "from_key")]
     prefix: bool,
 
-    /// All keys from this one on
+    /// Select all keys greater than or equal to KEY
     #[arg(long)]
     from_key: bool,
 }
 
-/// Until the end of all keys.
+/// Range end that means "to the last key".
 const TO_THE_END: Bytes = Bytes::from_static(b"\0");
 
 impl Keys {
-    /// Whether it reads standard input.
+    /// Returns whether the command reads standard input.
     pub(crate) fn reads_input(&self) -> bool {
         self.key_file.as_ref().is_some_and(|file| file.as_os_str() == "-")
     }
 
-    /// The first key, and the end of the range; empty for a single key.
+    /// Returns the first key and the end of the range, which is empty for a single key.
     pub(crate) fn range(self) -> Result<(Bytes, Bytes), Failure> {
         let key = match &self.key_file {
             Some(file) => Bytes::from(read(file)?),
@@ -60,7 +60,7 @@ impl Keys {
     }
 }
 
-/// The first key behind all that begin so.
+/// Returns the first key after all keys with the prefix.
 pub(crate) fn prefix_end(prefix: &[u8]) -> Bytes {
     let Some(at) = prefix.iter().rposition(|byte| *byte < 0xff) else { return TO_THE_END };
     let mut end = prefix[..=at].to_vec();
@@ -68,11 +68,11 @@ pub(crate) fn prefix_end(prefix: &[u8]) -> Bytes {
     end.into()
 }
 
-/// A revision, from one on.
+/// Parses a revision.
 pub(crate) fn revision(text: &str) -> Result<i64, String> {
     match text.parse() {
         Ok(revision) if revision >= 0 => Ok(revision),
-        _ => Err("it is no revision: a whole number is meant".to_owned()),
+        _ => Err("expected a revision, a whole number".to_owned()),
     }
 }
 

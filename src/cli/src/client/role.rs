@@ -1,4 +1,4 @@
-//! `bowline role`: what users may do.
+//! `bowline role`: lists and changes roles.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -15,7 +15,7 @@ use crate::generated::authpb::Permission;
 use crate::generated::authpb::permission::Type;
 use crate::generated::etcdserverpb as pb;
 
-/// See and change what users may do
+/// List and change roles
 #[derive(Args, Debug)]
 pub(crate) struct RoleOptions {
     #[command(subcommand)]
@@ -24,42 +24,42 @@ pub(crate) struct RoleOptions {
 
 #[derive(Subcommand, Debug)]
 enum RoleCommand {
-    /// Add a role, that permits nothing yet
+    /// Add a role without permissions
     #[command(after_long_help = EXIT_CODES)]
     Add {
-        /// The role
+        /// Name of the role
         name: String,
     },
     /// Delete a role
     #[command(after_long_help = EXIT_CODES)]
     Delete {
-        /// The role
+        /// Name of the role
         name: String,
     },
-    /// Say what a role permits
+    /// Show the permissions of a role
     #[command(after_long_help = EXIT_CODES)]
     Get {
-        /// The role
+        /// Name of the role
         name: String,
     },
     /// List the roles
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// Let a role read or write keys
+    /// Grant a role access to keys
     #[command(after_long_help = EXIT_CODES)]
     GrantPermission {
-        /// The role
+        /// Name of the role
         role: String,
-        /// What it may do
+        /// Kind of access
         #[arg(value_enum, ignore_case = true)]
         kind: Kind,
         #[command(flatten)]
         keys: Keys,
     },
-    /// Take back what was granted for these very keys
+    /// Revoke access that was granted for exactly these keys
     #[command(after_long_help = EXIT_CODES)]
     RevokePermission {
-        /// The role
+        /// Name of the role
         role: String,
         #[command(flatten)]
         keys: Keys,
@@ -73,7 +73,6 @@ enum Kind {
     Readwrite,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -134,7 +133,7 @@ fn revoked(role: &str, key: &Bytes, end: &Bytes) -> String {
     }
 }
 
-/// What a role permits.
+/// Returns the permissions of a role.
 pub(crate) async fn get(client: &Client, name: String) -> Result<Role, Failure> {
     let request = pb::AuthRoleGetRequest { role: name.clone() };
     let call = async |link: Link| link.auth().role_get(request.clone()).await;

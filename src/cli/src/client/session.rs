@@ -1,12 +1,12 @@
-//! A lease that is kept alive, and how long its holder may believe in it.
+//! A lease that is kept alive, and the time for which its holder can rely on it.
 //!
 //! ```text
-//!   renewal sent ── answered ─────────────── valid until ── the server may end it
-//!        │◄──────────── TTL less the drift of clocks ──►│
+//!   renewal sent ── answered ──────────────── valid until ── the server may expire it
+//!        │◄─────────── TTL minus clock drift ───────────►│
 //! ```
 //!
-//! The time counts from the sending of the last renewal that was confirmed, on the clock that goes on while the
-//! machine sleeps: whatever happens to the answer, the server began to count later.
+//! The validity counts from the time at which the last confirmed renewal was sent, on a clock that also runs while the
+//! machine sleeps. The server starts to count later than that, however late the response arrives.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,24 +21,23 @@ use super::failure::Failure;
 use super::lease::renewal;
 use crate::generated::etcdserverpb as pb;
 
-/// By how much two clocks may differ in speed.
+/// Maximum difference between the speeds of two clocks.
 const DRIFT_PERCENT: u32 = 10;
 
-/// How many renewals a TTL has room for.
+/// Number of renewals per TTL.
 const RENEWALS: u32 = 3;
 
-/// How often the clock is looked at: sleeping goes by another clock, that stands still while the machine sleeps.
+/// Interval at which the clock is read while waiting, because tokio's timers stand still while the machine sleeps.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long to wait before a renewal that failed is tried again.
+/// Pause before a failed renewal is retried.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A moment since the machine was started, its sleep counted.
+/// Time since boot, including time asleep.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Moment(Duration);
 
 impl Moment {
-    /// Now.
     pub(crate) fn now() -> Self {
         #[cfg(target_os = "linux")]
         let clock = ClockId::Boottime;
@@ -49,27 +48,27 @@ impl Moment {
         Self(Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), nanos))
     }
 
-    /// As another process of this machine reads it.
+    /// Encodes the time for another process on this machine.
     pub(crate) fn to_bytes(self) -> [u8; 8] {
         u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX).to_be_bytes()
     }
 
-    /// What another process of this machine means.
+    /// Decodes a time from another process on this machine.
     pub(crate) fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(Duration::from_nanos(u64::from_be_bytes(bytes)))
     }
 
-    /// So much later.
+    /// Returns the time later by `span`.
     pub(crate) fn after(self, span: Duration) -> Self {
         Self(self.0 + span)
     }
 
-    /// So much earlier.
+    /// Returns the time earlier by `span`.
     pub(crate) fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(span))
     }
 
-    /// How long it is until then.
+    /// Returns the time left until then.
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_sub(Moment::now().0)
     }
@@ -82,20 +81,19 @@ impl Moment {
     }
 }
 
-/// A lease of our own.
+/// A lease owned by this process.
 #[derive(Debug)]
 pub(crate) struct Session {
     client: Arc<Client>,
-    /// Its id.
     pub(crate) lease: i64,
-    /// What the server has granted.
+    /// TTL that the server has granted.
     pub(crate) ttl: Duration,
     sent: Cell<Moment>,
     valid_until: watch::Sender<Moment>,
 }
 
 impl Session {
-    /// A new lease.
+    /// Grants a new lease.
     pub(crate) async fn open(client: &Arc<Client>, ttl: Duration) -> Result<Self, Failure> {
         let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX).max(1);
         let sent = Cell::new(Moment::now());
@@ -103,7 +101,7 @@ impl Session {
             sent.set(Moment::now());
             link.lease().lease_grant(pb::LeaseGrantRequest { ttl: seconds, id: 0 }).await
         };
-        // A lease that is granted and not heard of ends by itself.
+        // Safe to repeat: a lease whose grant was not answered expires by itself.
         let granted = client.ask(Effect::Repeatable, grant).await?;
         let ttl = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or_default());
         let valid_until = sent.get().after(believed(ttl));
@@ -116,12 +114,12 @@ impl Session {
         })
     }
 
-    /// Until when it is safe to believe in the lease; moves on with each renewal.
+    /// Returns the time until which the lease is certainly alive, updated with each renewal.
     pub(crate) fn valid_until(&self) -> watch::Receiver<Moment> {
         self.valid_until.subscribe()
     }
 
-    /// Keeps the lease alive, until it cannot be believed in any more. Says why.
+    /// Renews the lease until it can no longer be relied on. Returns the reason.
     pub(crate) async fn keep(&self) -> String {
         let mut next = self.sent.get().after(self.ttl / RENEWALS);
         loop {
@@ -135,7 +133,7 @@ impl Session {
             let call = async |link: Link| {
                 sent.set(Moment::now());
                 let answer = renew(link).await?.into_inner();
-                // Confirmed by an answer to this very attempt.
+                // The time belongs to the attempt that was answered.
                 Ok(Response::new((answer, sent.get())))
             };
             let patience = valid_until.left().min(self.ttl / RENEWALS);
@@ -156,20 +154,20 @@ impl Session {
         }
     }
 
-    /// Ends the lease, and deletes what hangs on it; tries for so long.
+    /// Revokes the lease and deletes its keys, retrying up to `limit`.
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Failure> {
         let request = pb::LeaseRevokeRequest { id: self.lease };
         let call = async |link: Link| link.lease().lease_revoke(request).await;
         match self.client.ask_for(limit, Effect::Repeatable, call).await {
             Ok(_) => Ok(()),
-            // It had ended, or an attempt whose answer was lost has ended it.
+            // The lease had expired, or an attempt whose response was lost has revoked it.
             Err(Failure::Refused(status)) if status.message().contains("lease not found") => Ok(()),
             Err(failure) => Err(failure),
         }
     }
 }
 
-/// How long a holder believes in a lease.
+/// Returns how long a holder can rely on a lease.
 fn believed(ttl: Duration) -> Duration {
     ttl - ttl * DRIFT_PERCENT / 100
 }

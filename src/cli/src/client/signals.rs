@@ -1,19 +1,19 @@
-//! The signals by which somebody tells this process to end. Those that were ignored when it was started stay ignored, by
-//! it and by what it starts: `nohup`, and a shell that starts something in the background, mean that.
+//! Receives the signals that ask this process to end. A signal that was ignored at startup stays ignored, by this
+//! process and its children, because `nohup` and shells that start background jobs rely on that.
 
 use std::io;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Those that are listened to.
+/// Signals that are received.
 const NUMBERS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// They come here from now on, and do nothing else.
+/// A receiver of the signals, which no longer end the process.
 pub(crate) struct Signals([Option<unix::Signal>; 4]);
 
 impl Signals {
-    /// From now on.
+    /// Starts receiving the signals that are not ignored.
     pub(crate) fn new() -> io::Result<Self> {
         let ignored = ignored();
         let listen = |number: Signal| match ignored >> (number.as_raw() - 1) & 1 {
@@ -24,7 +24,7 @@ impl Signals {
         Ok(Self([a?, b?, c?, d?]))
     }
 
-    /// The next one. May be dropped, and called again.
+    /// Returns the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         let [a, b, c, d] = &mut self.0;
         tokio::select! {
@@ -43,7 +43,7 @@ async fn come(listened: &mut Option<unix::Signal>) {
     }
 }
 
-/// The signals that this process ignores, a bit for each, where the system tells: Linux.
+/// Returns a bit mask of the ignored signals, on Linux; 0 elsewhere.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

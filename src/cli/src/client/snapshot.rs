@@ -1,4 +1,4 @@
-//! `bowline snapshot`: a copy of the state in a file, what is in it, and a new cluster from it.
+//! `bowline snapshot`: saves a backup to a file, inspects one, and restores a cluster from one.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -20,13 +20,12 @@ use super::supervisor::ended_by;
 use crate::data::{self, Bar};
 use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 
-/// How long the next part may take to come.
+/// Maximum time to wait for the next part.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What precedes the hash is a multiple of it: so it is seen whether there is a hash.
+/// Alignment of the data before the hash, which shows whether there is a hash.
 const ALIGN_BYTES: u64 = 512;
 
-/// How long the hash is.
 const HASH_BYTES: usize = 32;
 
 const EXAMPLES: &str = "\
@@ -36,7 +35,7 @@ Examples:
   bowline snapshot restore today.snap --dir /var/lib/bowline --name a \\
       --member a=10.0.0.1:2380 --member b=10.0.0.2:2380 --member c=10.0.0.3:2380";
 
-/// Save the state to a file, look into one, and begin a new cluster with it
+/// Save a backup to a file, inspect one, or restore a cluster from one
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct SnapshotOptions {
@@ -46,16 +45,15 @@ pub(crate) struct SnapshotOptions {
 
 #[derive(Subcommand, Debug)]
 enum SnapshotCommand {
-    /// Save what a server has to a file
+    /// Save a server's state to a file
     ///
-    /// The file is there when all of it is, and what came is what was sent; only who saves it may read it. What was
-    /// saved from etcd is etcd's own format, which `etcdutl` reads.
+    /// Creates the file, readable only by its owner, once the download is complete and verified. A snapshot of an etcd
+    /// server has etcd's own format, which `etcdutl` reads.
     ///
-    /// Of several --endpoints the first that answers is asked. It takes the time it takes, unless --command-timeout
-    /// says how long that may be.
+    /// Uses the first of the --endpoints that answers. Has no time limit unless --command-timeout is given.
     #[command(after_long_help = EXIT_CODES)]
     Save {
-        /// The file that is made, or written anew
+        /// File to create or replace
         file: PathBuf,
     },
     #[command(alias = "verify")]
@@ -64,7 +62,7 @@ enum SnapshotCommand {
 }
 
 impl SnapshotOptions {
-    /// Does what needs no server, if it is that.
+    /// Runs the subcommands that need no server. Returns `None` for the others.
     pub(crate) fn local(&self, format: Format) -> Option<ExitCode> {
         match &self.command {
             SnapshotCommand::Save { .. } => None,
@@ -76,7 +74,6 @@ impl SnapshotOptions {
     }
 }
 
-/// `bowline snapshot save`.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -84,7 +81,8 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let SnapshotCommand::Save { file } = options.command else { return Ok(()) };
     let signals = Signals::new();
-    let mut signals = signals.map_err(|error| Failure::Local("no signals".to_owned(), error))?;
+    let mut signals =
+        signals.map_err(|error| Failure::Local("cannot handle signals".to_owned(), error))?;
     let limit = client.settings.said_timeout.unwrap_or(NO_LIMIT);
     let version = tokio::select! {
         saved = tokio::time::timeout(limit, save(client, &file)) => {
@@ -96,26 +94,26 @@ pub(crate) async fn run(
     if version.is_empty() { Ok(()) } else { output.say(format!("Server version {version}")) }
 }
 
-/// Says the server's version.
+/// Saves a snapshot and returns the server's version.
 async fn save(client: &Client, file: &Path) -> Result<String, Failure> {
     let part = Part::beside(file)?;
     let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
-    // However long it takes until the server has one: another would begin from the beginning.
+    // Without a time limit, because another server would have to start from the beginning.
     let answers = client.ask_for(NO_LIMIT, Effect::Repeatable, call).await?;
     let version = receive(answers, &part).await?;
     publish(&part.path, file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
     Ok(version)
 }
 
-/// A file while it is written, beside its name. Whatever ends before it has that name, nothing is left of it: half a file
-/// is of no use.
+/// A temporary file next to the final one. It is deleted unless it is renamed, because an incomplete snapshot is
+/// useless.
 struct Part {
     file: File,
     path: PathBuf,
 }
 
 impl Part {
-    /// One that nobody else has, and nobody else may read.
+    /// Creates a new file that only its owner can read.
     fn beside(file: &Path) -> Result<Self, Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut path = file.as_os_str().to_owned();
@@ -130,18 +128,18 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Unless it has its name by now.
+        // Fails harmlessly if the file has been renamed.
         drop(fs::remove_file(&self.path));
     }
 }
 
-/// Writes what comes into a file, and judges it by its hash. Says the server's version.
+/// Downloads a snapshot and verifies its hash. Returns the server's version.
 async fn receive(mut answers: Streaming<SnapshotResponse>, part: &Part) -> Result<String, Failure> {
     let local = |error| Failure::Local(part.path.display().to_string(), error);
     let mut file = &part.file;
     let bar = Bar::begin("saves", false);
     let (mut bytes, mut version) = (0, String::new());
-    // All but the last bytes, which may be the hash, are hashed.
+    // The last bytes may be the hash, so they are held back from hashing.
     let (mut hash, mut tail) = (Sha256::new(), Vec::new());
     loop {
         let answer = tokio::time::timeout(PATIENCE, answers.message()).await;
@@ -160,14 +158,16 @@ async fn receive(mut answers: Streaming<SnapshotResponse>, part: &Part) -> Resul
     }
     bar.end();
     if bytes % ALIGN_BYTES != HASH_BYTES as u64 || hash.finalize()[..] != tail[..] {
-        let why = format!("what came, {bytes} bytes, is not what was sent: it is not kept");
+        let why = format!(
+            "the received snapshot of {bytes} bytes does not match its checksum: it was discarded"
+        );
         return Err(Failure::Failed(why));
     }
     file.sync_all().map_err(local)?;
     Ok(version)
 }
 
-/// Gives the file its name, for good.
+/// Renames the file and makes the rename durable.
 fn publish(part: &Path, file: &Path) -> io::Result<()> {
     fs::rename(part, file)?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -1,41 +1,40 @@
-//! What a place in a line says of itself, as the library's locks write it into the value of its key: text in lines,
-//! which anybody can read. What does not begin with the mark was put there by a client of etcd, and stands like a
-//! mutex.
+//! Metadata of a queue entry, in the text format that the library's locks store in the value of the entry's key. A
+//! value without the mark was written by an etcd client and counts as a mutex.
 //!
 //! ```text
-//!   bowline:1 semaphore 4 2      kind, and its figures
-//!   web-3 process 4711           where
-//!   nightly                      the owner's name
-//!   rebuilding the index         why, to the end
+//!   bowline:1 semaphore 4 2      kind, with its numbers
+//!   web-3 process 4711           machine and process
+//!   nightly                      name of the owner
+//!   rebuilding the index         reason, to the end of the value
 //! ```
 
 use bytes::Bytes;
 
-/// How such values begin.
+/// Prefix of such values.
 pub(crate) const MARK: &str = "bowline:1 ";
 
-/// What lets a place hold.
+/// Mode of a lock request, which decides when it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rule {
-    /// Nobody is before it.
+    /// Holds if no entry is ahead.
     Alone,
-    /// Only readers are before it.
+    /// Holds if only readers are ahead.
     Read,
-    /// Nobody is before it, among readers.
+    /// Holds if no entry is ahead, in a queue with readers.
     Write,
-    /// A reader that becomes a writer: only the library does that.
+    /// A reader that waits to become a writer; used only by the library.
     Upgrade,
-    /// The permits before it and its own fit into the limit.
+    /// Holds if its permits and those ahead fit into the limit.
     Permits {
-        /// How many there are.
+        /// Total number of permits.
         limit: u32,
-        /// How many it wants.
+        /// Number of permits requested.
         wants: u32,
     },
 }
 
 impl Rule {
-    /// Whether two places can stand in one line and both get their turn by the rules.
+    /// Returns whether two requests can share a queue.
     pub(crate) fn goes_with(self, other: Rule) -> bool {
         let kind = |rule| match rule {
             Rule::Alone => (0, 0),
@@ -45,12 +44,12 @@ impl Rule {
         kind(self) == kind(other)
     }
 
-    /// Whether a place of this rule holds behind these, which are all that are before it.
+    /// Returns whether a request holds, given the modes of all entries ahead of it.
     pub(crate) fn holds_behind(self, before: &[Rule]) -> bool {
         match self {
             Rule::Alone | Rule::Write => before.is_empty(),
             Rule::Read => before.iter().all(|rule| *rule == Rule::Read),
-            // It holds as the reader that it was. Its turn as a writer is the library's affair.
+            // An upgrade entry holds as a reader, and the library decides when it becomes a writer.
             Rule::Upgrade => false,
             Rule::Permits { limit, wants } => {
                 let (mut least, mut sum) = (limit, u64::from(wants));
@@ -67,7 +66,7 @@ impl Rule {
         }
     }
 
-    /// What it is called.
+    /// Returns the name for output.
     pub(crate) fn name(self) -> String {
         match self {
             Rule::Alone => "mutex".to_owned(),
@@ -79,20 +78,20 @@ impl Rule {
     }
 }
 
-/// What a place says.
+/// Metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stance {
     pub(crate) rule: Rule,
-    /// Where it was asked for.
+    /// Machine and process of the request.
     pub(crate) site: String,
-    /// The owner's name.
+    /// Name of the owner.
     pub(crate) owner: String,
-    /// Why; all of the value, if it is not of this form.
+    /// Reason for the request; the whole value if it is not in this format.
     pub(crate) why: Bytes,
 }
 
 impl Stance {
-    /// Of a command: on which machine, by which process, which one.
+    /// Returns the metadata of a command run by this process.
     pub(crate) fn ours(rule: Rule, why: &str) -> Self {
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy().into_owned();
@@ -101,7 +100,7 @@ impl Stance {
         Self { rule, site, owner, why: Bytes::copy_from_slice(why.as_bytes()) }
     }
 
-    /// As the value of a key.
+    /// Encodes the metadata as the value of a key.
     pub(crate) fn to_value(&self) -> Bytes {
         let head = match self.rule {
             Rule::Alone => "mutex".to_owned(),
@@ -115,7 +114,7 @@ impl Stance {
         [head.as_bytes(), &self.why].concat().into()
     }
 
-    /// What a value says.
+    /// Parses the value of a key.
     pub(crate) fn parse(value: &Bytes) -> Self {
         Self::known(value).unwrap_or_else(|| Self {
             rule: Rule::Alone,

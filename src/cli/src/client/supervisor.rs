@@ -1,13 +1,13 @@
-//! The process between the one that holds and the command that runs meanwhile.
+//! The supervisor process between `bowline lock` and the command that runs under the lock.
 //!
 //! ```text
-//!   bowline lock ── its keeper ── the command ── what it has started
-//!         ended? ──────► kills all of that
-//!                       ended? ──► killed by the system; the rest is adopted, and killed, by whoever holds
+//!   bowline lock ── supervisor ── command ── its descendants
+//!         ended? ──────► kills the command and its descendants
+//!                       ended? ──► the kernel kills the command; `bowline lock` adopts and kills its descendants
 //! ```
 //!
-//! It passes signals on, waits for what the command leaves behind, and ends when the command does, with its exit
-//! code. It kills the command, too, when the time has passed that it was given, where the one that holds stands still.
+//! The supervisor forwards signals, reaps what the command leaves behind, and exits with the command's exit code. It
+//! also kills the command at the deadline, in case `bowline lock` is suspended and cannot.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -25,21 +25,21 @@ use super::deadline_pipe::Deadline;
 use super::descendants;
 use super::signals::Signals;
 
-/// As shells say it.
+/// The exit codes that shells use.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_SIGNALLED: u8 = 128;
 
-/// Signals of one kind that come within so long are one.
+/// Signals of one kind within this time count as one.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
-/// The name of the hidden command.
+/// Name of the hidden command.
 const COMMAND: &str = "held-child";
 
-/// Tells a keeper to kill all that it keeps: the system sends it when the one that holds has ended.
+/// Signal that tells a supervisor to kill the command. The kernel sends it when `bowline lock` has ended.
 pub(crate) const END: Signal = Signal::USR1;
 
-/// Keeps the command that runs while a lock is held
+/// Supervises the command that runs while a lock is held
 #[derive(Args, Debug)]
 #[command(hide = true)]
 pub(crate) struct SupervisedChild {
@@ -47,15 +47,15 @@ pub(crate) struct SupervisedChild {
     #[arg(long)]
     becomes: bool,
 
-    /// Whose child this is
+    /// Process id of the expected parent
     parent: u32,
 
-    /// The command
+    /// Command to run
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
-/// This program, to be started as a keeper of a command.
+/// Returns a command that starts this program as the supervisor of `command`.
 pub(crate) fn supervisor_of(command: &[OsString]) -> io::Result<Command> {
     let mut supervisor = own(&[])?;
     supervisor.args(command);
@@ -63,7 +63,8 @@ pub(crate) fn supervisor_of(command: &[OsString]) -> io::Result<Command> {
     Ok(supervisor)
 }
 
-/// This program, to be started as one that becomes the command which is added, and ends when this process does.
+/// Returns a command that starts this program so that it executes the program given as further arguments, bound to end
+/// with this process.
 pub(crate) fn bound() -> io::Result<Command> {
     own(&["--becomes"])
 }
@@ -78,8 +79,8 @@ fn own(flags: &[&str]) -> io::Result<Command> {
     Ok(start)
 }
 
-/// A group of its own; at a terminal, which it shares with the one that holds, it must stay in the one that may read from
-/// it.
+/// Puts the command into a process group of its own. At a terminal it stays in the foreground group, because only that
+/// group may read from the terminal.
 fn set_group(command: &mut Command, has_terminal: bool) {
     if !has_terminal {
         command.process_group(0);
@@ -87,7 +88,7 @@ fn set_group(command: &mut Command, has_terminal: bool) {
 }
 
 impl SupervisedChild {
-    /// Keeps the command, or becomes it.
+    /// Supervises the command, or becomes it.
     pub(crate) fn main(&self) -> ExitCode {
         let done = if self.becomes { self.become_it() } else { self.keep() };
         done.unwrap_or_else(|error| {
@@ -96,7 +97,7 @@ impl SupervisedChild {
         })
     }
 
-    /// Asks the system for a signal at its parent's end, whatever ends that.
+    /// Asks the kernel to send this process a signal when its parent ends.
     fn bind(&self, at_its_end: Signal) -> io::Result<()> {
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(at_its_end))?;
@@ -105,7 +106,7 @@ impl SupervisedChild {
         if self.has_parent() {
             return Ok(());
         }
-        Err(io::Error::other("whoever holds was gone before"))
+        Err(io::Error::other("the parent process has exited"))
     }
 
     fn has_parent(&self) -> bool {
@@ -146,7 +147,7 @@ impl SupervisedChild {
                     () = deadline.pass() => break None,
                 }
             };
-            // Both may have been killed at once.
+            // If the parent is gone, it may have been killed together with the command.
             if code.is_none() || !self.has_parent() {
                 command.kill().await;
             }
@@ -155,11 +156,11 @@ impl SupervisedChild {
     }
 }
 
-/// The command, seen by its keeper.
+/// The supervised command.
 struct Kept {
     pid: Pid,
     has_group: bool,
-    /// What was passed on last, and when.
+    /// The last forwarded signal, and when it was forwarded.
     passed: Option<(Signal, Instant)>,
 }
 
@@ -173,8 +174,8 @@ impl Kept {
         Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal, passed: None })
     }
 
-    /// What the terminal sends to all who share it is not sent twice; nor what somebody sends to all of a service, which
-    /// comes from there and from the one that holds.
+    /// Forwards a signal once. A terminal sends it to the whole group, and a service manager to the whole service, so
+    /// it may arrive both directly and from `bowline lock`.
     fn pass_on(&mut self, signal: Signal) {
         let now = Instant::now();
         let is_again =
@@ -183,7 +184,8 @@ impl Kept {
             return;
         }
         self.passed = Some((signal, now));
-        // Who was stopped hears nothing before it goes on. Who is gone needs no signal.
+        // A stopped process handles a signal only after SIGCONT. Errors are ignored: they mean that the process is
+        // gone.
         if self.has_group {
             kill_process_group(self.pid, signal).ok();
             kill_process_group(self.pid, Signal::CONT).ok();
@@ -195,8 +197,8 @@ impl Kept {
         }
     }
 
-    /// Waits for all children that have ended, also those that the command has left behind. Says the command's exit
-    /// code, if it is among them.
+    /// Reaps all children that have ended, including detaches of the command. Returns the command's exit code if it is
+    /// among them.
     fn reap(&self) -> io::Result<Option<u8>> {
         let mut code = None;
         while code.is_none()
@@ -217,7 +219,7 @@ impl Kept {
     }
 }
 
-/// The exit code of a command, as shells say it.
+/// Returns the exit code that a shell would report.
 fn exit_code(status: WaitStatus) -> u8 {
     let code = status.exit_status().or_else(|| {
         let signal = status.terminating_signal()?;
@@ -226,7 +228,7 @@ fn exit_code(status: WaitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
-/// The exit code of who was ended by a signal.
+/// Returns the exit code of a process that was ended by a signal.
 pub(crate) fn ended_by(signal: Signal) -> u8 {
     u8::try_from(signal.as_raw()).map_or(u8::MAX, |signal| EXIT_SIGNALLED | signal)
 }

@@ -1,4 +1,4 @@
-//! The terminal, where there is one: what is typed there and not shown.
+//! Reads passwords from the terminal without echo.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -10,14 +10,13 @@ use super::failure::Failure;
 use super::options::Login;
 use super::supervisor::ended_by;
 
-/// The terminal shows nothing of what is typed, and gives each key as it is typed, until this is dropped. A key that means a
-/// signal is one of them: so it cannot end this process before the terminal is as it was.
+/// Turns off echo, line editing and signal keys of the terminal until dropped. Signal keys are read as input, so that
+/// they cannot end the process before the terminal is restored.
 struct Silence {
     before: Termios,
 }
 
 impl Silence {
-    /// From now on.
     fn begin() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut silent = before.clone();
@@ -28,9 +27,9 @@ impl Silence {
         Ok(Self { before })
     }
 
-    /// A line that is typed, up to its end.
+    /// Reads a line.
     fn line(&self) -> Result<String, Failure> {
-        let failed = |error| Failure::Local("the password".to_owned(), error);
+        let failed = |error| Failure::Local("cannot read the password".to_owned(), error);
         let means = |key: u8, what| key == self.before.special_codes[what];
         let mut line = Vec::new();
         loop {
@@ -50,7 +49,7 @@ impl Silence {
                 }
                 (_, key) if means(key, SpecialCodeIndex::VKILL) => line.clear(),
                 (_, key) if means(key, SpecialCodeIndex::VERASE) => {
-                    // All bytes of the last character.
+                    // Removes all bytes of the last character.
                     while line.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
                 }
                 (_, key) => line.push(key),
@@ -62,28 +61,26 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // If the terminal has gone there is nothing to restore.
+        // Fails only if the terminal is gone, and then nothing needs to be restored.
         tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
         drop(io::stderr().lock().write_all(b"\n"));
     }
 }
 
-/// Who asks, with the password, which is asked for if it was not given: once, and before any time runs. `variable` is where
-/// else it could have been said.
+/// Completes the login, and prompts for a missing password once, before any timeout starts. `variable` names the
+/// environment variable for the error text.
 pub(crate) fn known(login: Option<Login>, variable: &str) -> Result<Option<Login>, Failure> {
     let Some(Login { name, password: None }) = login else { return Ok(login) };
     if !io::stdin().is_terminal() {
-        return Err(Failure::Usage(format!(
-            "the password of {name} is missing: {variable} says it"
-        )));
+        return Err(Failure::Usage(format!("the password of {name} is missing: set {variable}")));
     }
     let password = Some(secret(&format!("Password of {name}: "))?);
     Ok(Some(Login { name, password }))
 }
 
-/// What is typed at the prompt: at a terminal nothing is shown of it.
+/// Prompts for a secret. A terminal does not echo it.
 pub(crate) fn secret(prompt: &str) -> Result<String, Failure> {
-    let failed = |error| Failure::Local("the password".to_owned(), error);
+    let failed = |error| Failure::Local("cannot read the password".to_owned(), error);
     let silence = io::stdin().is_terminal().then(Silence::begin).transpose().map_err(failed)?;
     let prompted = io::stderr().lock().write_all(prompt.as_bytes());
     prompted.map_err(failed)?;
@@ -93,7 +90,7 @@ pub(crate) fn secret(prompt: &str) -> Result<String, Failure> {
     }
 }
 
-/// A line of standard input; empty at its end.
+/// Reads a line from standard input; empty at its end.
 pub(crate) fn read_line() -> io::Result<String> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;

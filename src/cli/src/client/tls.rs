@@ -1,4 +1,4 @@
-//! Connections that are secured, as the options say.
+//! TLS settings of connections.
 
 use std::fmt::Display;
 use std::fs;
@@ -17,7 +17,7 @@ use super::options::Tls;
 use super::verifier::Verifier;
 use crate::crypto;
 
-/// Where systems keep the authorities that they trust.
+/// Files in which operating systems keep their trusted CA certificates.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -25,9 +25,9 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The endpoint, with TLS.
+/// Configures an endpoint for TLS.
 pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Failure> {
-    // tonic has no other way to be given one. Where it is set already it is this one.
+    // tonic can get a provider only through the process default. If a default is set already, it is the same provider.
     drop(crypto::provider().install_default());
     let mut config = ClientTlsConfig::new();
     if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
@@ -37,7 +37,7 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     secured.map_err(|error| unusable(root_cause(&error)))
 }
 
-/// The same, for connections that speak nothing in particular.
+/// Returns the same configuration for connections without ALPN.
 pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
     let provider = Arc::new(crypto::provider());
     let config =
@@ -77,7 +77,7 @@ fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
-        let why = "--cacert says which authority signs the servers' certificates: this system has no list";
+        let why = "this system has no list of trusted authorities: pass one with --cacert";
         Failure::Usage(why.to_owned())
     })
 }
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(|error| Failure::Local(path.display().to_string(), error))
 }
 
-/// Takes any certificate for the server's, but the server must have its key.
+/// A verifier that accepts any certificate. The handshake still proves that the server has its key.
 #[derive(Debug)]
 struct Anybody(CryptoProvider);
 

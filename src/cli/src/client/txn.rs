@@ -1,4 +1,4 @@
-//! `bowline txn`: compares, and then does one of two things at once. Its grammar is etcdctl's.
+//! `bowline txn`: compares, and then runs one of two lists of requests atomically. The grammar is etcdctl's.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -23,30 +23,30 @@ Three blocks, each ended by an empty line:
 
   compares            value(\"key\") = \"text\"
                       mod(\"key\") > \"7\"
-  what is done if all are true
+  success requests, if all compares are true
                       put key \"a value\"
                       get config/ --prefix
                       del old --prev-kv
-  what is done otherwise
+  failure requests, otherwise
 
-What can be compared: value (val), version (ver), create (c), mod (m), lease, with =, !=, < and >. A row that
-is not there has version 0. Quotes are Go's: \"\\n\", \"\\x00\"; or 'as it is'. Requests have the options of the
-commands get, put and del.
+Compares: value (val), version (ver), create (c), mod (m) or lease, with =, !=, < or >. A key that does not
+exist has version 0. Quoted strings: as in Go, \"\\n\", \"\\x00\"; or 'verbatim'. Requests have the options of
+the commands get, put and del.
 
-Example, a counter that nobody else has changed meanwhile:
+Example, to increase a counter unless another client has changed it:
   printf 'mod(\"n\") = \"12\"\\n\\nput n 8\\n\\nget n\\n\\n' | bowline txn";
 
-/// Compare, and then do one of two things, all at once
+/// Run one of two lists of requests atomically, depending on comparisons
 ///
-/// Reads from standard input, or from a file; at a terminal it says what it waits for. Prints SUCCESS or
-/// FAILURE, and what each request answers.
+/// Reads the transaction from standard input or a file; prompts at a terminal. Prints SUCCESS or FAILURE, followed by
+/// the response to each request.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{GRAMMAR}\n\n{EXIT_CODES}"))]
 pub(crate) struct TxnOptions {
-    /// Read from this file
+    /// File to read [default: standard input]
     file: Option<PathBuf>,
 
-    /// Say what is waited for, also where nobody sits at a terminal
+    /// Prompt even if standard input is not a terminal
     #[arg(short, long)]
     interactive: bool,
 }
@@ -65,7 +65,6 @@ enum LineRequest {
     Del(DelOptions),
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -102,7 +101,7 @@ fn parse(
     Ok(pb::TxnRequest { compare, success, failure })
 }
 
-/// The lines up to an empty one, or the end.
+/// Parses lines up to an empty line or the end.
 fn block<T>(
     input: &mut impl BufRead,
     parse: impl Fn(&str) -> Result<T, String>,
@@ -111,7 +110,8 @@ fn block<T>(
     loop {
         let mut line = String::new();
         let read = input.read_line(&mut line);
-        let read = read.map_err(|error| Failure::Local("the transaction".to_owned(), error))?;
+        let read =
+            read.map_err(|error| Failure::Local("cannot read the transaction".to_owned(), error))?;
         let line = line.trim();
         if read == 0 || line.is_empty() {
             return Ok(items);
@@ -122,9 +122,9 @@ fn block<T>(
 
 fn compare(line: &str) -> Result<pb::Compare, String> {
     let wrong = |why: &str| format!("{line}: {why}; for example: mod(\"key\") > \"7\"");
-    let (target, rest) = line.split_once('(').ok_or_else(|| wrong("a comparison is expected"))?;
+    let (target, rest) = line.split_once('(').ok_or_else(|| wrong("expected a compare"))?;
     let (key, rest) = quote::quoted(rest.trim_start()).map_err(|why| wrong(&why))?;
-    let rest = rest.trim_start().strip_prefix(')').ok_or_else(|| wrong("a ) is missing"))?;
+    let rest = rest.trim_start().strip_prefix(')').ok_or_else(|| wrong("missing )"))?;
     let rest = rest.trim_start();
     let operators = [
         ("!=", CompareResult::NotEqual),
@@ -133,15 +133,15 @@ fn compare(line: &str) -> Result<pb::Compare, String> {
         (">", CompareResult::Greater),
     ];
     let operator = operators.iter().find(|(text, _)| rest.starts_with(text));
-    let (text, result) = operator.ok_or_else(|| wrong("=, !=, < or > is expected"))?;
+    let (text, result) = operator.ok_or_else(|| wrong("expected =, !=, < or >"))?;
     let (value, rest) =
         quote::quoted(rest[text.len()..].trim_start()).map_err(|why| wrong(&why))?;
     if !rest.trim().is_empty() {
-        return Err(wrong("something follows the comparison"));
+        return Err(wrong("unexpected text after the compare"));
     }
     let number = |radix| {
-        let text = std::str::from_utf8(&value).map_err(|_| wrong("a number is meant"))?;
-        i64::from_str_radix(text, radix).map_err(|_| wrong("a number is meant"))
+        let text = std::str::from_utf8(&value).map_err(|_| wrong("expected a number"))?;
+        i64::from_str_radix(text, radix).map_err(|_| wrong("expected a number"))
     };
     let (target, union) = match target.trim() {
         "ver" | "version" => (CompareTarget::Version, TargetUnion::Version(number(10)?)),
@@ -151,7 +151,7 @@ fn compare(line: &str) -> Result<pb::Compare, String> {
         "val" | "value" => {
             (CompareTarget::Value, TargetUnion::Value(Bytes::copy_from_slice(&value)))
         }
-        _ => return Err(wrong("value, version, create, mod or lease is compared")),
+        _ => return Err(wrong("expected value, version, create, mod or lease")),
     };
     Ok(pb::Compare {
         result: (*result).into(),
@@ -172,12 +172,12 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
         format!("{line}: {}", why.trim_start_matches("error: "))
     })?;
     let said = |failure: Failure| failure.to_string();
-    let taken = || format!("{line}: standard input may be the transaction's: name a file");
+    let taken = || format!("{line}: standard input may be in use for the transaction: name a file");
     let request = match parsed.request {
         LineRequest::Get(options) if options.reads_input() => return Err(taken()),
         LineRequest::Del(options) if options.reads_input() => return Err(taken()),
         LineRequest::Put(options) if options.reads_input() => {
-            return Err(format!("{line}: a value is missing, or a file for it"));
+            return Err(format!("{line}: missing value, or file for it"));
         }
         LineRequest::Get(options) => Request::RequestRange(options.request().map_err(said)?),
         LineRequest::Del(options) => Request::RequestDeleteRange(options.request().map_err(said)?),

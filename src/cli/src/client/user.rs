@@ -1,4 +1,4 @@
-//! `bowline user`: who may ask.
+//! `bowline user`: lists and changes users.
 
 use clap::{Args, Subcommand};
 
@@ -10,7 +10,7 @@ use super::terminal::{read_line, secret};
 use crate::generated::authpb::UserAddOptions;
 use crate::generated::etcdserverpb as pb;
 
-/// See and change who may ask
+/// List and change users
 #[derive(Args, Debug)]
 pub(crate) struct UserOptions {
     #[command(subcommand)]
@@ -22,13 +22,13 @@ enum UserCommand {
     /// Add a user
     #[command(after_long_help = EXIT_CODES)]
     Add {
-        /// The name, and perhaps the password, which is asked for otherwise
+        /// Name and, optionally, the password; prompts if omitted
         #[arg(value_name = "NAME[:PASSWORD]")]
         name: String,
-        /// The password
+        /// Password of the new user
         #[arg(long, value_name = "PASSWORD")]
         new_user_password: Option<String>,
-        /// Known by its certificate alone
+        /// Allow login only by certificate
         #[arg(long)]
         no_password: bool,
         #[command(flatten)]
@@ -37,59 +37,58 @@ enum UserCommand {
     /// Delete a user
     #[command(after_long_help = EXIT_CODES)]
     Delete {
-        /// The user
+        /// Name of the user
         name: String,
     },
-    /// Say which roles a user has
+    /// Show the roles of a user
     #[command(after_long_help = EXIT_CODES)]
     Get {
-        /// The user
+        /// Name of the user
         name: String,
-        /// Say what the roles permit, too
+        /// Also print the permissions of the roles
         #[arg(long)]
         detail: bool,
     },
     /// List the users
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// Give a user another password
+    /// Change a user's password
     #[command(after_long_help = EXIT_CODES)]
     Passwd {
-        /// The user
+        /// Name of the user
         name: String,
         #[command(flatten)]
         how: How,
     },
-    /// Give a user a role
+    /// Grant a role to a user
     #[command(after_long_help = EXIT_CODES)]
     GrantRole {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// The role
+        /// Name of the role
         role: String,
     },
-    /// Take a role from a user
+    /// Revoke a role from a user
     #[command(after_long_help = EXIT_CODES)]
     RevokeRole {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// The role
+        /// Name of the role
         role: String,
     },
 }
 
 #[derive(Args, Clone, Copy, Debug)]
 struct How {
-    /// Ask for the password at the terminal; otherwise it is a line of standard input
+    /// Prompt for the password at the terminal; with false, read it as a line of standard input
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set,
           value_parser = crate::go_flags::truth)]
     interactive: bool,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: &Client,
     output: Output,
@@ -99,7 +98,7 @@ pub(crate) async fn run(
         UserCommand::Add { name, new_user_password, no_password, how } => {
             let said = new_user_password.filter(|password| !password.is_empty());
             let (name, password) = match (name.split_once(':'), said) {
-                // Nothing behind a colon is a password then.
+                // Text after a colon belongs to the name in this case.
                 _ if no_password => (name, String::new()),
                 (_, Some(password)) => (name, password),
                 (Some((name, password)), None) => (name.to_owned(), password.to_owned()),
@@ -171,15 +170,16 @@ async fn get(client: &Client, output: Output, name: String, detail: bool) -> Res
     Ok(())
 }
 
-/// A password for a user, typed twice, or read. Only one that is typed must not be empty, as in etcdctl: it is nothing to
-/// log in with.
+/// Reads a new password: typed twice, or one line of standard input. Like in etcdctl, only a typed password must not be
+/// empty, because an empty password allows no login.
 fn new_password(name: &str, how: How) -> Result<String, Failure> {
     if !how.interactive {
-        return read_line().map_err(|error| Failure::Local("the password".to_owned(), error));
+        return read_line()
+            .map_err(|error| Failure::Local("cannot read the password".to_owned(), error));
     }
     let password = secret(&format!("Password of {name}: "))?;
     if password.is_empty() {
-        let why = "an empty password is none: --no-password adds a user without";
+        let why = "the password is empty: to add a user without a password, use --no-password";
         return Err(Failure::Usage(why.to_owned()));
     }
     if secret(&format!("Type password of {name} again for confirmation: "))? != password {

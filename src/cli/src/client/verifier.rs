@@ -1,5 +1,5 @@
-//! Judges a server's certificate by the authorities of `--cacert`. As for Go and curl, a certificate that is itself in
-//! that file is good for its own hosts, even if it says that it is an authority: `openssl req -x509` makes such ones.
+//! Verifies a server's certificate against `--cacert`. As in Go and curl, a certificate that is itself in that file is
+//! valid for its own hosts even if it is marked as a CA, which `openssl req -x509` does by default.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and is not itself in the file of --cacert";
+const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and the file of --cacert does not contain it";
 
-/// See the module.
+/// A verifier of server certificates.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     inner: Arc<WebPkiServerVerifier>,
@@ -20,10 +20,10 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    /// Trusts these certificates.
+    /// Returns a verifier that trusts these certificates.
     ///
     /// # Errors
-    /// None of them can be read.
+    /// Fails if none of them can be parsed.
     pub(crate) fn new(
         trusted: Vec<CertificateDer<'static>>,
         provider: Arc<CryptoProvider>,
@@ -36,7 +36,8 @@ impl Verifier {
     }
 }
 
-/// Reports whether a certificate failed only because it says that it is an authority. Its time has been judged before.
+/// Returns whether a certificate was rejected only because it is marked as a CA. Its validity period was checked before
+/// that.
 fn is_authority(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(why)) = error else { return false };
     why.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity)

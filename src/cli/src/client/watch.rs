@@ -1,7 +1,7 @@
-//! `bowline watch`: prints what happens to keys, or runs a command for each change.
+//! `bowline watch`: prints changes of keys, or runs a command for each change.
 //!
-//! A watch that loses its server goes on at the next one, right behind the last change that it has printed, or behind
-//! what it was told of since: nothing is left out, and nothing comes twice.
+//! A watch that loses its server continues at the next one, after the last printed change or progress notification. No
+//! change is lost or repeated.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead};
@@ -24,33 +24,32 @@ use super::range::{prefix_end, revision};
 use crate::generated::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
-/// Requests to a stream that wait to be sent.
+/// Capacity of the queue of watch requests.
 const REQUESTS: usize = 4;
 
-/// How long to wait before the servers are tried again, when none can be reached or the last one broke off.
+/// Pause before a reconnect after no server could be reached or the connection broke.
 const REOPEN_PAUSE: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
 Examples:
   bowline watch greeting
-  bowline watch config/ --prefix --rev 7             what has happened since then, too
-  bowline watch config/ --prefix -- ./reload.sh      runs it for each change, one after the other
+  bowline watch config/ --prefix --rev 7             all changes from revision 7 on
+  bowline watch config/ --prefix -- ./reload.sh      run the command after each change, one at a time
 
-The command finds the change in ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE (\"PUT\" or \"DELETE\"),
-ETCD_WATCH_KEY and ETCD_WATCH_VALUE; all but the first are in quotes, as etcdctl's are. If it fails, the watch ends.
+The command's environment has ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE (\"PUT\" or \"DELETE\"),
+ETCD_WATCH_KEY and ETCD_WATCH_VALUE; all but the first are quoted, as by etcdctl. The watch ends if it fails.
 
-With -i, lines are read from standard input: `watch [OPTIONS] KEY [RANGE_END] [-- COMMAND]` begins another watch,
-`progress` asks how far all of them have come. What stands in double quotes there may be any bytes: with
+With -i, lines are read from standard input: `watch [OPTIONS] KEY [RANGE_END] [-- COMMAND]` creates another watch,
+`progress` requests the progress of all watches. Strings in double quotes may contain any bytes: with
 `watch KEY \"\\x00\"` the range has no end.";
 
-/// Watch what happens to keys
+/// Watch keys for changes
 ///
-/// Goes on until it is interrupted. ETCDCTL_WATCH_KEY and ETCDCTL_WATCH_RANGE_END say what is watched where no key
-/// is given.
+/// Runs until interrupted. Without KEY, watches ETCDCTL_WATCH_KEY up to ETCDCTL_WATCH_RANGE_END.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct WatchOptions {
-    /// Read what is to be watched from standard input
+    /// Read watch commands from standard input
     #[arg(short, long)]
     interactive: bool,
 
@@ -60,30 +59,30 @@ pub(crate) struct WatchOptions {
 
 #[derive(Args, Clone, Debug)]
 struct What {
-    /// The key, or where the range begins
+    /// Key, or start of the range
     key: Option<OsString>,
 
-    /// Where the range ends, which is the first key that is no part of it
+    /// End of the range (exclusive)
     #[arg(conflicts_with = "prefix")]
     range_end: Option<OsString>,
 
-    /// All keys that begin so
+    /// Treat KEY as a prefix
     #[arg(long)]
     prefix: bool,
 
-    /// Begin with what happened at this revision; 0 for what comes
+    /// Start with the changes of this revision (0: only new changes)
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     rev: i64,
 
-    /// Print what was there before, too
+    /// Also print the previous key and value
     #[arg(long)]
     prev_kv: bool,
 
-    /// Say from time to time how far the watch has come, also when nothing happens
+    /// Print progress notifications, even without changes
     #[arg(long)]
     progress_notify: bool,
 
-    /// What is run for each change
+    /// Command to run for each change
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -95,7 +94,6 @@ struct Line {
     what: What,
 }
 
-/// The command.
 pub(crate) async fn run(
     client: Arc<Client>,
     output: Output,
@@ -104,7 +102,7 @@ pub(crate) async fn run(
     if options.interactive {
         return interactive(client, output).await;
     }
-    // Nobody asks for progress.
+    // Keep the sender alive; progress requests exist only in interactive mode.
     let (_asks, asked) = watch::channel(0);
     Watching::new(client, output, options.what)?.go_on(asked).await
 }
@@ -127,7 +125,9 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
         };
         let line = match line {
             Some(Ok(line)) => line,
-            Some(Err(error)) => return Err(Failure::Local("standard input".to_owned(), error)),
+            Some(Err(error)) => {
+                return Err(Failure::Local("cannot read standard input".to_owned(), error));
+            }
             None => return Ok(()),
         };
         let words = quote::words(&line).map_err(Failure::Usage)?;
@@ -149,21 +149,21 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
                 }
             }
             Some(b"progress") => asks.send_modify(|asks| *asks += 1),
-            Some(_) => crate::complain(&format!("{line}: `watch ...` or `progress` is expected")),
+            Some(_) => crate::complain(&format!("{line}: expected `watch ...` or `progress`")),
         }
     }
 }
 
-/// A stream of a server that watches.
+/// An open watch stream.
 struct Open {
     requests: mpsc::Sender<pb::WatchRequest>,
     answers: Streaming<pb::WatchResponse>,
     link: Link,
-    /// Whether what it says of how far it has come can be believed.
+    /// Whether the server's progress notifications are reliable.
     is_ordered: bool,
 }
 
-/// A watch, and how far it has come.
+/// A watch and its progress.
 struct Watching {
     client: Arc<Client>,
     output: Output,
@@ -176,7 +176,8 @@ impl Watching {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let (key, end) = match (what.key, variable("ETCDCTL_WATCH_KEY")) {
             (Some(_), Some(_)) => {
-                let why = "a key is given, and ETCDCTL_WATCH_KEY, too: one of them is too many";
+                let why =
+                    "the key is given both as an argument and in ETCDCTL_WATCH_KEY: remove one";
                 return Err(Failure::Usage(why.to_owned()));
             }
             (Some(key), None) => (key, what.range_end),
@@ -203,13 +204,13 @@ impl Watching {
         Ok(Self { client, output, request, command: what.command })
     }
 
-    /// Prints what happens, until it cannot go on.
+    /// Prints changes until a permanent failure.
     async fn go_on(&mut self, mut asked: watch::Receiver<u64>) -> Result<(), Failure> {
         let mut was_open = false;
         loop {
             let Open { requests, mut answers, link, is_ordered } = match self.open().await {
                 Ok(open) => open,
-                // However long it takes: it goes on until it is interrupted.
+                // After the first success, errors are retried without limit until the user interrupts.
                 Err(failure) if was_open && passes(&failure) => {
                     tokio::time::sleep(REOPEN_PAUSE).await;
                     continue;
@@ -221,12 +222,12 @@ impl Watching {
                 tokio::select! {
                     answer = answers.message() => match answer {
                         Ok(Some(answer)) => self.heard(answer, is_ordered).await?,
-                        Ok(None) => break Status::unavailable("the watch has ended"),
+                        Ok(None) => break Status::unavailable("the server closed the watch stream"),
                         Err(status) => break status,
                     },
                     Ok(()) = asked.changed() => {
                         let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                        // If the stream has ended it will be opened anew.
+                        // If the stream has ended, it is reopened.
                         drop(requests.send(request(union)).await);
                     }
                 }
@@ -245,7 +246,7 @@ impl Watching {
         let begun = async |link: Link| {
             let (requests, stream) = mpsc::channel(REQUESTS);
             let union = RequestUnion::CreateRequest(self.request.clone());
-            // It has room.
+            // Does not wait, because the channel is empty.
             drop(requests.send(request(union)).await);
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
             let is_ordered = is_ordered(&link).await;
@@ -275,7 +276,7 @@ impl Watching {
         }
         if answer.events.is_empty() {
             if is_ordered {
-                // All up to here was told. What is behind it may be compacted before the watch is opened again.
+                // All changes up to here were delivered. Later ones may be compacted before the watch is reopened.
                 self.request.start_revision = self.request.start_revision.max(revision + 1);
             }
             self.output.say(format!("progress notify: {revision}"))?;
@@ -291,7 +292,7 @@ impl Watching {
                     .env("ETCD_WATCH_EVENT_TYPE", quote::go(kv::kind(event).as_bytes()))
                     .env("ETCD_WATCH_KEY", quote::go(&row.key))
                     .env("ETCD_WATCH_VALUE", quote::go(&row.value))
-                    // It may be where the lines come from that say what to watch.
+                    // Standard input may carry the interactive commands.
                     .stdin(Stdio::null())
                     .kill_on_drop(true)
                     .status();

@@ -1,6 +1,5 @@
-//! `bowline snapshot status` and `restore`, `bowline recover` and `bowline inspect`: what can be done with files while
-//! no node runs on them. What they do is the library's ([`bowline::backup`]); here are their arguments, and what
-//! people and machines see of them.
+//! `bowline snapshot status` and `restore`, `bowline recover` and `bowline inspect`: work on files that no node is
+//! using. The library does the work ([`bowline::backup`]); this module has the arguments and the output.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
@@ -18,41 +17,41 @@ pub(crate) use report::Bar;
 use report::Report;
 pub(crate) use restore::{RestoreArguments, restore_main};
 
-/// It could not be done, or not all is well.
+/// The command failed, or it found a problem.
 const EXIT_FAILED: u8 = 1;
 
-/// Check every byte of a snapshot, and say what is in it
+/// Verify every byte of a snapshot, and show its contents
 ///
-/// A snapshot is what `bowline snapshot save` writes, or a program that embeds Bowline, with Node::backup.
+/// A snapshot is written by `bowline snapshot save`, or by a program that embeds Bowline, with Node::backup.
 ///
-/// Exit codes: 0 every byte is as it was written; 1 not; 2 wrong arguments.
+/// Exit codes: 0 every byte is intact; 1 not; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyOptions {
-    /// The snapshot, or backup
+    /// Snapshot or backup to verify
     file: PathBuf,
 
     #[command(flatten)]
     output: Output,
 }
 
-/// Make a backup of what a stopped member has, when the majority is lost for ever
+/// Make a backup from a stopped member when the majority is lost permanently
 ///
-/// While a majority of the members has its disks, do not: start it, and replace the members that are lost.
-/// Nothing of the directory is changed. Of several members that are left, take the one with the highest
-/// term, and among those the one with the highest last entry, as `bowline inspect` shows them.
+/// Do not use it while a majority of the members still has its disks: start that majority, and replace the lost
+/// members. The directory is not changed. If several members are left, use the one with the highest term, and among
+/// those the one with the highest last entry, as shown by `bowline inspect`.
 ///
 /// Exit codes: 0 done; 1 failed, or not confirmed; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct RecoverOptions {
-    /// The data directory of the member
+    /// Data directory of the member
     #[arg(long)]
     dir: PathBuf,
 
-    /// The backup that is made; it must not be there yet
+    /// Backup file to create (must not exist)
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// What may be lost is known: do not ask
+    /// Do not ask for confirmation that data may be lost
     #[arg(long)]
     yes: bool,
 
@@ -60,14 +59,14 @@ pub(crate) struct RecoverOptions {
     output: Output,
 }
 
-/// Say whose data directory this is, and what is in it
+/// Show which member a data directory belongs to, and its contents
 ///
-/// Reads all of it and changes nothing. No node may run on it.
+/// Reads the whole directory without changing it. No node may be running on it.
 ///
-/// Exit codes: 0 all is well; 1 something is damaged, or there is no member; 2 wrong arguments.
+/// Exit codes: 0 no problems; 1 damage was found, or the directory belongs to no member; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct InspectOptions {
-    /// The data directory
+    /// Data directory to inspect
     dir: PathBuf,
 
     #[command(flatten)]
@@ -76,16 +75,15 @@ pub(crate) struct InspectOptions {
 
 #[derive(Args, Clone, Copy, Debug)]
 struct Output {
-    /// Print one JSON object, and nothing else
+    /// Print one JSON object and nothing else
     #[arg(long)]
     json: bool,
 }
 
-/// `bowline snapshot status`.
 pub(crate) fn verify_main(options: &VerifyOptions, format: Format) -> ExitCode {
     let format = if options.output.json { Format::Json } else { format };
     if format == Format::Protobuf {
-        crate::complain(&"protobuf is not supported here: use -w simple, json, fields or table");
+        crate::complain(&"cannot print protobuf: use -w simple, json, fields or table");
         return ExitCode::from(crate::EXIT_USAGE);
     }
     let bar = Bar::begin("reads", format != Format::Simple);
@@ -94,13 +92,12 @@ pub(crate) fn verify_main(options: &VerifyOptions, format: Format) -> ExitCode {
     told(verified, |info| report::of_backup(&info, format))
 }
 
-/// `bowline recover`.
 pub(crate) fn recover_main(options: &RecoverOptions) -> ExitCode {
     if !options.yes {
         match confirmed() {
             Ok(true) => {}
             Ok(false) => {
-                crate::complain(&"nothing was done: give --yes if it is to be done");
+                crate::complain(&"nothing was changed: pass --yes to confirm");
                 return ExitCode::from(EXIT_FAILED);
             }
             Err(error) => return failed(&error),
@@ -113,7 +110,7 @@ pub(crate) fn recover_main(options: &RecoverOptions) -> ExitCode {
     told(recovered, |recovered| report::of_recovered(&recovered, options.output.json))
 }
 
-/// Whether somebody at a terminal says that they know what they do.
+/// Asks at the terminal for confirmation.
 fn confirmed() -> io::Result<bool> {
     if !io::stdin().is_terminal() {
         return Ok(false);
@@ -121,8 +118,8 @@ fn confirmed() -> io::Result<bool> {
     let mut terminal = io::stderr().lock();
     write!(
         terminal,
-        "A backup of one member may lack what the others acknowledged. While a majority of the members \
-         has its disks, start that instead.\nIs the majority lost for ever? [y/N] "
+        "A backup of one member may lack writes that the other members acknowledged. While a majority of the members \
+         has its disks, start those instead.\nIs the majority lost for good? [y/N] "
     )?;
     terminal.flush()?;
     let mut answer = String::new();
@@ -130,7 +127,6 @@ fn confirmed() -> io::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// `bowline inspect`.
 pub(crate) fn inspect_main(options: &InspectOptions) -> ExitCode {
     let bar = Bar::begin("reads", options.output.json);
     let info = backup::inspect_with(&options.dir, &mut |done, total| bar.at(done, total));
@@ -138,7 +134,7 @@ pub(crate) fn inspect_main(options: &InspectOptions) -> ExitCode {
     told(info, |info| report::of_directory(&info, options.output.json))
 }
 
-/// Prints what came of it.
+/// Prints the result and returns the exit code.
 fn told<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Report) -> ExitCode {
     match result {
         Ok(result) => {

@@ -1,5 +1,4 @@
-//! What people and machines see of work on files: a bar while it takes, and then a few lines, or one
-//! object of JSON.
+//! Output of work on files: a progress bar, then lines for people or a JSON object.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,44 +10,44 @@ use serde_json::{Value, json};
 use crate::client::{Format, Table, size};
 use crate::server::CLUSTER_VERSION;
 
-/// A bar that shows how far a piece of work is, where somebody looks.
+/// A progress bar, hidden if standard error is not a terminal.
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// Begins with nothing done.
+    /// Starts at zero.
     pub(crate) fn begin(what: &'static str, hidden: bool) -> Self {
         if hidden || !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new(0).with_message(what);
         let style = ProgressStyle::with_template("{msg:>12} [{bar:30}] {percent}%");
-        Self(bar.with_style(style.expect("the template is right").progress_chars("=> ")))
+        Self(bar.with_style(style.expect("the template is valid").progress_chars("=> ")))
     }
 
-    /// So many of so many are done.
+    /// Sets the progress.
     pub(crate) fn at(&self, done: u64, total: u64) {
         self.0.set_length(total);
         self.0.set_position(done);
     }
 
-    /// Goes away.
+    /// Removes the bar.
     pub(crate) fn end(&self) {
         self.0.finish_and_clear();
     }
 }
 
-/// What is to be said in the end.
+/// Result of a command, ready to print.
 pub(super) struct Report {
     body: Body,
-    /// What is not well.
+    /// Detected problems.
     troubles: Vec<String>,
 }
 
-/// The result, ready to be printed.
+/// The main part of a report.
 enum Body {
     Lines(Vec<(&'static str, String)>),
     Json(Value),
-    /// Text in a form of etcdutl's, with its line ends.
+    /// Text in a format of etcdutl, including line ends.
     Text(String),
 }
 
@@ -58,12 +57,11 @@ impl Report {
         Self { body, troubles: Vec::new() }
     }
 
-    /// Whether nothing is wrong.
+    /// Returns whether there are no problems.
     pub(super) fn is_well(&self) -> bool {
         self.troubles.is_empty()
     }
 
-    /// Prints it.
     pub(super) fn print(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
         let lines = match &self.body {
@@ -116,7 +114,7 @@ fn members_words(members: &Members) -> String {
         }
     });
     match rows.collect::<Vec<_>>() {
-        rows if rows.is_empty() => "none yet".to_owned(),
+        rows if rows.is_empty() => "none".to_owned(),
         rows => rows.join(", "),
     }
 }
@@ -125,8 +123,8 @@ fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// A report on a backup: for people in Bowline's own form, and in etcdutl's other forms. The JSON object has etcdutl's
-/// fields and Bowline's own.
+/// Returns a report on a backup: for people in Bowline's format, and in etcdutl's other formats. The JSON object has
+/// etcdutl's fields and Bowline's.
 pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
     let status = EtcdStatus::of(info);
     match format {
@@ -151,7 +149,7 @@ pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
         "members": members_json(&info.members),
     });
     let lines = vec![
-        ("sound", format!("{}, every byte as it was written", bytes(info.id.bytes))),
+        ("sound", format!("{}, all checksums match", bytes(info.id.bytes))),
         ("cluster", format!("{}, version {}", info.cluster, info.version)),
         ("entry", format!("{} of term {}", info.id.index, info.id.term)),
         ("revision", format!("{}, compacted at {}", info.revision, info.compacted)),
@@ -162,9 +160,9 @@ pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
     Report::new(format == Format::Json, json, lines)
 }
 
-/// The figures of `etcdutl snapshot status`.
+/// The values that `etcdutl snapshot status` prints.
 struct EtcdStatus {
-    /// Half of the checksum that names the file.
+    /// Half of the checksum that identifies the file.
     hash: u32,
     revision: u64,
     keys: u64,
@@ -204,7 +202,7 @@ impl EtcdStatus {
     }
 }
 
-/// A directory that was made.
+/// Returns a report on a restored directory.
 pub(super) fn of_restored(restored: &Restored, name: &str, as_json: bool) -> Report {
     let json = json!({
         "dir": restored.dir.display().to_string(),
@@ -221,18 +219,12 @@ pub(super) fn of_restored(restored: &Restored, name: &str, as_json: bool) -> Rep
         ("cluster", restored.cluster.to_string()),
         ("revision", restored.revision.to_string()),
         ("keys", restored.keys.to_string()),
-        (
-            "ended",
-            format!(
-                "{} leases, and {} keys with them",
-                restored.leases_ended, restored.keys_deleted
-            ),
-        ),
+        ("ended", format!("{} leases, with {} keys", restored.leases_ended, restored.keys_deleted)),
     ];
     Report::new(as_json, json, lines)
 }
 
-/// A backup of what was left.
+/// Returns a report on a recovered backup.
 pub(super) fn of_recovered(recovered: &Recovered, as_json: bool) -> Report {
     let warning = &recovered.warning;
     let json = json!({
@@ -260,7 +252,7 @@ pub(super) fn of_recovered(recovered: &Recovered, as_json: bool) -> Report {
     Report::new(as_json, json, lines)
 }
 
-/// What is in a directory.
+/// Returns a report on a data directory.
 pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
     let own = info.members.get(info.member);
     let name = own.map(|member| member.name.clone()).unwrap_or_default();
@@ -316,7 +308,7 @@ pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
             match info.last < info.first {
                 true => format!("no entries after {}", info.last),
                 false => format!(
-                    "entries {} to {} (term {}), {}, committed up to {} at least",
+                    "entries {} to {} (term {}), {}, committed at least up to {}",
                     info.first,
                     info.last,
                     info.last_term,
@@ -335,15 +327,15 @@ pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
     }
     lines.push(("members", members_words(&info.members)));
     if !info.founded {
-        lines.push(("founded", "not yet: it has not met the others".to_owned()));
+        lines.push(("founded", "no: the member has not been part of a cluster yet".to_owned()));
     }
     if let Some(from) = info.from_backup {
         let (cluster, index) = (from.cluster, from.id.index);
-        lines.push(("begun with", format!("a backup of cluster {cluster} at entry {index}")));
+        lines.push(("made from", format!("a backup of cluster {cluster} at entry {index}")));
     }
     if info.torn_bytes > 0 {
         let torn = bytes(info.torn_bytes);
-        lines.push(("torn", format!("{torn} of a write that a crash interrupted")));
+        lines.push(("torn", format!("{torn} of an incomplete write at a crash")));
     }
     Report { troubles: info.troubles.clone(), ..Report::new(as_json, json, lines) }
 }

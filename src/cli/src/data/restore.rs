@@ -12,25 +12,25 @@ use clap::Args;
 use super::report::{self, Bar};
 use super::{Output, told};
 
-/// Increase of the revision if the command names none.
+/// Default increase of the revision.
 const REVISION_JUMP_DEFAULT: u64 = 1_000_000_000;
 
-/// Make the data directory of one member of a new cluster from a snapshot
+/// Create the data directory of one member of a new cluster from a snapshot
 ///
-/// Run it once for each member that founds the new cluster, with the same file, the same --member list, the
-/// same token and the same jump; then start the members. The new cluster has the contents of the snapshot,
-/// but for leases, which have all ended, and their keys, which are deleted. Revisions go on far above the
-/// snapshot's, so that fencing tokens never repeat.
+/// Run it once for each founding member of the new cluster, with the same file, --member list, token and
+/// --revision-jump; then start the members. The new cluster has the contents of the snapshot, except that all leases
+/// have ended and their keys are deleted. Revisions continue far above those of the snapshot, so that fencing tokens
+/// never repeat.
 ///
-/// The flags of `etcdutl snapshot restore` are accepted.
+/// Accepts the flags of `etcdutl snapshot restore`.
 ///
 /// Exit codes: 0 done; 1 failed; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArguments {
-    /// The snapshot, or backup
+    /// Snapshot or backup to restore
     file: PathBuf,
 
-    /// Data directory to create: empty, or not there yet [default: NAME.etcd]
+    /// Data directory to create (empty or missing) [default: NAME.etcd]
     #[arg(long, alias = "data-dir")]
     dir: Option<OsString>,
 
@@ -38,24 +38,23 @@ pub(crate) struct RestoreArguments {
     #[arg(long, default_value = "default")]
     name: String,
 
-    /// A member of the new cluster, this one too; once for each, or separated by commas. None for a cluster of one
+    /// Member of the new cluster, including this one; repeatable or comma-separated [default: this member alone]
     #[arg(long = "member", alias = "initial-cluster", value_name = "NAME=HOST:PORT", value_delimiter = ',',
           value_parser = member)]
     members: Vec<(String, String)>,
 
-    /// The new cluster's token. That of `bowline serve` is the same, if nothing is said; a program that embeds Bowline has
-    /// an empty one, unless it names one
+    /// Token of the new cluster (default of `bowline serve`; programs that embed Bowline use an empty token by default)
     #[arg(long, alias = "initial-cluster-token", default_value = "etcd-cluster")]
     token: String,
 
-    /// Peer URLs of this member; they must be those of the list of members
+    /// Peer URLs of this member, which must match the member list
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     initial_advertise_peer_urls: Vec<String>,
 
-    /// By how much revisions rise [default: 1000000000]
+    /// Increase of revisions [default: 1000000000]
     ///
-    /// More than the old cluster has written since the backup was taken. If a cluster was made from this
-    /// backup before, more than that one jumped and wrote.
+    /// Must exceed the number of revisions that the old cluster has written since the backup. If another cluster was
+    /// restored from this backup before, it must also exceed that cluster's jump plus its writes.
     #[arg(long, value_name = "REVISIONS")]
     revision_jump: Option<u64>,
 
@@ -63,20 +62,21 @@ pub(crate) struct RestoreArguments {
     #[arg(long, value_name = "REVISIONS", conflicts_with = "revision_jump")]
     bump_revision: Option<u64>,
 
-    /// Compact all history before the new revision. Every restore does so; etcdutl requires it with --bump-revision
+    /// Compact all history before the new revision (every restore does so; etcdutl requires the flag with
+    /// --bump-revision)
     #[arg(long)]
     mark_compacted: bool,
 
-    /// Accept a snapshot without etcd's hash at its end. Such files are always accepted: the snapshot's own checksums
-    /// are compared in any case
+    /// Accept a snapshot without etcd's hash at its end (always accepted; the snapshot's own checksums are verified in
+    /// any case)
     #[arg(long)]
     skip_hash_check: bool,
 
-    /// Directory of the log. The log is kept in the data directory: no other directory is accepted
+    /// Directory of the log (only the data directory is accepted)
     #[arg(long, value_name = "DIR")]
     wal_dir: Option<OsString>,
 
-    /// No effect; accepted because etcdutl has it
+    /// No effect; accepted for etcdutl compatibility
     #[arg(long, value_name = "BYTES")]
     initial_memory_map_size: Option<u64>,
 
@@ -90,11 +90,11 @@ fn bare(url: &str) -> &str {
 }
 
 fn member(text: &str) -> Result<(String, String), String> {
-    let (name, address) = text.split_once('=').ok_or("it is not NAME=HOST:PORT")?;
+    let (name, address) = text.split_once('=').ok_or("expected NAME=HOST:PORT")?;
     Ok((name.to_owned(), bare(address).to_owned()))
 }
 
-/// Reports whether two addresses are equal, as text or after name resolution.
+/// Returns whether two addresses are equal, as text or after name resolution.
 fn is_same_address(one: &str, other: &str) -> bool {
     if one == other {
         return true;
@@ -130,7 +130,7 @@ impl RestoreArguments {
         }
     }
 
-    /// Rejects a directory of the log that is not the place where etcd puts it by default.
+    /// Rejects a log directory other than etcd's default.
     fn check_wal_dir(&self) -> Result<(), String> {
         let Some(wal) = self.wal_dir.as_ref().map(Path::new) else { return Ok(()) };
         let dir = self.dir();
@@ -144,11 +144,11 @@ impl RestoreArguments {
         ))
     }
 
-    /// Rejects peer URLs that the list of members does not have for this member.
+    /// Rejects peer URLs that differ from the member list.
     fn check_advertised(&self) -> Result<(), String> {
         let own: Vec<_> = self.members.iter().filter(|(name, _)| *name == self.name).collect();
         if own.is_empty() {
-            // A cluster of one has no list. A list without this member is rejected as a configuration.
+            // A single-member cluster has no list. A list without this member is rejected later.
             return Ok(());
         }
         let is_listed = |url: &str| own.iter().any(|(_, at)| is_same_address(bare(url), at));
@@ -162,7 +162,7 @@ impl RestoreArguments {
         }
     }
 
-    /// Returns the increase of the revision, once the flags agree with each other.
+    /// Checks the flags against each other, and returns the increase of the revision.
     fn checked(&self) -> Result<u64, String> {
         self.check_wal_dir()?;
         self.check_advertised()?;
@@ -170,7 +170,6 @@ impl RestoreArguments {
     }
 }
 
-/// `bowline snapshot restore`.
 pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCode {
     let as_json = options.output.json || as_json;
     let jump = match options.checked() {

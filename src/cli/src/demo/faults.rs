@@ -1,6 +1,5 @@
-//! The faults: which, when and to whom is drawn from a seed; how each is done, and what must come of
-//! it, stands here. One at a time, each healed before the next, so that a majority lives always (but
-//! for a demo of one process, which comes back).
+//! Fault injection. The kind, time and target of each fault come from a seed. Faults are injected one at a time and
+//! healed before the next, so that a majority is always alive, except with a single process.
 
 use std::time::Duration;
 
@@ -9,38 +8,38 @@ use super::stage::{Stage, Trouble};
 use super::timeline::{Event, ms};
 use super::wire::{Instant, Order, Point};
 
-/// What can be done to a process.
+/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Fault {
-    /// `kill -9` whoever leads.
+    /// Kill the leader with SIGKILL.
     KillLeader,
-    /// `kill -9` a process while one of its workers holds the lock.
+    /// Kill a process with SIGKILL while one of its workers holds the lock.
     KillHolder,
-    /// Stop a process while one of its workers holds the lock, until another has it; then let it go on
-    /// as if nothing had happened.
+    /// Suspend a process while one of its workers holds the lock, until another worker has it; then resume the process.
     StopHolder,
 }
 
-/// One fault with all that is drawn for it.
+/// A fault with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Round {
     pub(crate) fault: Fault,
-    /// How long nothing happens before.
+    /// Time without faults before this one.
     pub(crate) calm: Duration,
-    /// How long what was killed stays dead, or what was stopped stays so after it was overtaken.
+    /// Time for which a killed process stays down, or a suspended one stays suspended after another worker has the
+    /// lock.
     away: Duration,
-    /// Whom it meets, where there is a choice.
+    /// Target, if the fault allows a choice.
     seat: Seat,
-    /// Where a holder is killed.
+    /// The step at which a holder is killed.
     point: Point,
 }
 
-/// The faults of a seed, one after another.
+/// The sequence of faults for a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     random: SplitMix,
     nodes: u8,
-    /// The next faults, the last first.
+    /// The next faults, in reverse order.
     bag: Vec<Fault>,
     /// Whether every kind of fault has been drawn.
     all_drawn: bool,
@@ -54,21 +53,20 @@ impl Schedule {
         schedule
     }
 
-    /// Whether there is to be one more: every kind of fault once, however short the time; then as many
-    /// as there is time for.
+    /// Returns whether to inject another fault: every kind once, however short the time, then as many as time permits.
     pub(crate) fn goes_on(&self, worked: Duration, time: Duration) -> bool {
         !self.all_drawn || worked + Self::ROUND_USUAL < time
     }
 
-    /// What a round usually takes.
+    /// Typical duration of a round.
     const ROUND_USUAL: Duration = Duration::from_secs(2);
 
-    /// The next.
+    /// Draws the next fault.
     pub(crate) fn draw(&mut self) -> Round {
-        let fault = self.bag.pop().expect("it is filled when it has become empty");
+        let fault = self.bag.pop().expect("the bag is refilled when empty");
         if self.bag.is_empty() {
             self.all_drawn = true;
-            // From now on kills prevail: they are what takes little time.
+            // From here on mostly kills, because they take little time.
             self.fill(&[
                 Fault::KillLeader,
                 Fault::KillHolder,
@@ -86,10 +84,10 @@ impl Schedule {
         }
     }
 
-    /// Each of these once, in any order.
+    /// Refills the bag with these faults in random order.
     fn fill(&mut self, faults: &[Fault]) {
         let mut faults = faults.to_vec();
-        // Where there is nobody else to take the lock, no holder can be late.
+        // With a single process, no other worker could take the lock of a suspended holder.
         faults.retain(|fault| self.nodes > 1 || *fault != Fault::StopHolder);
         while !faults.is_empty() {
             let place = self.random.below(faults.len() as u64);
@@ -98,7 +96,7 @@ impl Schedule {
     }
 }
 
-/// Does it, and waits until it is healed and the work goes on.
+/// Injects the fault, and waits until it is healed and work continues.
 pub(crate) async fn carry_out(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
     match round.fault {
         Fault::KillLeader => kill_leader(round, stage).await,
@@ -109,7 +107,7 @@ pub(crate) async fn carry_out(round: Round, stage: &mut Stage) -> Result<(), Tro
 
 async fn kill_leader(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
     stage.until("a leader", |stage| stage.leader().is_some()).await?;
-    let leader = stage.leader().expect("it was waited for");
+    let leader = stage.leader().expect("the leader was waited for");
     kill(stage, leader.seat, &Event::LeaderKilled { term: leader.term }).await?;
     let recovered_after = bring_back(round, stage, leader.seat).await?;
     stage.count_leader_kill(recovered_after);
@@ -128,11 +126,11 @@ async fn kill_holder(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
 
 async fn kill(stage: &mut Stage, seat: Seat, event: &Event) -> Result<(), Trouble> {
     stage.expect_recovery();
-    stage.crew.kill(seat).await.map_err(Trouble::environment("a process cannot be killed"))?;
+    stage.crew.kill(seat).await.map_err(Trouble::environment("cannot kill a process"))?;
     stage.tell(Some(seat), event)
 }
 
-/// Starts what was killed, after a while, and waits for the first increment since the kill.
+/// Restarts a killed process after a while, and waits for the first increment since the kill.
 async fn bring_back(round: Round, stage: &mut Stage, seat: Seat) -> Result<Duration, Trouble> {
     stage.pass(round.away).await?;
     stage.start(seat).await?;
@@ -140,7 +138,7 @@ async fn bring_back(round: Round, stage: &mut Stage, seat: Seat) -> Result<Durat
 }
 
 async fn stop_holder(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
-    let cannot = || Trouble::environment("a process cannot be stopped and resumed");
+    let cannot = || Trouble::environment("cannot pause and resume a process");
     let holder = stage.linger(round.seat, Point::BeforeLedger).await?;
     let stopped = Instant::now();
     stage.crew.pause(holder.seat).map_err(cannot())?;
@@ -148,7 +146,7 @@ async fn stop_holder(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
     stage.tell(Some(holder.seat), &event)?;
 
     let overtaken = |stage: &Stage| stage.ledger.highest() > Some(holder.token);
-    stage.until("another holder while one is stopped", overtaken).await?;
+    stage.until("another holder while one is paused", overtaken).await?;
     if let Some(token) = stage.ledger.highest() {
         stage.tell(None, &Event::Overtaken { token })?;
     }
@@ -162,7 +160,7 @@ async fn stop_holder(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
     stage.end_of(&holder.op).await
 }
 
-/// The generator of Steele, Lea and Flood: small, and the same everywhere for ever.
+/// The SplitMix generator by Steele, Lea and Flood: small, with the same sequence on every platform.
 #[derive(Clone, Debug)]
 struct SplitMix(u64);
 
@@ -175,7 +173,7 @@ impl SplitMix {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`. The tiny preference for small numbers does not matter here.
+    /// Returns a number below `bound`. The tiny bias toward small numbers does not matter here.
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }

@@ -1,7 +1,6 @@
-//! The ledger: what the lock protects outside the store. A file that only the parent process writes,
-//! and a socket on loopback through which workers ask it to. It knows nothing of locks but their fencing
-//! tokens: it refuses a token lower than the highest it has seen, and keeps what it refused too, so that
-//! the file alone tells the story in the end.
+//! The ledger, a resource outside the store that the lock protects: a file that only the parent process writes, and a
+//! socket on loopback for requests of the workers. It knows nothing about locks except fencing tokens. It rejects a
+//! token lower than the highest one seen, and records rejected requests too, so that the file alone documents the run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,29 +14,28 @@ use tokio::task::JoinSet;
 
 use super::wire::{Append, Fence, OpId, Ruling, line};
 
-/// The longest request, in bytes. Real ones have less than a hundred.
+/// Maximum size of a request, in bytes. Real ones have fewer than a hundred.
 const REQUEST_BYTES_MAX: u64 = 4096;
 
-/// One line of the file.
+/// A line of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// Which increment.
+    /// The increment.
     pub(crate) op: OpId,
-    /// Under which token.
+    /// Its fencing token.
     pub(crate) token: Fence,
-    /// Whether it was accepted.
     pub(crate) accepted: bool,
-    /// The highest token seen, this one included.
+    /// Highest token seen, including this one.
     pub(crate) highest: Fence,
 }
 
-/// The ledger, open. Its socket closes when it is dropped.
+/// The open ledger. Its socket closes on drop.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     address: String,
     path: PathBuf,
     book: Arc<Mutex<Book>>,
-    /// Ends with this.
+    /// Aborted on drop.
     _listening: JoinSet<()>,
 }
 
@@ -45,12 +43,12 @@ pub(crate) struct Ledger {
 struct Book {
     file: File,
     highest: Option<Fence>,
-    /// Why a line could not be written; from then on nothing is accepted.
+    /// Reason why a line could not be written. From then on nothing is accepted.
     failure: Option<String>,
 }
 
 impl Ledger {
-    /// Makes the file, and listens.
+    /// Creates the file and listens.
     pub(crate) async fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         let book = Arc::new(Mutex::new(Book { file, highest: None, failure: None }));
@@ -61,22 +59,21 @@ impl Ledger {
         Ok(Self { address, path: path.to_owned(), book, _listening: listening })
     }
 
-    /// Where it listens.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The highest token it has seen.
+    /// Returns the highest token seen.
     pub(crate) fn highest(&self) -> Option<Fence> {
         lock(&self.book).highest
     }
 
-    /// Why it stopped writing, if it did.
+    /// Returns why the ledger has stopped writing, if it has.
     pub(crate) fn failure(&self) -> Option<String> {
         lock(&self.book).failure.clone()
     }
 
-    /// Everything it was asked to keep, in order, as the file has it.
+    /// Reads all entries back from the file, in order.
     pub(crate) fn read_back(&self) -> io::Result<Vec<Entry>> {
         BufReader::new(File::open(&self.path)?)
             .lines()
@@ -86,7 +83,7 @@ impl Ledger {
 }
 
 impl Book {
-    /// Judges, writes down, answers, in this order.
+    /// Checks the token, records the request, and returns the ruling, in this order.
     fn append(&mut self, Append { op, token }: Append) -> io::Result<Ruling> {
         let highest = self.highest.map_or(token, |highest| highest.max(token));
         let accepted = token >= highest;
@@ -110,7 +107,7 @@ async fn listen(listener: TcpListener, book: Arc<Mutex<Book>>) {
                     serving.spawn(serve(stream, Arc::clone(&book)));
                 }
                 Err(error) => {
-                    lock(&book).failure = Some(format!("the ledger cannot listen: {error}"));
+                    lock(&book).failure = Some(format!("the ledger cannot accept connections: {error}"));
                     return;
                 }
             },
@@ -119,14 +116,14 @@ async fn listen(listener: TcpListener, book: Arc<Mutex<Book>>) {
     }
 }
 
-/// Serves one worker until it hangs up, as a killed one does at any point of a line.
+/// Serves one worker until it disconnects. A killed worker may disconnect in the middle of a line.
 async fn serve(stream: TcpStream, book: Arc<Mutex<Book>>) {
     let (input, mut output) = stream.into_split();
     let mut input = tokio::io::BufReader::new(input);
     loop {
         let mut request = String::new();
         let read = (&mut input).take(REQUEST_BYTES_MAX).read_line(&mut request).await;
-        // Half a line, or one that means nothing, is no request.
+        // An incomplete or invalid line is no request.
         if !matches!(read, Ok(bytes) if bytes > 0) || !request.ends_with('\n') {
             return;
         }
@@ -139,7 +136,7 @@ async fn serve(stream: TcpStream, book: Arc<Mutex<Book>>) {
             match book.append(append) {
                 Ok(ruling) => ruling,
                 Err(error) => {
-                    book.failure = Some(format!("the ledger's file cannot be written: {error}"));
+                    book.failure = Some(format!("the ledger cannot write its file: {error}"));
                     return;
                 }
             }
@@ -150,7 +147,7 @@ async fn serve(stream: TcpStream, book: Arc<Mutex<Book>>) {
     }
 }
 
-/// A worker's way to the ledger.
+/// A worker's connection to the ledger.
 #[derive(Debug)]
 pub(crate) struct LedgerClient {
     stream: tokio::io::BufReader<TcpStream>,
@@ -163,7 +160,7 @@ impl LedgerClient {
         Ok(Self { stream: tokio::io::BufReader::new(stream) })
     }
 
-    /// Asks once. An error leaves open whether it was written down.
+    /// Sends one request. After an error it is unknown whether the request was recorded.
     pub(crate) async fn append(&mut self, append: &Append) -> io::Result<Ruling> {
         self.stream.get_mut().write_all(line(append).as_bytes()).await?;
         let mut answer = String::new();
@@ -212,7 +209,7 @@ mod tests {
             stream.write_all(garbage.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
             let mut rest = Vec::new();
-            // The ledger hangs up: an end, or a reset with bytes it did not read.
+            // The ledger closes the connection: a normal end, or a reset because of unread bytes.
             drop(stream.read_to_end(&mut rest).await);
             assert_eq!(rest, b"");
         }

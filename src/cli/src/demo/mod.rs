@@ -1,17 +1,17 @@
-//! `bowline demo`: the story on one page. Processes that embed a node each are killed and stopped while
-//! their workers count together, under a lock; in the end it is proved that nothing was lost, nothing
-//! was counted twice, and nobody wrote who had lost the lock.
+//! `bowline demo`: processes with an embedded node each are killed and suspended while their workers increment a
+//! counter under a lock. At the end the demo verifies that no increment was lost or counted twice, and that no worker
+//! wrote after it had lost the lock.
 //!
 //! ```text
 //!                parent: story, faults, ledger file, proof
 //!                  │ orders ▲ reports              ▲ appends, by socket
 //!        ┌─────────┼────────┴──┬──────────────┐    │
-//!        n1 node + workers     n2             n3 ──┘        `kill -9`, stop, resume
-//!        └────── raft on loopback, a data directory each ──┘
+//!        n1 node + workers     n2             n3 ──┘        SIGKILL, SIGSTOP, SIGCONT
+//!        └────── Raft on loopback, one data directory each ┘
 //! ```
 //!
-//! The parent embeds no node and believes nobody: it keeps its own account of what workers were told,
-//! the ledger's file says what came to it, and every member says in the end what it has.
+//! The parent embeds no node and trusts no single source: it records the replies that the workers got, the ledger's
+//! file records what reached it, and each member reports its store at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,58 +40,54 @@ use stage::{Signals, Stage, Trouble};
 use timeline::{Event, Timeline};
 use workplace::Workplace;
 
-/// What was claimed does not hold.
+/// A claim was disproved.
 const EXIT_DISPROVEN: u8 = 1;
-/// It was interrupted, as shells count it.
+/// Exit code of shells for SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// How many workers each process has.
+/// Number of workers per process.
 const WORKERS: u32 = 2;
 
-/// Kill -9 a cluster at work, and prove that nothing was lost
+/// Kill a working cluster with kill -9, and verify that nothing is lost
 ///
-/// Starts processes on this machine, each embedding a Bowline node with a real data directory, real
-/// sockets and synced writes. Workers in all of them increment one counter: take a lock, read the
-/// counter, write to a ledger outside the store with the lock's fencing token, write the increment with
-/// a guarded transaction, release.
+/// Starts processes on this machine, each embedding a Bowline node with a real data directory, real sockets and synced
+/// writes. Workers in all of them increment one counter: they acquire a lock, read the counter, write to a ledger
+/// outside the store with the lock's fencing token, write the increment in a guarded transaction, and release the lock.
 ///
-/// Meanwhile the leader is killed with -9, processes that hold the lock are killed with -9, and one that
-/// holds the lock is stopped until its lease has ended and another worker has the lock; then it goes on
-/// and tries its late writes. In the end every member is read and the run is judged: every acknowledged
-/// increment is there exactly once, fencing tokens only rose, the late writes were refused by the ledger
-/// and by the store, and more.
+/// Meanwhile the demo kills the leader and processes that hold the lock with kill -9. It also suspends a process that
+/// holds the lock until its lease has expired and another worker has the lock; then it resumes the process, whose late
+/// writes must be rejected. At the end it reads every member and checks that every acknowledged increment exists
+/// exactly once, that fencing tokens only increased, that the ledger and the store rejected the late writes, and more.
 ///
-/// Exit codes: 0 all was proven; 1 something was disproven; 2 wrong arguments, or the machine does not
-/// allow it; 130 interrupted.
+/// Exit codes: 0 all claims proven; 1 a claim disproven; 2 wrong arguments, or the machine does not allow the demo; 130
+/// interrupted.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// How many processes
+    /// Number of processes
     #[arg(
         long,
         default_value = "3",
         value_parser = PossibleValuesParser::new(["1", "3", "5"])
-            .map(|nodes| nodes.parse::<u8>().expect("it is one of these"))
+            .map(|nodes| nodes.parse::<u8>().expect("the values are numbers"))
     )]
     nodes: u8,
 
-    /// How long to work, in seconds
+    /// Duration of the work, in seconds
     ///
-    /// Every kind of fault is carried out once, however short this is; starting before, and the proof
-    /// after, come on top.
+    /// Every kind of fault is injected once, however short this is. Startup and verification take additional time.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// Where to work: an empty directory, or one that is made
+    /// Directory to work in (empty or missing)
     ///
-    /// Everything that was made there is removed in the end. Default: a fresh directory among the
-    /// system's temporary files.
+    /// Everything created there is removed at the end. Default: a new directory for temporary files.
     #[arg(long)]
     dir: Option<PathBuf>,
 
-    /// Which faults, when and to whom
+    /// Seed of the fault schedule
     ///
-    /// The same seed draws the same schedule; what the processes make of it is theirs. Default: a
-    /// random one, which is shown.
+    /// The same seed gives the same schedule; the reaction of the processes varies. Default: a random seed, which is
+    /// shown.
     #[arg(long)]
     seed: Option<u64>,
 
@@ -99,22 +95,22 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
 
-    /// Leave the data, the members' logs and the ledger where they are
+    /// Keep the data, the members' logs and the ledger
     #[arg(long)]
     keep: bool,
 }
 
-/// One process of the demo.
+/// Runs one process of the demo.
 pub(crate) fn node_main() -> ExitCode {
     node::main()
 }
 
-/// The demo.
+/// Runs the demo.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    // One thread: the children ask to be killed when the thread ends that made them.
+    // Single-threaded, because the kernel kills the children when the thread that created them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let proven = runtime
-        .map_err(Trouble::environment("no runtime"))
+        .map_err(Trouble::environment("cannot start the async runtime"))
         .and_then(|runtime| runtime.block_on(run(options)));
     match proven {
         Ok(true) => ExitCode::SUCCESS,
@@ -130,9 +126,9 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     }
 }
 
-/// Whether all was proven.
+/// Runs the demo. Returns whether all claims were proven.
 async fn run(options: &Options) -> Result<bool, Trouble> {
-    let signals = Signals::listen().map_err(Trouble::environment("signals cannot be heard"))?;
+    let signals = Signals::listen().map_err(Trouble::environment("cannot handle signals"))?;
     let given = options.dir.as_deref();
     let place = Workplace::make(given, options.keep).map_err(|error| {
         let dir = given.map_or_else(std::env::temp_dir, PathBuf::from);
@@ -141,11 +137,11 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     let seed = options.seed.unwrap_or_else(random_seed);
     let timeline = Timeline::begin(options.json, Duration::from_secs(options.seconds));
     let ledger = Ledger::open(&place.ledger()).await;
-    let ledger = ledger.map_err(Trouble::environment("the ledger cannot be opened"))?;
+    let ledger = ledger.map_err(Trouble::environment("cannot open the ledger"))?;
     let addresses = workplace::free_addresses(usize::from(options.nodes), std::process::id())
-        .map_err(Trouble::environment("no addresses for the members"))?;
+        .map_err(Trouble::environment("cannot reserve addresses for the members"))?;
     let crew = Crew::new(&place, addresses, ledger.address(), WORKERS)
-        .map_err(Trouble::environment("this program cannot find itself"))?;
+        .map_err(Trouble::environment("cannot find the path of this program"))?;
     let mut stage = Stage::set(crew, ledger, timeline, signals);
     let begins = Event::Begins {
         nodes: options.nodes,
@@ -156,7 +152,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     stage.tell(None, &begins)?;
 
     let told = story(&mut stage, options, seed).await;
-    // Whatever came of it, no process is left from here on.
+    // Whatever the result, all processes end here.
     let claims = match told {
         Ok(()) => {
             let complaints = stage.crew.end().await;
@@ -178,7 +174,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     Ok(!claims.iter().any(proof::Claim::is_disproven))
 }
 
-/// What happens, in order.
+/// Runs the demo's steps in order.
 async fn story(stage: &mut Stage, options: &Options, seed: u64) -> Result<(), Trouble> {
     let time = Duration::from_secs(options.seconds);
     stage.start_all().await?;
@@ -193,7 +189,7 @@ async fn story(stage: &mut Stage, options: &Options, seed: u64) -> Result<(), Tr
     stage.read_all().await
 }
 
-/// Small enough to be typed again.
+/// Returns a seed that is short enough to type.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() % 1_000_000

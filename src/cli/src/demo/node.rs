@@ -1,11 +1,10 @@
-//! One process of the demo: a program that embeds a node. Its workers do what the demo is about: take
-//! the lock, read the counter, write to the ledger with the fencing token, write the increment with a
-//! guarded transaction, release. They are impolite on purpose: a worker never asks whether it still
-//! holds the lock, and tries the store even when the ledger has refused. What they write must be safe
-//! all the same.
+//! A process of the demo: a program that embeds a node. Its workers acquire the lock, read the counter, write to the
+//! ledger with the fencing token, write the increment in a guarded transaction, and release the lock. On purpose, a
+//! worker never checks whether it still holds the lock, and writes to the store even if the ledger has rejected it. Its
+//! writes must be safe all the same.
 //!
-//! Orders come from standard input and reports go to standard output (see [`super::wire`]). When the
-//! input ends, the process ends.
+//! Orders arrive on standard input and reports go to standard output (see [`super::wire`]). The process ends when its
+//! input ends.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -24,32 +23,32 @@ use super::wire::{
     Append, Fence, Instant, OpId, Order, Part, Point, Report, Row, Ruling, Worker, line,
 };
 
-/// How long a session outlives its process: long enough for a change of the leader between two
-/// renewals, and short, so that a killed holder's lock is soon free.
+/// TTL of sessions: long enough for an election between two renewals, and short, so that the lock of a killed holder is
+/// soon free.
 const SESSION_TTL: Duration = Duration::from_secs(2);
-/// The lock that all increments are made under.
+/// Name of the lock for all increments.
 const LOCK: &str = "demo/lock";
-/// The counter.
+/// Key of the counter.
 const COUNT: &str = "demo/count";
-/// Below it, a key for each increment.
+/// Prefix of the keys of the increments.
 const OPS: &str = "demo/op/";
-/// How many rows are read at a time.
+/// Number of rows per page.
 const PAGE_ROWS: u64 = 500;
-/// How often an increment without a clear answer is tried, and for how long each time: shorter than
-/// an election takes, so that it happens.
+/// Maximum number of attempts for an increment with an unknown outcome, and the timeout of each. The timeout is shorter
+/// than an election, so that unknown outcomes occur.
 const TRIES_MAX: u32 = 12;
 const TRY: Duration = Duration::from_millis(400);
-/// How long a worker that did not get the lock waits before it asks again.
+/// Pause before the next attempt after the lock was not acquired.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a node's threads may take to end, however busy the disk is: a shutdown waits a second for them.
+/// Time limit for a node's threads to end on a busy disk. A shutdown itself waits one second for them.
 const THREADS_PATIENCE: Duration = Duration::from_secs(60);
-/// How long the line for the lock may take to empty when all workers rest.
+/// Time limit for the lock queue to become empty when all workers rest.
 const LINE_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Plays the part that standard input tells.
+/// Runs the process as ordered on standard input.
 pub(crate) fn main() -> ExitCode {
     if io::stdin().is_terminal() {
-        crate::complain(&"this is one process of the demo; run `bowline demo`");
+        crate::complain(&"this command is internal to the demo; run `bowline demo`");
         return ExitCode::from(crate::EXIT_USAGE);
     }
     die_with_the_parent();
@@ -62,7 +61,7 @@ pub(crate) fn main() -> ExitCode {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(play(orders())),
-        Err(error) => Err(format!("no runtime: {error}")),
+        Err(error) => Err(format!("cannot start the async runtime: {error}")),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,17 +73,18 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// A process that is stopped cannot notice that its input has ended.
+/// Asks the kernel to kill this process with its parent, because a suspended process cannot notice the end of its
+/// input.
 fn die_with_the_parent() {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Signal, set_parent_process_death_signal};
-        // If the system does not offer this, the end of the input has to do.
+        // Without this, the process relies on the end of its input.
         set_parent_process_death_signal(Some(Signal::KILL)).ok();
     }
 }
 
-/// The orders, as they come; the channel closes with the input.
+/// Returns the orders. The channel closes with the input.
 fn orders() -> mpsc::UnboundedReceiver<Order> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -99,12 +99,12 @@ fn orders() -> mpsc::UnboundedReceiver<Order> {
 }
 
 fn say(report: &Report) {
-    // A parent that does not listen any more has closed the input too, which ends this process.
+    // If the parent is gone, the input has ended too, which ends this process.
     let mut output = io::stdout().lock();
     drop(output.write_all(line(report).as_bytes()).and_then(|()| output.flush()));
 }
 
-/// Whether the next holder is to stay where it is.
+/// Whether the next holder of the lock must pause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Linger {
     No,
@@ -112,7 +112,7 @@ enum Linger {
     Doing,
 }
 
-/// What the workers of a process share.
+/// State shared by the workers of a process.
 #[derive(Debug)]
 struct Shop {
     node: Node,
@@ -122,7 +122,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// The parent may want a holder of the lock to stay where it is.
+    /// Pauses a lock holder at this point if the parent has requested it.
     async fn stay_if_wanted(&self, at: Point, op: &OpId, token: Fence) {
         let wanted = self.linger.send_if_modified(|linger| {
             let wanted = *linger == Linger::Wanted(at);
@@ -133,7 +133,7 @@ impl Shop {
         });
         if wanted {
             say(&Report::Lingers { op: op.clone(), token });
-            // The sender is this shop's: it cannot be gone.
+            // Cannot fail, because `self` owns the sender.
             drop(self.linger.subscribe().wait_for(|linger| *linger != Linger::Doing).await);
         }
     }
@@ -160,7 +160,7 @@ async fn play(mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), String> 
         tokio::select! {
             order = orders.recv() => match order {
                 None => break,
-                Some(Order::Start(_)) => return Err("started twice".to_owned()),
+                Some(Order::Start(_)) => return Err("received two orders to start".to_owned()),
                 Some(Order::Linger { at }) => { shop.linger.send_replace(Linger::Wanted(at)); },
                 Some(Order::GoOn) => { shop.linger.send_replace(Linger::No); },
                 Some(Order::Rest) => { shop.rest.send_replace(true); },
@@ -168,19 +168,19 @@ async fn play(mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), String> 
             },
             reason = shop.node.stopped() => return Err(format!("the node has stopped: {reason}")),
             Some(done) = workers.join_next() => {
-                done.map_err(|fall| format!("a worker fell: {fall}"))??;
+                done.map_err(|fall| format!("a worker panicked: {fall}"))??;
                 if workers.is_empty() {
                     say(&Report::Resting);
                 }
             }
             Some(done) = others.join_next() => {
-                done.map_err(|fall| format!("a task fell: {fall}"))??;
+                done.map_err(|fall| format!("a task panicked: {fall}"))??;
             }
         }
     }
     workers.shutdown().await;
     others.shutdown().await;
-    let shop = Arc::into_inner(shop).expect("all who shared it have ended");
+    let shop = Arc::into_inner(shop).expect("no other task holds a reference");
     let mut hanging = shop.node.shutdown().await.hanging;
     let patience = tokio::time::Instant::now() + THREADS_PATIENCE;
     while tokio::time::Instant::now() < patience && !hanging.is_empty() {
@@ -189,18 +189,18 @@ async fn play(mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), String> 
     }
     match &hanging[..] {
         [] => Ok(()),
-        _ => Err(format!("threads are left behind: {}", hanging.join(", "))),
+        _ => Err(format!("threads are still running: {}", hanging.join(", "))),
     }
 }
 
-/// Whether this process has a thread of this name still, as far as the operating system says.
+/// Returns whether this process still has a thread with this name, if the operating system tells.
 fn is_alive(name: &str) -> bool {
-    /// As much of a name as Linux keeps.
+    /// Length to which Linux truncates thread names.
     const NAME_BYTES_MAX: usize = 15;
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
     let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
     let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
-    // One that ends meanwhile cannot be read.
+    // A thread that has just ended cannot be read.
     threads.flatten().any(|thread| of(thread).is_ok_and(|comm| comm.trim_end() == kept))
 }
 
@@ -223,13 +223,13 @@ async fn tell_of_leadership(shop: Arc<Shop>) -> Result<(), String> {
     }
 }
 
-/// A worker's life: until it is told to rest. Only what the parent must know of at once is an error.
+/// Runs a worker until it is ordered to rest. Returns an error only for problems that must end the demo.
 async fn work(shop: Arc<Shop>, number: u32) -> Result<(), String> {
     let worker = Worker::new(&shop.part.member, shop.part.life, number);
     let lost = |why: String| say(&Report::Lost { worker: worker.clone(), why });
     let mut ledger = LedgerClient::connect(&shop.part.ledger)
         .await
-        .map_err(|error| format!("the ledger cannot be reached: {error}"))?;
+        .map_err(|error| format!("cannot reach the ledger: {error}"))?;
     let mut rest = shop.rest.subscribe();
     for attempt in 1.. {
         let guard = tokio::select! {
@@ -244,14 +244,14 @@ async fn work(shop: Arc<Shop>, number: u32) -> Result<(), String> {
                 say(&Report::Granted { worker: worker.clone(), op: op.clone(), token });
                 if let Err(trouble) = increment(&shop, &guard, &mut ledger, op).await {
                     match trouble {
-                        Trouble::Store(error) => lost(format!("the counter was not read: {error}")),
+                        Trouble::Store(error) => lost(format!("cannot read the counter: {error}")),
                         Trouble::Fatal(why) => return Err(why),
                     }
                 }
                 match guard.release().await {
                     Ok(Released::Now | Released::StillHeld { .. }) => {}
                     Ok(Released::AlreadyLost(loss)) => lost(format!("the lock was lost: {loss}")),
-                    Err(error) => lost(format!("the lock was not released: {error}")),
+                    Err(error) => lost(format!("cannot release the lock: {error}")),
                 }
             }
             Err(why) => {
@@ -268,15 +268,15 @@ async fn hold(node: &Node) -> Result<Guard, String> {
     session.mutex(LOCK).lock().await.map_err(|error| error.to_string())
 }
 
-/// Why an increment got nowhere.
+/// Reason why an increment has failed.
 enum Trouble {
-    /// The store had no answer to a read.
+    /// The counter could not be read.
     Store(Error),
-    /// The demo cannot go on.
+    /// The demo cannot continue.
     Fatal(String),
 }
 
-/// One increment, under the lock: read, ledger, store.
+/// Makes one increment under the lock: reads the counter, writes to the ledger, then to the store.
 async fn increment(
     shop: &Shop,
     guard: &Guard,
@@ -284,8 +284,8 @@ async fn increment(
     op: OpId,
 ) -> Result<(), Trouble> {
     let token = Fence(guard.token());
-    // What earlier holders wrote came before their releases, and the grant came after: this replica
-    // has it already, and nobody need be asked.
+    // Writes of earlier holders precede their releases, and the grant follows them. This replica has applied the grant,
+    // so a local read at its revision is sufficient.
     let read = shop.node.client().get(COUNT).at_least(guard.token().revision());
     let count = count_of(read.await.map_err(Trouble::Store)?).map_err(Trouble::Fatal)? + 1;
 
@@ -296,15 +296,17 @@ async fn increment(
         Ok(Ruling::Refused { highest }) => {
             say(&Report::LedgerRefused { op: op.clone(), token, highest });
         }
-        Err(error) => return Err(Trouble::Fatal(format!("the ledger is gone: {error}"))),
+        Err(error) => {
+            return Err(Trouble::Fatal(format!("lost the connection to the ledger: {error}")));
+        }
     }
     shop.stay_if_wanted(Point::BeforeStore, &op, token).await;
     say(&write(guard, op, count).await.map_err(Trouble::Fatal)?);
     Ok(())
 }
 
-/// Writes the increment if the lock is still held. Tried again where the outcome is unknown: the key of
-/// the increment, which must not be there, keeps it from being made twice.
+/// Writes the increment if the lock is still held. Retries after an unknown outcome. The increment's key, which must
+/// not exist, prevents it from being applied twice.
 async fn write(guard: &Guard, op: OpId, count: u64) -> Result<Report, String> {
     let key = format!("{OPS}{op}");
     let value = format!("{count} {}", guard.token());
@@ -332,18 +334,19 @@ async fn write(guard: &Guard, op: OpId, count: u64) -> Result<Report, String> {
             Err(error) => return Ok(Report::Unknown { op, why: error.to_string() }),
         }
     }
-    let why = doubt.map_or_else(|| "too busy, every time".to_owned(), |error| error.to_string());
+    let why =
+        doubt.map_or_else(|| "too busy at every attempt".to_owned(), |error| error.to_string());
     Ok(Report::Unknown { op, why })
 }
 
-/// Reads everything, linearizably and at one revision, and says it.
+/// Reads everything at one linearizable revision, and reports it.
 async fn read(kv: Client) -> Result<(), String> {
-    // Who gave up its place in the line is gone from it soon, but in the background.
+    // Abandoned requests leave the queue soon, in the background.
     let patience = tokio::time::Instant::now() + LINE_PATIENCE;
     while tokio::time::Instant::now() < patience && !line_of(&kv).await?.kvs.is_empty() {
         tokio::time::sleep(PAUSE).await;
     }
-    let failed = |error: Error| format!("the store cannot be read: {error}");
+    let failed = |error: Error| format!("cannot read the store: {error}");
     let in_line = line_of(&kv).await?;
     let revision = in_line.revision;
     let mut from = KeyRange::prefix(OPS);
@@ -371,7 +374,7 @@ async fn read(kv: Client) -> Result<(), String> {
 
 async fn line_of(kv: &Client) -> Result<RangeReply, String> {
     let line = kv.range(KeyRange::prefix(format!("{LOCK}/"))).keys_only();
-    line.await.map_err(|error| format!("the store cannot be read: {error}"))
+    line.await.map_err(|error| format!("cannot read the store: {error}"))
 }
 
 fn count_of(row: Option<bowline::KeyValue>) -> Result<u64, String> {
@@ -392,10 +395,10 @@ fn row_of(row: &bowline::KeyValue) -> Result<Row, String> {
 }
 
 fn text(bytes: &[u8]) -> Result<&str, String> {
-    std::str::from_utf8(bytes).map_err(|_| format!("{} is no text", bytes.escape_ascii()))
+    std::str::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", bytes.escape_ascii()))
 }
 
 fn unreadable(row: &bowline::KeyValue) -> String {
     let (key, value) = (row.key.escape_ascii(), row.value.escape_ascii());
-    format!("nobody wrote this: {key} = {value}")
+    format!("unexpected row: {key} = {value}")
 }

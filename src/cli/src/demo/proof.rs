@@ -1,6 +1,5 @@
-//! The proof: what was promised, judged from what the workers were told, what the ledger's file says,
-//! and what every member has in its store. It knows nothing of processes and of time: evidence in,
-//! claims out.
+//! The verdict of the demo: checks its claims against the replies that the workers got, the ledger's file, and the
+//! store of every member. Pure: takes evidence and returns claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,42 +8,41 @@ use serde::Serialize;
 use super::ledger::Entry;
 use super::wire::{Fence, OpId, Row};
 
-/// How many examples a disproven claim names.
+/// Maximum number of examples for a disproven claim.
 const EXAMPLES_MAX: usize = 5;
 
-/// Everything that the judgement rests on.
+/// The evidence for the verdict.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evidence {
-    /// The increments that the store acknowledged, each with what it made of the counter.
+    /// Increments that the store acknowledged, with the resulting value of the counter.
     pub(crate) acknowledged: BTreeMap<OpId, u64>,
-    /// Those that the ledger refused, or the store at the first try: they cannot have been made.
+    /// Increments rejected by the ledger, or by the store at the first attempt. They cannot have been applied.
     pub(crate) refused: BTreeSet<OpId>,
-    /// Those that the store refused in the end.
+    /// Increments whose last attempt the store rejected.
     pub(crate) refused_by_store: BTreeSet<OpId>,
-    /// Those whose writer was stopped in mid-course until somebody else had the lock.
+    /// Increments whose worker was suspended until another worker had the lock.
     pub(crate) late: BTreeSet<OpId>,
-    /// The ledger's file.
+    /// Entries of the ledger's file.
     pub(crate) ledger: Vec<Entry>,
-    /// What each member has in its store.
+    /// The store of each member.
     pub(crate) stores: Vec<Store>,
-    /// How many processes were killed.
+    /// Number of killed processes.
     pub(crate) kills: u64,
-    /// What went otherwise than it should, in words: processes that stopped, or did not end, by
-    /// themselves.
+    /// Other problems, such as processes that ended by themselves or did not end.
     pub(crate) complaints: Vec<String>,
 }
 
-/// What one member read, linearizably, in the end.
+/// The result of a member's linearizable read at the end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     pub(crate) member: String,
     pub(crate) count: u64,
     pub(crate) rows: Vec<Row>,
-    /// The keys in the line for the lock.
+    /// Keys in the lock queue.
     pub(crate) in_line: Vec<String>,
 }
 
-/// A sentence, and what became of it.
+/// A claim and its result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Claim {
     pub(crate) claim: &'static str,
@@ -52,20 +50,20 @@ pub(crate) struct Claim {
     pub(crate) finding: Finding,
 }
 
-/// What was found.
+/// Result of checking a claim.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "finding", rename_all = "snake_case")]
 pub(crate) enum Finding {
-    /// It holds.
+    /// The claim holds.
     Proven { by: String },
-    /// It does not hold.
+    /// The claim does not hold.
     Disproven { because: Vec<String> },
-    /// The run gave no occasion to see.
+    /// The run had no case to check.
     Untested { because: String },
 }
 
 impl Claim {
-    /// Holds if nothing speaks against it.
+    /// Returns a claim that is proven if there is no counterexample.
     fn judged(claim: &'static str, by: String, mut because: Vec<String>) -> Self {
         if because.is_empty() {
             return Self { claim, finding: Finding::Proven { by } };
@@ -78,20 +76,20 @@ impl Claim {
         Self { claim, finding: Finding::Disproven { because } }
     }
 
-    /// Whether it was disproved.
+    /// Returns whether the claim is disproven.
     pub(crate) fn is_disproven(&self) -> bool {
         matches!(self.finding, Finding::Disproven { .. })
     }
 }
 
-/// A run that came to a halt proves nothing: that is a finding too.
+/// Returns the claims for a run that came to a halt, which proves nothing.
 pub(crate) fn halted(why: String) -> Vec<Claim> {
     vec![Claim { claim: WENT_ON, finding: Finding::Disproven { because: vec![why] } }]
 }
 
-const WENT_ON: &str = "the work went on after every fault";
+const WENT_ON: &str = "work continued after every fault";
 
-/// Judges everything.
+/// Checks all claims.
 pub(crate) fn judge(evidence: &Evidence) -> Vec<Claim> {
     vec![
         went_on(evidence),
@@ -128,14 +126,14 @@ fn acknowledged_are_there_once(Evidence { acknowledged, stores, .. }: &Evidence)
         let mut there: BTreeMap<&OpId, &Row> = BTreeMap::new();
         for row in rows {
             if there.insert(&row.op, row).is_some() || row.version != 1 {
-                against.push(format!("{member}: {} was made more than once", row.op));
+                against.push(format!("{member}: {} was applied more than once", row.op));
             }
         }
         for (op, count) in acknowledged {
             match there.get(op) {
-                None => against.push(format!("{member}: {op} was acknowledged and is lost")),
+                None => against.push(format!("{member}: {op} was acknowledged, but is missing")),
                 Some(row) if row.count != *count => against.push(format!(
-                    "{member}: {op} was acknowledged as number {count} and is number {}",
+                    "{member}: {op} was acknowledged as number {count}, but is number {}",
                     row.count
                 )),
                 Some(_) => {}
@@ -144,7 +142,7 @@ fn acknowledged_are_there_once(Evidence { acknowledged, stores, .. }: &Evidence)
     }
     let there = stores.first().map_or(0, |store| store.rows.len());
     let by = format!(
-        "{} acknowledged, all there; {} more whose answer was lost",
+        "{} acknowledged, all present; {} more whose response was lost",
         acknowledged.len(),
         there.saturating_sub(acknowledged.len())
     );
@@ -155,34 +153,37 @@ fn counter_is_the_number(Evidence { stores, .. }: &Evidence) -> Claim {
     let mut against = Vec::new();
     for Store { member, count, rows, .. } in stores {
         if usize::try_from(*count) != Ok(rows.len()) {
-            against.push(format!("{member}: the counter is {count}, increments {}", rows.len()));
+            against.push(format!(
+                "{member}: the counter is {count}, but there are {} increments",
+                rows.len()
+            ));
         }
         for (number, row) in (1..).zip(in_order(rows)) {
             if row.count != number {
                 against.push(format!(
-                    "{member}: {} is increment number {number} and made the counter {}",
+                    "{member}: {} is increment number {number}, but set the counter to {}",
                     row.op, row.count
                 ));
             }
         }
     }
     let by = format!("{}, one by one", stores.first().map_or(0, |store| store.count));
-    Claim::judged("the counter is the number of increments", by, against)
+    Claim::judged("the counter equals the number of increments", by, against)
 }
 
 fn refused_are_not_there(Evidence { refused, stores, acknowledged, .. }: &Evidence) -> Claim {
     let there = stores.iter().flat_map(|Store { member, rows, .. }| {
         rows.iter()
             .filter(|row| refused.contains(&row.op))
-            .map(move |row| format!("{member}: {} was refused and is there", row.op))
+            .map(move |row| format!("{member}: {} was rejected, but is in the store", row.op))
     });
     let both = acknowledged
         .keys()
         .filter(|op| refused.contains(op))
-        .map(|op| format!("{op} was refused and acknowledged"));
+        .map(|op| format!("{op} was both rejected and acknowledged"));
     let against = there.chain(both).collect();
-    let by = format!("{} refused, none there", refused.len());
-    Claim::judged("no refused increment is in the store", by, against)
+    let by = format!("{} rejected, none in the store", refused.len());
+    Claim::judged("no rejected increment is in the store", by, against)
 }
 
 fn tokens_only_rose(Evidence { ledger, .. }: &Evidence) -> Claim {
@@ -190,14 +191,14 @@ fn tokens_only_rose(Evidence { ledger, .. }: &Evidence) -> Claim {
     let mut last: Option<Fence> = None;
     for Entry { op, token, accepted, .. } in ledger {
         match last {
-            // Every hold asks the ledger once, so two equal tokens were given to two holders.
+            // Every hold writes to the ledger once, so equal tokens belong to two holders.
             Some(last) if *accepted && *token <= last => {
                 against.push(format!("{op} was accepted with token {token} after {last}"));
             }
             Some(last) if !accepted && *token > last => {
-                against.push(format!("{op} was refused with token {token} after {last}"));
+                against.push(format!("{op} was rejected with token {token} after {last}"));
             }
-            None if !accepted => against.push(format!("{op} was refused before all others")),
+            None if !accepted => against.push(format!("{op} was rejected before any other")),
             _ => {}
         }
         if *accepted {
@@ -205,8 +206,8 @@ fn tokens_only_rose(Evidence { ledger, .. }: &Evidence) -> Claim {
         }
     }
     let accepted = ledger.iter().filter(|entry| entry.accepted).count();
-    let by = format!("{accepted} accepted by the ledger, {} refused", ledger.len() - accepted);
-    Claim::judged("the ledger's fencing tokens only rose", by, against)
+    let by = format!("{accepted} accepted by the ledger, {} rejected", ledger.len() - accepted);
+    Claim::judged("the fencing tokens in the ledger only increased", by, against)
 }
 
 fn ledger_came_first(Evidence { ledger, stores, .. }: &Evidence) -> Claim {
@@ -221,42 +222,49 @@ fn ledger_came_first(Evidence { ledger, stores, .. }: &Evidence) -> Claim {
         let mut last = None;
         for Row { op, token, .. } in in_order(rows) {
             let Some((place, written)) = accepted.get(op) else {
-                against
-                    .push(format!("{member}: {op} is in the store, and no accepted entry of it"));
+                against.push(format!(
+                    "{member}: {op} is in the store, but the ledger has no accepted entry for it"
+                ));
                 continue;
             };
             if written != token {
-                against.push(format!("{member}: {op} has token {token}, in the ledger {written}"));
+                against
+                    .push(format!("{member}: {op} has token {token}, but {written} in the ledger"));
             }
             if last.replace(*place) > Some(*place) {
-                against.push(format!("{member}: {op} was in the ledger before what precedes it"));
+                against.push(format!(
+                    "{member}: {op} is in the ledger before an increment that precedes it in the store"));
             }
         }
     }
     let by = format!("{} in both", stores.first().map_or(0, |store| store.rows.len()));
-    let claim = "what is in the store was in the ledger first, in the same order";
+    let claim = "each increment in the store was in the ledger first, in the same order";
     Claim::judged(claim, by, against)
 }
 
 fn late_writes_were_refused(evidence: &Evidence) -> Claim {
     let Evidence { late, ledger, refused_by_store, .. } = evidence;
-    let claim = "the late writes of stopped holders were refused by the ledger and by the store";
+    let claim = "late writes of paused holders were rejected by the ledger and by the store";
     if late.is_empty() {
-        let because = "no holder was stopped beyond its lease".to_owned();
+        let because = "no holder was paused beyond its lease".to_owned();
         return Claim { claim, finding: Finding::Untested { because } };
     }
     let mut against = Vec::new();
     for op in late {
         match ledger.iter().find(|entry| entry.op == *op) {
-            None => against.push(format!("{op} never came to the ledger")),
+            None => against.push(format!("{op} never reached the ledger")),
             Some(entry) if entry.accepted => against.push(format!("the ledger accepted {op}")),
             Some(_) => {}
         }
         if !refused_by_store.contains(op) {
-            against.push(format!("the store did not refuse {op}"));
+            against.push(format!("the store did not reject {op}"));
         }
     }
-    Claim::judged(claim, format!("{} tried, {} refused by both", late.len(), late.len()), against)
+    Claim::judged(
+        claim,
+        format!("{} attempted, {} rejected by both", late.len(), late.len()),
+        against,
+    )
 }
 
 fn members_agree(Evidence { stores, .. }: &Evidence) -> Claim {
@@ -268,26 +276,26 @@ fn members_agree(Evidence { stores, .. }: &Evidence) -> Claim {
             }
         }
     }
-    Claim::judged("all members have the same", format!("{} read", stores.len()), against)
+    Claim::judged("all members have the same data", format!("{} read", stores.len()), against)
 }
 
 fn line_is_empty(Evidence { stores, .. }: &Evidence) -> Claim {
     let against = stores
         .iter()
         .flat_map(|Store { member, in_line, .. }| {
-            in_line.iter().map(move |key| format!("{member}: {key} is left"))
+            in_line.iter().map(move |key| format!("{member}: {key} is left over"))
         })
         .collect();
-    let claim = "nothing is left in the line for the lock";
-    Claim::judged(claim, "no key below it".to_owned(), against)
+    let claim = "the lock queue is empty";
+    Claim::judged(claim, "no key below its prefix".to_owned(), against)
 }
 
 fn processes_ended_well(Evidence { complaints, .. }: &Evidence) -> Claim {
-    let claim = "every process that was not killed ended in order";
-    Claim::judged(claim, "leadership handed over, no thread left".to_owned(), complaints.clone())
+    let claim = "every process that was not killed exited cleanly";
+    Claim::judged(claim, "leadership transferred, no threads left".to_owned(), complaints.clone())
 }
 
-/// The rows by the revision that made them.
+/// Sorts the rows by revision.
 fn in_order(rows: &[Row]) -> Vec<&Row> {
     let mut rows: Vec<&Row> = rows.iter().collect();
     rows.sort_by_key(|row| row.revision);
@@ -316,7 +324,7 @@ mod tests {
         Row { op: op(number), count, token, revision, version: 1 }
     }
 
-    /// Increments 1, 2, 4 and 5 were made, 4's answer was lost; 3 was late.
+    /// Increments 1, 2, 4 and 5 were applied; the response to 4 was lost; 3 was late.
     fn sound() -> Evidence {
         let rows = vec![row(1, 1), row(2, 2), row(4, 3), row(5, 4)];
         let store = |member: &str| Store {
@@ -391,7 +399,7 @@ mod tests {
                         store.count = 3;
                     }
                 },
-                "the counter is the number",
+                "the counter equals the number",
             ),
             (
                 "an increment was acknowledged under another number",
@@ -401,53 +409,53 @@ mod tests {
             (
                 "the counter went ahead",
                 |e| e.stores.iter_mut().for_each(|store| store.count += 1),
-                "the counter is the number",
+                "the counter equals the number",
             ),
-            ("a refused increment is there", |e| e.refused.extend([op(4)]), "no refused increment"),
+            (
+                "a refused increment is there",
+                |e| e.refused.extend([op(4)]),
+                "no rejected increment",
+            ),
             (
                 "a refused increment was acknowledged",
                 |e| e.refused.extend([op(1)]),
-                "no refused increment",
+                "no rejected increment",
             ),
             (
                 "a token fell and was accepted",
                 |e| e.ledger[2].token = fence(15),
-                "the ledger's fencing tokens",
+                "the fencing tokens in the ledger",
             ),
             (
                 "two holders had one token",
                 |e| e.ledger[2].token = fence(20),
-                "the ledger's fencing tokens",
+                "the fencing tokens in the ledger",
             ),
             (
                 "the ledger refused without a reason",
                 |e| e.ledger[3].token = fence(45),
-                "the ledger's fencing tokens",
+                "the fencing tokens in the ledger",
             ),
-            (
-                "the ledger accepted a late write",
-                |e| e.ledger[3].accepted = true,
-                "the late writes",
-            ),
+            ("the ledger accepted a late write", |e| e.ledger[3].accepted = true, "late writes"),
             (
                 "the late write never came to the ledger",
                 |e| drop(e.ledger.remove(3)),
-                "the late writes",
+                "late writes",
             ),
             (
                 "the store did not refuse the late write",
                 |e| e.refused_by_store.clear(),
-                "the late writes",
+                "late writes",
             ),
             (
                 "an increment is in the store and not in the ledger",
                 |e| drop(e.ledger.remove(2)),
-                "what is in the store was in the ledger",
+                "each increment in the store was in the ledger",
             ),
             (
                 "the store knows another token than the ledger",
                 |e| e.stores[0].rows[0].token = fence(11),
-                "what is in the store was in the ledger",
+                "each increment in the store was in the ledger",
             ),
             (
                 "store and ledger have different orders",
@@ -456,16 +464,16 @@ mod tests {
                         store.rows[0].revision = 999;
                     }
                 },
-                "what is in the store was in the ledger",
+                "each increment in the store was in the ledger",
             ),
             (
                 "a key is left in the line",
                 |e| e.stores[0].in_line.push("demo/lock/1".to_owned()),
-                "nothing is left in the line",
+                "the lock queue is empty",
             ),
-            ("nothing was done", |e| e.acknowledged.clear(), "the work went on"),
-            ("nothing was broken", |e| e.kills = 0, "the work went on"),
-            ("nothing was read", |e| e.stores.clear(), "the work went on"),
+            ("nothing was done", |e| e.acknowledged.clear(), "work continued"),
+            ("nothing was broken", |e| e.kills = 0, "work continued"),
+            ("nothing was read", |e| e.stores.clear(), "work continued"),
             (
                 "a process hung at its end",
                 |e| e.complaints.push("n1 had not ended".to_owned()),

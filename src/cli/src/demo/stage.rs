@@ -1,6 +1,5 @@
-//! Where the demo plays: the processes, the ledger, the clock, and the account of everything that was
-//! heard so far. The story waits here for what must come next; while it waits, reports are heard, events
-//! are shown, and Ctrl-C is obeyed.
+//! The state of a running demo: processes, ledger, clock, and a record of all reports. While the story waits for the
+//! next condition, this module receives reports, shows events, and reacts to Ctrl-C.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,62 +14,62 @@ use super::proof::{Evidence, Store};
 use super::timeline::{Event, Figures, Spread, Timeline, ms};
 use super::wire::{Fence, Instant, OpId, Order, Point, Report, Worker};
 
-/// How long anything that must happen may take. An election and the end of a lease together take less
-/// than five seconds; a machine with much else to do may be slow.
+/// Time limit for each condition. An election and the expiry of a lease together take less than five seconds; a busy
+/// machine may be slower.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often conditions are looked at that nobody reports.
+/// Interval for checking conditions that are not reported.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// Why the story ended before its end.
+/// Reason why the demo ended early.
 #[derive(Debug, Error)]
 pub(crate) enum Trouble {
-    /// Somebody wants it to.
+    /// A signal.
     #[error("interrupted by {0}")]
     Interrupted(&'static str),
-    /// The machine does not allow it.
+    /// A problem of the machine.
     #[error("{0}")]
     Environment(String),
-    /// Nobody listens.
+    /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Output(#[source] io::Error),
-    /// Something that must happen did not, or something fell that must not: the promise is broken.
+    /// A condition was not met, or a process failed: the promise is broken.
     #[error("{0}")]
     Halted(String),
 }
 
 impl Trouble {
-    /// For what only the machine can be blamed for.
+    /// Returns a conversion for errors that only the machine can cause.
     pub(crate) fn environment(what: &str) -> impl FnOnce(io::Error) -> Trouble {
         move |error| Trouble::Environment(format!("{what}: {error}"))
     }
 }
 
-/// Everything that was heard.
+/// A record of all reports.
 #[derive(Debug, Default)]
 struct Account {
-    /// Which life of each process has said that it runs.
+    /// Incarnation of each process that has reported that it runs.
     running: BTreeMap<Seat, u32>,
     leader: Option<Leader>,
     terms_led: BTreeSet<u64>,
     acknowledged: BTreeMap<OpId, u64>,
     refused_by_ledger: BTreeSet<OpId>,
     refused_by_store: BTreeSet<OpId>,
-    /// Those that ended with an answer, with a refusal, or without: nothing more will be heard of them.
+    /// Increments with a final result, for which no more reports follow.
     ended: BTreeSet<OpId>,
-    /// Those of which nobody was told whether they were made.
+    /// Increments with an unknown outcome.
     doubtful: BTreeSet<OpId>,
-    /// Increments whose acknowledgement took more than one try.
+    /// Number of increments acknowledged only after more than one attempt.
     tried_again: u64,
     holder: Option<Worker>,
     handoffs: u64,
     lingering: Option<Lingering>,
-    /// Since when no increment has been begun and acknowledged.
+    /// Time since which no increment has been started and acknowledged.
     halted_at: Option<Instant>,
     recovered_after: Option<Duration>,
     resting: BTreeSet<Seat>,
-    /// What each is reading, and whether it has finished.
+    /// The store of each process as read so far, and whether it is complete.
     stores: BTreeMap<Seat, (Store, bool)>,
-    /// The story's own part.
+    /// Counts of the story itself.
     recoveries: Vec<Duration>,
     late: BTreeSet<OpId>,
     leader_kills: u64,
@@ -78,7 +77,7 @@ struct Account {
     worked: Duration,
 }
 
-/// Who leads, as far as was heard.
+/// The leader according to the reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Leader {
     pub(crate) seat: Seat,
@@ -86,7 +85,7 @@ pub(crate) struct Leader {
     pub(crate) term: u64,
 }
 
-/// A worker that holds the lock and stays where it is.
+/// A worker that pauses while it holds the lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Lingering {
     pub(crate) seat: Seat,
@@ -94,8 +93,8 @@ pub(crate) struct Lingering {
     pub(crate) token: Fence,
 }
 
-/// The signals that end a demo in order: heard from the moment that this is made, so that what is made
-/// after it is cleaned up.
+/// The signals that end a demo in order. Received from the creation of this value, so that everything created after it
+/// is cleaned up.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -112,7 +111,7 @@ impl Signals {
         })
     }
 
-    /// The name of the next that comes.
+    /// Returns the name of the next signal.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "Ctrl-C",
@@ -122,7 +121,7 @@ impl Signals {
     }
 }
 
-/// See the module.
+/// The state of a running demo.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) crew: Crew,
@@ -130,7 +129,7 @@ pub(crate) struct Stage {
     timeline: Timeline,
     account: Account,
     signals: Signals,
-    /// Since when there is work.
+    /// Start time of the work.
     work_began: Option<Instant>,
 }
 
@@ -140,18 +139,18 @@ impl Stage {
         Self { crew, ledger, timeline, account, signals, work_began }
     }
 
-    /// The timeline, for what comes after the story.
+    /// Returns the timeline, for output after the story.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Shows an event, of one process or of all.
+    /// Shows an event of one process, or of the whole demo.
     pub(crate) fn tell(&self, seat: Option<Seat>, event: &Event) -> Result<(), Trouble> {
         let member = seat.map(|seat| self.crew.name(seat));
         self.timeline.tell(member, event).map_err(Trouble::Output)
     }
 
-    /// Waits until `met`. What must come is `what`, in words for the case that it does not.
+    /// Waits until `met` holds. `what` describes the condition for the error text.
     pub(crate) async fn until(
         &mut self,
         what: &str,
@@ -160,7 +159,9 @@ impl Stage {
         let patience = Instant::now();
         while !met(self) {
             if Instant::now().since(patience) > PATIENCE {
-                return Err(Trouble::Halted(format!("waited {PATIENCE:?} in vain for {what}")));
+                return Err(Trouble::Halted(format!(
+                    "timed out after {PATIENCE:?} while waiting for {what}"
+                )));
             }
             self.wait(LOOK).await?;
         }
@@ -179,7 +180,7 @@ impl Stage {
         }
     }
 
-    /// Waits for news, but not long.
+    /// Waits for a report, up to a time limit.
     async fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
         tokio::select! {
             signal = self.signals.next() => return Err(Trouble::Interrupted(signal)),
@@ -198,12 +199,12 @@ impl Stage {
         Ok(())
     }
 
-    /// What a report changes.
+    /// Records a report.
     fn hear(&mut self, News { from, life, report }: News) -> Result<(), Trouble> {
         let present = self.crew.runs(from) && life == self.crew.life(from);
         let Some(report) = report else {
             return match present {
-                true => Err(self.fell(from, "has ended by itself")),
+                true => Err(self.fell(from, "has exited")),
                 false => Ok(()),
             };
         };
@@ -287,7 +288,7 @@ impl Stage {
         self.tell(Some(from), &event)
     }
 
-    /// A process has ended that should not have. At the very start that is the machine's fault.
+    /// Returns the error for a process that ended unexpectedly. Before the work starts, it is the machine's fault.
     fn fell(&self, seat: Seat, why: &str) -> Trouble {
         let mut why = format!("{}: {why}", self.crew.name(seat));
         if let Some(words) = self.crew.last_words(seat) {
@@ -301,15 +302,15 @@ impl Stage {
 
     /// Starts a process, and waits until its node runs.
     pub(crate) async fn start(&mut self, seat: Seat) -> Result<(), Trouble> {
-        self.crew.start(seat).await.map_err(Trouble::environment("a process cannot be started"))?;
-        self.until("a process's node to run", |stage| stage.has_started(seat)).await
+        self.crew.start(seat).await.map_err(Trouble::environment("cannot start a process"))?;
+        self.until("a node to run", |stage| stage.has_started(seat)).await
     }
 
-    /// Starts all, and waits until there is work.
+    /// Starts all processes, and waits for the first increment.
     pub(crate) async fn start_all(&mut self) -> Result<(), Trouble> {
         for seat in self.crew.seats() {
             let started = self.crew.start(seat).await;
-            started.map_err(Trouble::environment("a process cannot be started"))?;
+            started.map_err(Trouble::environment("cannot start a process"))?;
         }
         self.until("all nodes to run", |stage| {
             stage.crew.seats().all(|seat| stage.has_started(seat))
@@ -324,56 +325,56 @@ impl Stage {
         self.account.running.get(&seat) == Some(&self.crew.life(seat))
     }
 
-    /// How long there has been work.
+    /// Returns the duration of the work so far.
     pub(crate) fn worked(&self) -> Duration {
         self.work_began.map_or(Duration::ZERO, |began| Instant::now().since(began))
     }
 
-    /// Who leads, if that is known and it runs.
+    /// Returns the leader if it is known and running.
     pub(crate) fn leader(&self) -> Option<Leader> {
         self.account.leader.filter(|Leader { seat, life, .. }| {
             self.crew.runs(*seat) && self.crew.life(*seat) == *life
         })
     }
 
-    /// Waits until a worker of this process holds the lock and stays at this point.
+    /// Waits until a worker of this process holds the lock and pauses at this point.
     pub(crate) async fn linger(&mut self, seat: Seat, at: Point) -> Result<Lingering, Trouble> {
         self.account.lingering = None;
         self.crew.tell(seat, &Order::Linger { at }).await;
         self.until("a worker to hold the lock", |stage| stage.account.lingering.is_some()).await?;
-        Ok(self.account.lingering.take().expect("it was waited for"))
+        Ok(self.account.lingering.take().expect("the value was waited for"))
     }
 
-    /// Waits until nothing more will be heard of an increment.
+    /// Waits for the final result of an increment.
     pub(crate) async fn end_of(&mut self, op: &OpId) -> Result<(), Trouble> {
         let what = format!("the end of increment {op}");
         self.until(&what, |stage| stage.account.ended.contains(op)).await
     }
 
-    /// Counts, from this moment, how long it takes until an increment is begun and acknowledged.
+    /// Starts measuring the time until an increment is started and acknowledged.
     pub(crate) fn expect_recovery(&mut self) {
         self.account.halted_at = Some(Instant::now());
         self.account.recovered_after = None;
     }
 
-    /// Waits for that.
+    /// Waits for that increment, and returns the time.
     pub(crate) async fn recovery(&mut self) -> Result<Duration, Trouble> {
         self.until("an increment after a fault", |stage| stage.account.halted_at.is_none()).await?;
-        Ok(self.account.recovered_after.expect("it was waited for"))
+        Ok(self.account.recovered_after.expect("the value was waited for"))
     }
 
-    /// A leader was killed, and the work went on after this time.
+    /// Counts a killed leader and the time to recover from it.
     pub(crate) fn count_leader_kill(&mut self, recovered_after: Duration) {
         self.account.leader_kills += 1;
         self.account.recoveries.push(recovered_after);
     }
 
-    /// The holder of the lock was killed.
+    /// Counts a killed lock holder.
     pub(crate) fn count_holder_kill(&mut self) {
         self.account.holder_kills += 1;
     }
 
-    /// A holder was stopped beyond its lease: this is what it was at.
+    /// Counts a holder that was suspended beyond its lease, with its increment.
     pub(crate) fn count_late(&mut self, op: OpId) {
         self.account.late.insert(op);
     }
@@ -383,13 +384,13 @@ impl Stage {
         self.account.worked = self.worked();
         self.tell(None, &Event::Resting)?;
         self.crew.tell_all(&Order::Rest).await;
-        self.until("all workers to rest", |stage| {
+        self.until("all workers to stop", |stage| {
             stage.crew.seats().all(|seat| stage.account.resting.contains(&seat))
         })
         .await
     }
 
-    /// Lets every member read its store.
+    /// Asks every member to report its store, and waits for the reports.
     pub(crate) async fn read_all(&mut self) -> Result<(), Trouble> {
         self.crew.tell_all(&Order::Read).await;
         self.until("all members to read their stores", |stage| {
@@ -398,10 +399,10 @@ impl Stage {
         .await
     }
 
-    /// What the proof needs.
+    /// Returns the evidence for the verdict.
     pub(crate) fn evidence(&mut self, complaints: Vec<String>) -> Result<Evidence, Trouble> {
         let ledger = self.ledger.read_back();
-        let ledger = ledger.map_err(Trouble::environment("the ledger cannot be read"))?;
+        let ledger = ledger.map_err(Trouble::environment("cannot read the ledger"))?;
         let account = &mut self.account;
         let by_store = account.refused_by_store.difference(&account.doubtful);
         let refused = account.refused_by_ledger.iter().chain(by_store).cloned();
@@ -417,7 +418,7 @@ impl Stage {
         })
     }
 
-    /// What people want to know.
+    /// Returns the statistics of the run.
     pub(crate) fn figures(&self) -> Figures {
         let account = &self.account;
         let worked_s = account.worked.as_secs_f64();

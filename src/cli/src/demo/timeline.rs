@@ -1,5 +1,4 @@
-//! What people and machines see of a demo: a line for each event as it happens, a progress bar on a
-//! terminal, the verdict. Everything that is printed is printed here.
+//! Output of the demo: a line per event, a progress bar at a terminal, and the verdict.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -10,45 +9,45 @@ use serde::Serialize;
 use super::proof::{Claim, Finding};
 use super::wire::{Fence, Instant, Point};
 
-/// Something that people want to see.
+/// An event to show.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// The demo begins.
+    /// The demo has started.
     Begins { nodes: u8, seconds: u64, seed: u64, dir: String },
-    /// A process has its node running.
+    /// A process has started its node.
     Started { life: u32 },
-    /// It leads.
+    /// The process has become leader.
     Leads { term: u64 },
-    /// It leads no more, and lives.
+    /// The process is no longer leader, and still running.
     LeadsNoMore { term: u64 },
-    /// `kill -9` for the leader.
+    /// The leader was killed.
     LeaderKilled { term: u64 },
-    /// `kill -9` for a process with a worker that holds the lock.
+    /// A process with a lock holder was killed.
     HolderKilled { op: String, token: Fence, point: Point },
     /// The first increment since the kill.
     Recovered { after_ms: u64 },
-    /// A process with a worker that holds the lock is stopped.
+    /// A process with a lock holder was suspended.
     HolderStopped { op: String, token: Fence },
-    /// Meanwhile the ledger has accepted a later holder's write.
+    /// Meanwhile the ledger has accepted a write of a later holder.
     Overtaken { token: Fence },
-    /// The stopped process goes on, and does not know.
+    /// The suspended process was resumed.
     Resumed { after_ms: u64 },
-    /// The ledger refuses a write.
+    /// The ledger has rejected a write.
     LedgerRefused { op: String, token: Fence, highest: Fence },
-    /// The store refuses a write.
+    /// The store has rejected a write.
     StoreRefused { op: String },
-    /// An increment ended without an answer.
+    /// An increment has ended with an unknown outcome.
     Unknown { op: String, why: String },
-    /// A worker lost its lock, or did not get it.
+    /// A worker has lost the lock or failed to acquire it.
     Lost { worker: String, why: String },
-    /// The workers are told to rest.
+    /// The workers were ordered to rest.
     Resting,
     /// A member has read its store.
     Read { increments: u64, count: u64 },
 }
 
-/// How an event is coloured.
+/// Color of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tone {
     Plain,
@@ -59,7 +58,7 @@ enum Tone {
 }
 
 impl Tone {
-    /// The sequence that switches a terminal to it.
+    /// Returns the terminal's control sequence.
     fn code(self) -> &'static str {
         match self {
             Tone::Plain => "",
@@ -95,49 +94,49 @@ impl Event {
                 format!("{nodes} processes, {seconds} s of work, seed {seed}, in {dir}")
             }
             Event::Started { life: 1 } => "runs".to_owned(),
-            Event::Started { life } => format!("runs again (life {life})"),
-            Event::Leads { term } => format!("leads (term {term})"),
-            Event::LeadsNoMore { term } => format!("leads no more (term {term})"),
+            Event::Started { life } => format!("restarted (incarnation {life})"),
+            Event::Leads { term } => format!("became leader (term {term})"),
+            Event::LeadsNoMore { term } => format!("lost leadership (term {term})"),
             Event::LeaderKilled { term } => format!("kill -9: the leader of term {term}"),
             Event::HolderKilled { op, token, point } => {
-                format!("kill -9: it holds the lock (token {token}) for increment {op}, {point}")
+                format!("kill -9: the lock holder (token {token}), at increment {op}, {point}")
             }
             Event::Recovered { after_ms } => {
-                format!("first increment made since then, after {after_ms} ms")
+                format!("first increment since the kill, after {after_ms} ms")
             }
             Event::HolderStopped { op, token } => {
-                format!("stopped: it holds the lock (token {token}) for increment {op}")
+                format!("paused: the lock holder (token {token}), at increment {op}")
             }
             Event::Overtaken { token } => {
-                format!("its lease has ended: the ledger has token {token} of another holder")
+                format!("its lease has expired: the ledger has token {token} of another holder")
             }
             Event::Resumed { after_ms } => {
-                format!("goes on after {after_ms} ms, and tries its late writes")
+                format!("resumed after {after_ms} ms, attempts its late writes")
             }
             Event::LedgerRefused { op, token, highest } => {
-                format!("the ledger refuses {op}: token {token} is lower than {highest}")
+                format!("the ledger rejected {op}: token {token} is lower than {highest}")
             }
             Event::StoreRefused { op } => {
-                format!("the store refuses {op}: the lock is not held any more")
+                format!("the store rejected {op}: the lock is no longer held")
             }
-            Event::Unknown { op, why } => format!("no telling whether {op} was made: {why}"),
+            Event::Unknown { op, why } => format!("unknown whether {op} was applied: {why}"),
             Event::Lost { worker, why } => format!("{worker}: {why}"),
-            Event::Resting => "all is healed, the workers rest".to_owned(),
+            Event::Resting => "all faults are healed, the workers have stopped".to_owned(),
             Event::Read { increments, count } => {
-                format!("has read {increments} increments, the counter is {count}")
+                format!("read {increments} increments, the counter is {count}")
             }
         }
     }
 }
 
-/// The figures of a run.
+/// Statistics of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Figures {
-    /// From the first process's running to the workers' rest, in seconds.
+    /// Time from the start of the work until the workers rest, in seconds.
     pub(crate) worked_s: f64,
     pub(crate) acknowledged: u64,
     pub(crate) increments_per_s: f64,
-    /// How often the lock was granted to another worker than the last time.
+    /// Number of times that the lock was granted to another worker than before.
     pub(crate) handoffs: u64,
     pub(crate) handoffs_per_s: f64,
     pub(crate) elections: u64,
@@ -147,13 +146,13 @@ pub(crate) struct Figures {
     pub(crate) refused_by_ledger: u64,
     pub(crate) refused_by_store: u64,
     pub(crate) unknown: u64,
-    /// Increments that were tried again because there was no telling whether they had been made.
+    /// Increments that were retried after an unknown outcome.
     pub(crate) tried_again: u64,
-    /// From the kill of a leader to the acknowledgement of the next increment begun after it.
+    /// Time from the kill of a leader to the acknowledgement of the next increment that started after it.
     pub(crate) recovery_ms: Option<Spread>,
 }
 
-/// The least, the middle and the most.
+/// Minimum, median and maximum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Spread {
     pub(crate) min: u64,
@@ -162,7 +161,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// In milliseconds; `None` of nothing.
+    /// In milliseconds; `None` for an empty list.
     pub(crate) fn of(durations: &[Duration]) -> Option<Self> {
         let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
         all.sort_unstable();
@@ -172,12 +171,12 @@ impl Spread {
     }
 }
 
-/// A duration as events show it.
+/// Converts a duration to milliseconds.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The last thing a machine reads.
+/// The last JSON object.
 #[derive(Serialize)]
 struct Verdict<'a> {
     at: f64,
@@ -188,7 +187,7 @@ struct Verdict<'a> {
     figures: &'a Figures,
 }
 
-/// See the module.
+/// Prints events, progress and the verdict.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     json: bool,
@@ -198,24 +197,24 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// Begins to count. `length` is what the progress bar goes to.
+    /// Starts the clock. `length` is the end of the progress bar.
     pub(crate) fn begin(json: bool, length: Duration) -> Self {
         let terminal = io::stdout().is_terminal();
         let colourless = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        // The bar draws on standard error, and nothing if that is no terminal.
+        // The bar draws on standard error, and only if that is a terminal.
         let bar = if json || !terminal {
             ProgressBar::hidden()
         } else {
             let look = if colourless { "[{bar:30}]" } else { "[{bar:30.green}]" };
             let style = ProgressStyle::with_template(&format!("  {look} {{msg}}"))
-                .expect("the template is one")
+                .expect("the template is valid")
                 .progress_chars("=> ");
             ProgressBar::new(ms(length)).with_style(style)
         };
         Self { json, colour: !json && terminal && !colourless, bar, began: Instant::now() }
     }
 
-    /// Shows an event, of a member or of all.
+    /// Shows an event of one member, or of the whole demo.
     pub(crate) fn tell(&self, member: Option<&str>, event: &Event) -> io::Result<()> {
         let at = Instant::now().since(self.began);
         if self.json {
@@ -234,18 +233,18 @@ impl Timeline {
         self.print(&format!("{at}  {who:<3} {}\n", self.paint(event.tone(), &sentence)))
     }
 
-    /// Moves the progress bar.
+    /// Updates the progress bar.
     pub(crate) fn progress(&self, worked: Duration, message: String) {
         self.bar.set_position(ms(worked));
         self.bar.set_message(message);
     }
 
-    /// Takes the progress bar away.
+    /// Removes the progress bar.
     pub(crate) fn end_progress(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Shows what it all came to.
+    /// Shows the verdict and the statistics.
     pub(crate) fn verdict(&self, seed: u64, claims: &[Claim], figures: &Figures) -> io::Result<()> {
         self.end_progress();
         let proven = !claims.iter().any(Claim::is_disproven);
@@ -281,15 +280,15 @@ impl Timeline {
         text += &match proven {
             true => format!("\n{}\n", self.paint(Tone::Good, "Nothing was lost.")),
             false => format!(
-                "\n{} The same schedule of faults: bowline demo --seed {seed}; with --keep, the \
-                 members' data, their logs and the ledger stay.\n",
-                self.paint(Tone::Bad, "Something is wrong.")
+                "\n{} To repeat the schedule of faults: bowline demo --seed {seed}; with --keep, the members' data \
+                 and logs and the ledger are kept.\n",
+                self.paint(Tone::Bad, "At least one claim is disproven.")
             ),
         };
         self.print(&text)
     }
 
-    /// Says where the files are.
+    /// Shows where the kept files are.
     pub(crate) fn kept(&self, dir: &std::path::Path) -> io::Result<()> {
         if self.json {
             return Ok(());
@@ -332,13 +331,13 @@ impl Figures {
             ("elections", self.elections.to_string()),
             ("leaders killed", self.leader_kills.to_string()),
             ("holders killed", self.holder_kills.to_string()),
-            ("holders stopped beyond their lease", self.holders_stopped.to_string()),
+            ("holders paused beyond their lease", self.holders_stopped.to_string()),
             (
-                "refused by the ledger / by the store",
+                "rejected by the ledger / by the store",
                 format!("{} / {}", self.refused_by_ledger, self.refused_by_store),
             ),
             (
-                "tried again / in the end without an answer",
+                "retried / with unknown outcome in the end",
                 format!("{} / {}", self.tried_again, self.unknown),
             ),
             ("leader kill to next increment", format!("{recovery} (min / median / max)")),

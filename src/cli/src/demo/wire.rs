@@ -1,6 +1,6 @@
-//! What the demo's parent and its processes say to each other, a JSON object a line: orders go down a
-//! process's standard input, reports come up its standard output. The end of the input is the order to
-//! end, so that no process outlives its parent.
+//! Messages between the demo's parent and its processes, one JSON object per line: orders on a process's standard
+//! input, reports on its standard output. The end of its input orders a process to end, so that none outlives the
+//! parent.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,26 +8,26 @@ use std::time::Duration;
 use bowline::Token;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A moment on the clock that all processes of a machine share.
+/// A time on the clock that all processes of a machine share.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Instant(Duration);
 
 impl Instant {
-    /// The present moment. std's `Instant` is the same clock, but cannot be told to another process.
+    /// Returns the current time. std's `Instant` uses the same clock, but cannot be sent to another process.
     pub(crate) fn now() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         Self(Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0)))
     }
 
-    /// How long this is after `earlier`; zero if it is not.
+    /// Returns the time since `earlier`, or zero if it is later.
     pub(crate) fn since(self, earlier: Instant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// The name of one increment, unique over all processes and their lives: `n2.1.w1.17` is the 17th
-/// attempt of the first worker of `n2` in its first life.
+/// Name of an increment, unique over all processes and incarnations: `n2.1.w1.17` is the 17th attempt of the first
+/// worker of `n2` in its first incarnation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct OpId(pub(crate) String);
 
@@ -43,7 +43,7 @@ impl std::fmt::Display for OpId {
     }
 }
 
-/// The name of one worker in one life of its process.
+/// Name of a worker in one incarnation of its process.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Worker(pub(crate) String);
 
@@ -53,7 +53,7 @@ impl Worker {
     }
 }
 
-/// A fencing token as a ledger keeps it: written down and read again.
+/// A fencing token that can be serialized.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Fence(pub(crate) Token);
 
@@ -76,29 +76,29 @@ impl<'de> Deserialize<'de> for Fence {
     }
 }
 
-/// What a process is told.
+/// An order to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub(crate) enum Order {
-    /// The first: who to be.
+    /// The first order, with the process's parameters.
     Start(Part),
-    /// Whoever of this process is granted the lock next: say so at this point, and stay there.
+    /// The next worker that gets the lock must report it at this point, and pause there.
     Linger { at: Point },
-    /// Whoever lingers: go on. If nobody does yet, nobody need.
+    /// The paused worker continues. Also cancels a pause that has not happened yet.
     GoOn,
-    /// Workers: finish what you are at.
+    /// The workers finish their current increment and stop.
     Rest,
-    /// Read the store, linearizably, and say what is in it.
+    /// Read the store at a linearizable revision, and report its contents.
     Read,
 }
 
-/// A point of an increment, with the lock held and the counter read.
+/// A point within an increment, with the lock held and the counter read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Point {
     /// Before anything is written.
     BeforeLedger,
-    /// After the ledger has accepted it, before the store is asked.
+    /// After the ledger was written, before the store.
     BeforeStore,
 }
 
@@ -111,94 +111,91 @@ impl std::fmt::Display for Point {
     }
 }
 
-/// The part that a process plays.
+/// Parameters of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
-    /// Which member it is.
+    /// Name of the member.
     pub(crate) member: String,
-    /// How often it has been started, this time included.
+    /// Number of starts, including this one.
     pub(crate) life: u32,
-    /// All members with their addresses.
+    /// Names and addresses of all members.
     pub(crate) members: Vec<(String, String)>,
-    /// Its data directory.
     pub(crate) data: PathBuf,
-    /// Where the ledger listens.
+    /// Address of the ledger.
     pub(crate) ledger: String,
-    /// How many workers it has.
+    /// Number of workers.
     pub(crate) workers: u32,
 }
 
-/// What a process has to say.
+/// A report from a process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub(crate) enum Report {
-    /// Its node runs.
+    /// The node is running.
     Started,
-    /// Its node did not start, or has stopped by itself, or the ledger is gone.
+    /// The node did not start or has stopped by itself, or the ledger is gone.
     Failed { why: String },
-    /// Its node leads, from now on.
+    /// The node has become leader.
     Leads { term: u64 },
-    /// Its node leads no more.
+    /// The node is no longer leader.
     LeadsNoMore { term: u64 },
     /// A worker holds the lock.
     Granted { worker: Worker, op: OpId, token: Fence },
-    /// A worker holds the lock and was told to stay: its writes wait for [`Order::GoOn`].
+    /// A worker holds the lock and pauses until [`Order::GoOn`].
     Lingers { op: OpId, token: Fence },
-    /// The ledger refused, because of a later holder.
+    /// The ledger has rejected a write because of a later holder.
     LedgerRefused { op: OpId, token: Fence, highest: Fence },
-    /// The store carried the increment out, and made the counter `count`. Of earlier tries there was no
-    /// telling.
+    /// The store has applied the increment, with the counter `count`. Earlier attempts had unknown outcomes.
     Acknowledged { op: OpId, count: u64, began: Instant, tries: u32 },
-    /// The store refused, because the lock was lost: nothing was changed, unless there is a doubt about
-    /// an earlier try.
+    /// The store has rejected the increment because the lock was lost. Nothing was changed, unless an earlier attempt
+    /// had an unknown outcome.
     StoreRefused { op: OpId, doubt: bool },
-    /// No telling whether the store carried it out.
+    /// The outcome is unknown.
     Unknown { op: OpId, why: String },
-    /// A worker has lost, or did not get, its lock: a sentence.
+    /// A worker has lost the lock or failed to acquire it.
     Lost { worker: Worker, why: String },
     /// All workers rest.
     Resting,
-    /// Part of what is in the store.
+    /// A part of the store's contents.
     Rows { rows: Vec<Row> },
-    /// The rest of it.
+    /// The rest of the store's contents.
     Store { count: u64, in_line: Vec<String> },
 }
 
-/// An increment as the store has it.
+/// An increment in the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// Which.
     pub(crate) op: OpId,
-    /// What it made of the counter.
+    /// Value of the counter that it wrote.
     pub(crate) count: u64,
-    /// The fencing token that it was made under.
+    /// Its fencing token.
     pub(crate) token: Fence,
-    /// The revision that it took.
+    /// Its revision.
     pub(crate) revision: u64,
-    /// How often its key was put.
+    /// Number of puts of its key.
     pub(crate) version: u64,
 }
 
-/// What a worker wants the ledger to keep.
+/// A worker's request to the ledger.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Append {
     pub(crate) op: OpId,
     pub(crate) token: Fence,
 }
 
-/// What the ledger says to that.
+/// The ledger's response.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub(crate) enum Ruling {
-    /// It is written down.
+    /// The request is recorded and accepted.
     Accepted,
     /// A higher token was seen before.
     Refused { highest: Fence },
 }
 
-/// One line, ready to be sent.
+/// Encodes a message as a line.
 pub(crate) fn line<T: Serialize>(message: &T) -> String {
-    let mut line = serde_json::to_string(message).expect("plain values become JSON");
+    let mut line = serde_json::to_string(message).expect("plain values can be serialized");
     line.push('\n');
     line
 }

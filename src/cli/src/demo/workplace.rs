@@ -1,5 +1,4 @@
-//! The directory that a demo works in: made at the start, removed at the end, and nothing removed that
-//! was not made.
+//! The directory of a demo: created at the start, removed at the end. Only files created by the demo are removed.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -7,17 +6,17 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// See the module. Removes itself when it is dropped, unless told to stay.
+/// A directory that is removed on drop, unless it is to be kept.
 #[derive(Debug)]
 pub(crate) struct Workplace {
     dir: PathBuf,
-    /// The uppermost directory that was made, if any was.
+    /// Topmost directory that was created, if any.
     made: Option<PathBuf>,
     keep: bool,
 }
 
 impl Workplace {
-    /// Uses `dir`, which must be empty or absent; without one, a fresh directory for temporary files.
+    /// Uses `dir`, which must be empty or missing; without it, a new directory for temporary files.
     pub(crate) fn make(dir: Option<&Path>, keep: bool) -> io::Result<Self> {
         match dir {
             Some(dir) => Self::given(dir, keep),
@@ -30,7 +29,7 @@ impl Workplace {
         match fs::read_dir(&dir) {
             Ok(mut entries) => match entries.next() {
                 None => Ok(Self { dir, made: None, keep }),
-                Some(_) => Err(io::Error::other("it is not empty")),
+                Some(_) => Err(io::Error::other("the directory is not empty")),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let absent = dir.ancestors().take_while(|path| !path.exists()).last();
@@ -52,25 +51,24 @@ impl Workplace {
                 Err(error) => return Err(error),
             }
         }
-        unreachable!("four thousand million directories of one name")
+        unreachable!("all directory names are taken")
     }
 
-    /// Where it is.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The file of the ledger.
+    /// Returns the path of the ledger's file.
     pub(crate) fn ledger(&self) -> PathBuf {
         self.dir.join("ledger.jsonl")
     }
 
-    /// The data directory of a member.
+    /// Returns the data directory of a member.
     pub(crate) fn data(&self, member: &str) -> PathBuf {
         self.dir.join(member)
     }
 
-    /// What a member's process wrote on standard error.
+    /// Returns the file with the standard error of a member's process.
     pub(crate) fn log(&self, member: &str) -> PathBuf {
         self.dir.join(format!("{member}.log"))
     }
@@ -81,13 +79,13 @@ impl Drop for Workplace {
         if self.keep {
             return;
         }
-        // It was empty when the demo came, so all that is in it was made here.
+        // The directory was empty at the start, so everything in it was created here.
         let removed = match &self.made {
             Some(made) => fs::remove_dir_all(made),
             None => clear(&self.dir),
         };
         if let Err(error) = removed {
-            crate::complain(&format_args!("{} is left behind: {error}", self.dir.display()));
+            crate::complain(&format_args!("cannot delete {}: {error}", self.dir.display()));
         }
     }
 }
@@ -104,13 +102,13 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The lowest port that is looked at. Below those that systems hand out for outgoing connections: an
-/// address that a killed member left must not be taken by somebody's connection before it is back.
+/// Lowest port to try. Below the range for outgoing connections, so that no connection takes the port of a killed
+/// member before it is back.
 const PORT_MIN: u16 = 20_000;
-/// How many ports are looked at.
+/// Number of ports to try.
 const PORTS: u32 = 12_000;
 
-/// So many addresses on loopback that nobody listens at. `start` spreads demos that run side by side.
+/// Returns unused addresses on loopback. `start` distributes the ports of concurrent demos.
 pub(crate) fn free_addresses(many: usize, start: u32) -> io::Result<Vec<String>> {
     let mut held = Vec::new();
     for step in 0..PORTS {
@@ -159,7 +157,7 @@ mod tests {
         let outer = Workplace::make(None, false).unwrap();
         fs::write(outer.ledger(), "mine").unwrap();
         let error = Workplace::make(Some(outer.dir()), false).unwrap_err();
-        assert_eq!(error.to_string(), "it is not empty");
+        assert_eq!(error.to_string(), "the directory is not empty");
         assert!(outer.ledger().exists());
     }
 

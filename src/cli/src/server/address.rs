@@ -1,4 +1,4 @@
-//! The path of an HTTP request, in the form that is compared with the paths that are served.
+//! Normalizes the path of an HTTP request, so that it can be compared with the served paths.
 
 use http::header::LOCATION;
 use http::{HeaderValue, Response, StatusCode, Uri};
@@ -9,9 +9,9 @@ use super::http_side;
 /// Replaces the path by its decoded form. `/%76%33/kv/range` and `/v3/kv/range` are the same path.
 ///
 /// # Errors
-/// The answer to send instead, as etcd does: a redirect to the cleaned path if the path has `//`, `.` or `..`, 400 if its
-/// encoding is invalid, 404 if no served path has such characters.
-#[expect(clippy::result_large_err, reason = "made at most once a request, and sent")]
+/// Returns the response to send instead, as etcd does: a redirect to the clean path if the path has `//`, `.` or `..`;
+/// 400 if its encoding is invalid; 404 if it has characters that no served path has.
+#[expect(clippy::result_large_err, reason = "created at most once per request, and sent")]
 pub(super) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     let path = uri.path();
     if let Some(clean) = cleaned(path) {
@@ -23,7 +23,7 @@ pub(super) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     let Some(decoded) = decoded(path) else {
         return Err(http_side::bad_request("malformed percent-encoding in the path"));
     };
-    // Served paths have no other characters. A decoded `?` would begin a query.
+    // Served paths have no other characters. A decoded `?` would start a query.
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(byte);
     if !decoded.iter().all(is_plain) {
         return Err(http_side::not_found());

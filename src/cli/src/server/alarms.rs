@@ -1,5 +1,5 @@
-//! Alarms in the protocol's terms: those that somebody has raised, for the whole cluster, and beside them what is so by itself
-//! at this member. The first the state machine knows and enforces; the second forbid nothing here, and end by themselves.
+//! Alarms in the protocol's terms. Raised alarms belong to the whole cluster, and the state machine enforces them. In
+//! addition, a member reports its own problems as alarms; these reject nothing and clear by themselves.
 
 use bowline::{
     NodeId,
@@ -9,14 +9,14 @@ use bowline::{
 use super::member::Member;
 use crate::generated::etcdserverpb as pb;
 
-/// The alarms that stand, as this member knows them: first those that were raised, by member, then what is so here.
+/// Returns the active alarms as this member knows them: first the raised ones, by member, then this member's own.
 pub(super) fn standing(member: &Member) -> Vec<pb::AlarmMember> {
     let raised = member.client().alarms();
     let own = own(member).into_iter().filter(|alarm| !raised.contains(alarm));
     raised.iter().copied().chain(own).map(said).collect()
 }
 
-/// What is wrong with this member. Nobody raises it: it is so, or it is not.
+/// Returns this member's own alarms. They are computed from its health, not raised.
 fn own(member: &Member) -> Vec<Alarm> {
     let health = member.node().health();
     let full = health.disk_full || member.no_space().is_raised(member.state_bytes());
@@ -25,8 +25,8 @@ fn own(member: &Member) -> Vec<Alarm> {
     are.map(|(kind, _)| Alarm { member: Some(member.id()), kind }).collect()
 }
 
-/// Why a member is not well, if it is for an alarm: one that was raised for the cluster, or what is so here and keeps it
-/// from serving.
+/// Returns whether a member is unhealthy because of this kind of alarm: one that was raised for the cluster, or a local
+/// problem that keeps it from serving.
 pub(super) fn ails(member: &Member, kind: AlarmKind) -> bool {
     let health = member.node().health();
     let is_so = match kind {
@@ -36,7 +36,7 @@ pub(super) fn ails(member: &Member, kind: AlarmKind) -> bool {
     is_so || member.client().alarms().stands(kind)
 }
 
-/// Ends what is so at this member, as far as it is meant and can be ended: that something was refused for the quota.
+/// Clears this member's own alarm that the quota has rejected a request, if the change selects it.
 pub(super) fn end_own(member: &Member, change: &AlarmChange) -> Option<pb::AlarmMember> {
     let alarm = Alarm { member: Some(member.id()), kind: AlarmKind::NoSpace };
     let is_meant = match change {
@@ -51,7 +51,7 @@ pub(super) fn end_own(member: &Member, change: &AlarmChange) -> Option<pb::Alarm
 }
 
 impl pb::AlarmMember {
-    /// As etcd writes it for people, whose Go leaves a zero out.
+    /// Formats the alarm for people as etcd does; Go omits a zero member id.
     pub(crate) fn in_words(&self) -> String {
         let member = match self.member_id {
             0 => String::new(),
@@ -61,7 +61,8 @@ impl pb::AlarmMember {
     }
 }
 
-/// What a request to end alarms means. One that names no kind means all of them; here, not in etcd, where it ends none.
+/// Converts a request to disarm alarms. Unlike in etcd, a request without a kind selects all kinds; in etcd it selects
+/// none.
 pub(super) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
     match (NodeId::new(member_id), kind) {
         (member, Some(kind)) => AlarmChange::End(Alarm { member, kind }),
@@ -70,7 +71,7 @@ pub(super) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
     }
 }
 
-/// A kind, if one is named.
+/// Converts an alarm type; `NONE` becomes `None`.
 pub(super) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
     match alarm {
         pb::AlarmType::None => None,
@@ -79,7 +80,7 @@ pub(super) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
     }
 }
 
-/// An alarm, as it is said.
+/// Converts an alarm to the protocol.
 pub(super) fn said(alarm: Alarm) -> pb::AlarmMember {
     let kind = match alarm.kind {
         AlarmKind::NoSpace => pb::AlarmType::Nospace,

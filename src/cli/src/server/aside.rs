@@ -1,11 +1,13 @@
-//! Work that may take long without waiting for anything: ranges over many keys, and large messages. There are as many
-//! threads as processors, and who asks for such things again and again would have them all: renewals of leases and questions
-//! about health would wait. Here another thread goes on with what else this one has to do.
+//! Limits CPU-heavy work, so that it cannot starve the runtime: ranges over many keys, and large messages. The runtime
+//! has one worker thread per core. A client that keeps requesting such work would occupy all of them, and lease
+//! renewals and health checks would have to wait. `block_in_place` lets another thread take over this thread's other
+//! tasks.
 //!
-//! As many at a time as there are processors, or it would be hundreds of threads that have them all. Who comes later waits
-//! for its turn, behind no more of another connection's than can have theirs at a time.
+//! At most one piece of heavy work per core runs at a time, because otherwise hundreds of threads would compete for the
+//! cores. Later work waits for a permit, and each connection has its own limit as well, so that it cannot delay other
+//! connections by more than that.
 //!
-//! That costs some microseconds, and so is not for what is nearly always short.
+//! This costs a few microseconds, so it is not used for work that is nearly always short.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -18,33 +20,33 @@ use tokio::task::block_in_place;
 use tonic::body::Body;
 use tonic::{Request, Status};
 
-/// From how many bytes on a message is large.
+/// Size from which a message counts as large.
 pub(super) const LARGE_BYTES: usize = 1 << 20;
 
-/// From how many bytes on it is aside that JSON is read and written, which takes longer by far.
+/// Size from which JSON, which is slower to encode and decode, counts as large.
 pub(super) const LARGE_JSON_BYTES: usize = 64 << 10;
 
-/// What an answer carries whose message is large.
+/// Marks a response with a large message.
 #[derive(Clone, Copy)]
 pub(super) struct Large;
 
-/// The turns of one connection, and those of all.
+/// The permits of one connection, and those of all connections.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
-    /// How many there are, of each.
+    /// Number of permits in each semaphore.
     count: usize,
 }
 
-/// A turn, until it is dropped.
+/// A permit, held until dropped.
 struct Turn {
     _own: OwnedSemaphorePermit,
     _all: OwnedSemaphorePermit,
 }
 
 impl Turns {
-    /// As many as there are processors.
+    /// Returns one permit per core.
     pub(super) fn new() -> Self {
         Self::of(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -54,25 +56,26 @@ impl Turns {
         Self { own: turns(), all: turns(), count }
     }
 
-    /// The same for another connection.
+    /// Returns permits for another connection, sharing the global ones.
     pub(super) fn of_another(&self) -> Self {
         let (all, count) = (Arc::clone(&self.all), self.count);
         Self { own: Arc::new(Semaphore::new(count)), all, count }
     }
 
-    /// Those of the connection that a request has come by.
+    /// Returns the permits of the connection on which a request arrived.
     pub(super) fn in_request<T>(request: &Request<T>) -> Self {
         request.extensions().get().cloned().unwrap_or_else(Self::new)
     }
 
     async fn take(self) -> Option<Turn> {
-        // Nobody closes them.
+        // The semaphores are never closed.
         let own = self.own.acquire_owned().await.ok()?;
         let all = self.all.acquire_owned().await.ok()?;
         Some(Turn { _own: own, _all: all })
     }
 
-    /// A future, aside where its steps may take long, in a turn for each of them: none is kept while it waits.
+    /// Runs a future. If `is_long`, each poll runs under a permit in `block_in_place`; no permit is held while the
+    /// future is pending.
     pub(super) async fn aside<F: Future>(&self, is_long: bool, future: F) -> F::Output {
         let (mut future, mut next) = (pin!(future), Next::new(self));
         std::future::poll_fn(|context| match is_long {
@@ -86,7 +89,7 @@ impl Turns {
     }
 }
 
-/// Waits for a turn, and then for the next.
+/// Waits for one permit per poll.
 struct Next {
     turns: Turns,
     asked: Option<Pin<Box<dyn Future<Output = Option<Turn>> + Send>>>,
@@ -106,12 +109,13 @@ impl Next {
     }
 }
 
-/// What takes long if it is about so many bytes of JSON, of a stream, which has one at a time.
+/// Runs work on JSON of the given size, in `block_in_place` if it is large. For streams, which process one message at a
+/// time.
 pub(super) fn json_aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes >= LARGE_JSON_BYTES { block_in_place(work) } else { work() }
 }
 
-/// A body whose messages are made aside.
+/// A body whose messages are encoded under a permit.
 pub(super) struct Aside {
     body: Body,
     next: Next,
@@ -157,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// A body that holds its thread until it is told to end.
+    /// A body that blocks its thread until it is notified.
     struct Holds(Receiver<()>);
 
     impl HttpBody for Holds {
@@ -169,11 +173,11 @@ mod tests {
             _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
             let told = self.0.recv_timeout(Duration::from_secs(20));
-            Poll::Ready(told.err().map(|_| Err(Status::internal("nobody else had a turn"))))
+            Poll::Ready(told.err().map(|_| Err(Status::internal("no other task ran"))))
         }
     }
 
-    /// What holds the only thread until another task has had its turn.
+    /// Runs a future that blocks the only worker thread until another task has run.
     fn beside(
         holds: impl Future<Output = Result<(), Status>> + Send + 'static,
         says: impl Fn() + Send + 'static,
@@ -193,7 +197,7 @@ mod tests {
         let (says, told) = channel();
         let holds = async move {
             let told = told.recv_timeout(Duration::from_secs(20));
-            told.map_err(|_| Status::internal("nobody else had a turn"))
+            told.map_err(|_| Status::internal("no other task ran"))
         };
         beside(async { Turns::new().aside(true, holds).await }, move || says.send(()).unwrap());
         let (says, told) = channel();
@@ -201,7 +205,7 @@ mod tests {
         beside(async move { body.collect().await.map(drop) }, move || says.send(()).unwrap());
     }
 
-    /// The most that there were at a time, of some that have their turn by these.
+    /// Returns the maximum number of tasks that ran concurrently under these permits.
     fn most_of(turns: Vec<Turns>) -> usize {
         let most = Arc::new(Mutex::new((0, 0)));
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
@@ -220,7 +224,7 @@ mod tests {
                         most.lock().unwrap().0 -= 1;
                     };
                     turns.aside(true, async { (works.await, rests.await) }).await;
-                    // It waits for something, and has another step then.
+                    // The future waits once, so that it needs a second permit.
                     turns.aside(true, tokio::time::sleep(Duration::from_millis(5))).await;
                 });
             }
@@ -237,7 +241,7 @@ mod tests {
         }
     }
 
-    /// However many wait on another connection.
+    /// Even if many requests wait on another connection.
     #[test]
     fn who_comes_by_another_connection_is_the_next() {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
@@ -253,7 +257,7 @@ mod tests {
             });
             let begun = Instant::now();
             let has_taken = |turns: &Semaphore| {
-                assert!(begun.elapsed() < Duration::from_secs(20), "nobody takes a turn");
+                assert!(begun.elapsed() < Duration::from_secs(20), "no task runs");
                 turns.available_permits() == 0
             };
             while !has_taken(&turns.all) {
@@ -274,6 +278,6 @@ mod tests {
             all.join_all().await;
         });
         let at = done.lock().unwrap().iter().position(|who| *who == "other").unwrap();
-        assert!(at <= 1, "behind {at} of the others");
+        assert!(at <= 1, "after {at} of the others");
     }
 }

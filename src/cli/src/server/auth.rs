@@ -1,4 +1,4 @@
-//! `etcdserverpb.Auth`: users, roles, and logins. Who may change them is judged where the change is applied.
+//! `etcdserverpb.Auth`: users, roles and logins. Permission for changes is checked when the change is applied.
 
 use std::sync::Arc;
 
@@ -16,10 +16,9 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::auth_server::Auth;
 use authpb::permission::Type;
 
-/// How long the key is that tokens are signed with, in bytes.
+/// Length of the key that signs tokens, in bytes.
 const KEY_BYTES: usize = 32;
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct AuthService(pub(super) Arc<Member>);
 
@@ -37,8 +36,8 @@ impl AuthService {
         Ok(self.0.header(revision))
     }
 
-    /// Users and roles, for whoever may see them by this very table: the one that the head was judged by may be older,
-    /// and its token have ended since.
+    /// Returns users and roles, if the caller may see them according to this very table. The table that the request's
+    /// headers were checked against may be older, and the token may have expired since.
     async fn table(
         &self,
         who: &Identity,
@@ -61,8 +60,8 @@ impl AuthService {
         Ok((header, self.0.client().access()))
     }
 
-    /// The hash to be kept of what a request says about a password. Nothing is the hash of none: as in etcd, whose
-    /// password is empty does not get in by one.
+    /// Returns the hash to store for a password in a request. As in etcd, an empty password gets an empty hash, with
+    /// which no login succeeds.
     async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
         if !hashed.is_empty() {
             let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
@@ -80,7 +79,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     BASE64_STANDARD.decode(text).ok()
 }
 
-/// A permission of one key has no end.
+/// Converts a grant. A permission for a single key has no end.
 fn permission(grant: &AccessGrant) -> authpb::Permission {
     let perm_type = match grant.rights {
         Rights::Read => Type::Read,
@@ -95,7 +94,7 @@ fn permission(grant: &AccessGrant) -> authpb::Permission {
     authpb::Permission { perm_type: perm_type.into(), key: grant.range.start().to_vec(), range_end }
 }
 
-/// What the role `root` opens.
+/// The permission of the role `root`.
 fn everything() -> authpb::Permission {
     let perm_type = Type::Readwrite.into();
     authpb::Permission { perm_type, key: Vec::new(), range_end: vec![0] }
@@ -112,8 +111,9 @@ impl Auth for AuthService {
         request: Request<pb::AuthEnableRequest>,
     ) -> Result<Response<pb::AuthEnableResponse>, Status> {
         let mut key = vec![0; KEY_BYTES];
-        ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut key)
-            .map_err(|_| Status::internal("bowline: the machine gives no random numbers"))?;
+        ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut key).map_err(
+            |_| Status::internal("bowline: the operating system provides no random numbers"),
+        )?;
         let change = AccessChange::Enable { secret: Secret::new(key) };
         let header = self.change(&Identity::in_request(&request), change).await?;
         Ok(Response::new(pb::AuthEnableResponse { header }))
@@ -149,7 +149,8 @@ impl Auth for AuthService {
         if !self.0.passwords().is_right(password, hash.as_ref()).await? {
             return Err(Reason::AuthFailed.into());
         }
-        // By the table that the password was right for: if it is another one by now, so is the token's user.
+        // Made from the table against which the password was checked. If the table has changed since, the token is
+        // rejected together with its user.
         let token = self.0.tokens().make(&name, &access)?;
         Ok(Response::new(pb::AuthenticateResponse { header, token }))
     }
@@ -167,7 +168,7 @@ impl Auth for AuthService {
             true => None,
             false => Some(self.secret(password, &hashed_password).await?),
         };
-        // It may have taken its time.
+        // Hashing may have taken long.
         let who = self.0.again_root(&who)?;
         let header = self.change(&who, AccessChange::AddUser { user, password }).await?;
         Ok(Response::new(pb::AuthUserAddResponse { header }))
@@ -213,10 +214,10 @@ impl Auth for AuthService {
             request.into_inner();
         let who = self.0.again_root(&who)?;
         let password = self.secret(password, &hashed_password).await?;
-        // It may have taken its time.
+        // Hashing may have taken long.
         let who = self.0.again_root(&who)?;
-        // Who was made to have no password has none, as in etcd, and a certificate instead: by a table that is no older than
-        // the one that the change is stamped with.
+        // As in etcd, a user created without a password, who logs in by certificate, does not get one. This is decided
+        // from a table no older than the revision that the change is checked against.
         let ask = |client: UserClient| {
             let (user, password) = (user.clone(), password.clone());
             async move {
@@ -311,7 +312,7 @@ impl Auth for AuthService {
             Ok(Type::Readwrite) => Rights::ReadWrite,
             Err(_) => {
                 return Err(Status::invalid_argument(format!(
-                    "bowline: a permission of the unknown kind {}: grant READ (0), WRITE (1) or READWRITE (2)",
+                    "bowline: unknown permission type {}: use READ (0), WRITE (1) or READWRITE (2)",
                     perm.perm_type
                 )));
             }

@@ -1,4 +1,4 @@
-//! How many calls of each method there were, and how they ended: `grpc_server_*`, as servers of gRPC in Go count them.
+//! Counts calls by method and outcome: the metrics `grpc_server_*`, as gRPC servers in Go report them.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use super::gateway::methods;
 use super::traffic::Traffic;
 
-/// The codes of gRPC, by their numbers, in the words in which Go's servers count them.
+/// gRPC codes in numeric order, spelled as in Go's metrics.
 const CODES: [&str; 17] = [
     "OK",
     "Canceled",
@@ -37,23 +37,23 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-/// Bounds of the buckets of `grpc_server_handling_seconds`, in seconds: the default of Prometheus' client for Go.
+/// Bucket bounds of `grpc_server_handling_seconds`, in seconds: the defaults of Prometheus' Go client.
 pub(super) const SECONDS: [f64; 11] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// How long the version may be that a client says it speaks, and how many of each kind of call are told apart.
+/// Maximum length of a client's version, and maximum number of versions counted separately for each kind of call.
 const VERSION_BYTES_MAX: usize = 16;
 const CLIENTS_MAX: usize = 32;
 
-/// Who says nothing, or nothing that is a version, or comes after so many others.
+/// Label for clients without a valid version, and for versions beyond `CLIENTS_MAX`.
 const UNKNOWN: &str = "unknown";
 
-/// The counts of all methods, and of all that is asked.
+/// Counters of all methods and clients.
 pub(super) struct Calls {
-    /// By path. Methods that nobody has called are there too, with zeroes.
+    /// By path. Methods that were never called are included, with zeros.
     methods: BTreeMap<String, Arc<Method>>,
     traffic: Arc<Traffic>,
-    /// By whether it is a stream, and by the version that the client says it speaks.
+    /// For unary calls and for streams: number of calls by client version.
     clients: [Mutex<BTreeMap<String, u64>>; 2],
     healthy: AtomicU64,
     unhealthy: AtomicU64,
@@ -62,11 +62,11 @@ pub(super) struct Calls {
 /// Labels and counts.
 pub(super) type Samples = Vec<(String, u64)>;
 
-/// The counts of one method.
+/// Counters of one method.
 struct Method {
-    /// What tells it from the others, as labels.
+    /// Labels of the method.
     labels: String,
-    /// Whether there are streams in it, in either direction.
+    /// Whether requests or responses are streamed, and whether responses are.
     is_stream: bool,
     streams: bool,
     begun: AtomicU64,
@@ -74,7 +74,7 @@ struct Method {
     times: Times,
 }
 
-/// A histogram of the duration of calls. The last bucket counts those above the last bound.
+/// A histogram of the duration of calls. The last bucket counts durations above the last bound.
 #[derive(Default)]
 struct Times {
     buckets: [AtomicU64; SECONDS.len() + 1],
@@ -92,7 +92,7 @@ impl Times {
 
 /// Durations of the calls of one method.
 pub(super) struct MethodTimes<'a> {
-    /// The method, as labels.
+    /// Labels of the method.
     pub(super) labels: &'a str,
     /// Number of calls up to each bound; the last element counts all calls.
     pub(super) cumulative: [u64; SECONDS.len() + 1],
@@ -131,18 +131,18 @@ impl Calls {
         }
     }
 
-    /// The bytes of all calls.
+    /// Returns the byte counters of all calls.
     pub(super) fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
     }
 
-    /// Somebody has asked over plain HTTP how the member is, and heard this.
+    /// Counts a health check over plain HTTP and its result.
     pub(super) fn health_told(&self, is_healthy: bool) {
         let count = if is_healthy { &self.healthy } else { &self.unhealthy };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often somebody heard that it is healthy, and that it is not.
+    /// Returns the numbers of health checks that reported healthy and unhealthy.
     pub(super) fn health_counts(&self) -> (u64, u64) {
         (self.healthy.load(Ordering::Relaxed), self.unhealthy.load(Ordering::Relaxed))
     }
@@ -161,14 +161,14 @@ impl Calls {
         })
     }
 
-    /// A method is called; `None` if there is none at this path.
+    /// Counts the start of a call. Returns `None` if there is no method at this path.
     pub(super) fn begins(&self, path: &str) -> Option<Call> {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
         Some(Call(Some((Arc::clone(method), Instant::now()))))
     }
 
-    /// Somebody calls whose headers say what its client is.
+    /// Counts a call by the client version in its headers.
     pub(super) fn comes_from(&self, headers: &HeaderMap, call: Option<&Call>) {
         let is_version = |word: &&str| {
             word.len() <= VERSION_BYTES_MAX
@@ -186,7 +186,7 @@ impl Calls {
         *clients.entry(version.to_owned()).or_default() += 1;
     }
 
-    /// How many calls there were, by what clients say they are.
+    /// Returns the number of calls by client version and kind.
     pub(super) fn clients(&self) -> Samples {
         let of = |(clients, kind): (&Mutex<BTreeMap<String, u64>>, &str)| {
             let clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,15 +198,14 @@ impl Calls {
         self.clients.iter().zip(["unary", "stream"]).flat_map(of).collect()
     }
 
-    /// A call has ended before anything of it was read.
+    /// Counts a call that was rejected before its message was read.
     pub(super) fn refused(&self, path: &str, status: &Status) {
         if let Some(mut call) = self.begins(path) {
             call.ends(status.code());
         }
     }
 
-    /// The samples of both families: labels and counts, of calls that have begun and of calls that have ended. A code
-    /// with which no call has ended is left out, but for that of success.
+    /// Returns labels and counts of started and of completed calls. Codes without calls are omitted, except for OK.
     pub(super) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let begun =
@@ -221,7 +220,7 @@ impl Calls {
     }
 }
 
-/// A call that has begun, and when, until its end is counted. Dropped before that it was broken off.
+/// A started call, with its start time. Dropping it before its end is counted counts it as cancelled.
 pub(super) struct Call(Option<(Arc<Method>, Instant)>);
 
 impl Call {
@@ -240,7 +239,7 @@ impl Call {
         self.ends(Status::from_header_map(trailers).map_or(Code::Ok, |status| status.code()));
     }
 
-    /// Counts how it ends: now, or what streams when its last word is said.
+    /// Counts the outcome: of a unary call now, of a streaming call at the end of its body.
     pub(super) fn follow(mut self, response: Response<Body>) -> Response<Body> {
         match Status::from_header_map(response.headers()) {
             Some(status) => self.ends(status.code()),
@@ -259,7 +258,7 @@ impl Drop for Call {
     }
 }
 
-/// An answer that streams.
+/// A streaming response whose end is counted.
 struct Followed {
     body: Body,
     call: Call,

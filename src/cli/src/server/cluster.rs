@@ -1,4 +1,4 @@
-//! `etcdserverpb.Cluster`: who the members are, and changes of them.
+//! `etcdserverpb.Cluster`: lists and changes the members.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,12 +11,11 @@ use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::cluster_server::Cluster;
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct ClusterService(pub(super) Arc<Member>);
 
 impl ClusterService {
-    /// All members as this replica has them.
+    /// Returns all members as this replica knows them.
     fn members(&self) -> Vec<pb::Member> {
         let scheme = self.0.options().peer_scheme();
         let members = self.0.node().members();
@@ -30,7 +29,7 @@ impl ClusterService {
         members.collect()
     }
 
-    /// Refuses one more learner where `--max-learners` is reached. A member that is to vote does not count.
+    /// Rejects a learner beyond `--max-learners`. A future voter does not count.
     fn check_learners(&self) -> Result<(), Status> {
         let members = self.0.node().members();
         let stays = |member: &&bowline::cluster::Member| {
@@ -43,7 +42,7 @@ impl ClusterService {
         }
     }
 
-    /// As etcd says it: without a revision.
+    /// Returns a header without a revision, as etcd does.
     fn header(&self) -> Option<pb::ResponseHeader> {
         self.0.header(bowline::Revision(0))
     }
@@ -53,15 +52,15 @@ fn known(id: u64) -> Result<NodeId, Status> {
     NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
 }
 
-/// Where a member is to be reached.
+/// The peer addresses of a member.
 struct Place {
-    /// `http://` or `https://`: the same for all of its URLs.
+    /// `http://` or `https://`, the same for all URLs.
     scheme: &'static str,
-    /// As the library has them: with commas between them.
+    /// Comma-separated, as the library expects them.
     addresses: String,
 }
 
-/// The addresses in the URLs of a member.
+/// Extracts the addresses from the URLs of a member.
 fn place(urls: &[String]) -> Result<Place, Status> {
     let (mut scheme, mut addresses) = (None, BTreeSet::new());
     for url in urls {
@@ -78,18 +77,18 @@ fn place(urls: &[String]) -> Result<Place, Status> {
     Ok(Place { scheme: scheme.ok_or(Reason::BadUrls)?, addresses })
 }
 
-/// The URLs of a member whose addresses the library has in this form.
+/// Converts addresses in the library's form to URLs.
 fn urls(scheme: &str, addresses: &str) -> Vec<String> {
     addresses.split(',').map(|address| format!("{scheme}{address}")).collect()
 }
 
-/// Whether connections between members are encrypted is said by the members' own flags, the same for all. A URL that asks
-/// for encryption where there is none would be answered with OK and change nothing of that.
+/// Rejects a URL with another scheme than the cluster's. Whether members encrypt their connections is set by their own
+/// flags, the same for all. Without this check, a request for encryption would succeed and change nothing.
 fn check_scheme(place: &Place, cluster: &str) -> Result<(), Status> {
     if place.scheme != cluster && cluster == "http://" {
         return Err(Status::failed_precondition(
-            "the members of this cluster use http://: to move to https://, restart one after the other with certificates, \
-             https:// in its URLs and --peer-tls-migration, and then again without that flag \
+            "the members of this cluster use http://: to move to https://, restart each member with certificates, \
+             https:// URLs and --peer-tls-migration, and then again without that flag \
              (docs/operating/certificates.md)",
         ));
     }
@@ -110,7 +109,8 @@ impl Cluster for ClusterService {
         Ok(Response::new(pb::MemberListResponse { header, members }))
     }
 
-    /// Keeps a place for whoever joins with this URL: it does not vote before it is there and has caught up.
+    /// Reserves a member for the server that will join with this URL. It gets its vote only after it has joined and
+    /// caught up.
     async fn member_add(
         &self,
         request: Request<pb::MemberAddRequest>,
@@ -133,7 +133,8 @@ impl Cluster for ClusterService {
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
         let id = self.0.node().reserve_member(&place.addresses, role).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
-        // Said of it is what it is to become, which is what `etcdctl member add` prints; the list says what it is.
+        // The response describes the role the member will get, which `etcdctl member add` prints. The list has its
+        // current role.
         let member = members.iter().find(|member| member.id == id.get());
         let member = member.map(|member| pb::Member { is_learner, ..member.clone() });
         Ok(Response::new(pb::MemberAddResponse { header, member, members }))
@@ -153,7 +154,7 @@ impl Cluster for ClusterService {
         Ok(Response::new(pb::MemberRemoveResponse { header, members }))
     }
 
-    /// Where a member is going to be: it is looked for there too.
+    /// Updates the address at which a member will be reached; the others try the new address in addition.
     async fn member_update(
         &self,
         request: Request<pb::MemberUpdateRequest>,
@@ -167,7 +168,7 @@ impl Cluster for ClusterService {
         let known = members.get(id).map(bowline::cluster::Member::destination);
         if place.scheme != scheme && known == Some(&*place.addresses) {
             return Err(Status::failed_precondition(
-                "the members of this cluster use https://: they cannot be changed to http:// one after the other",
+                "the members of this cluster use https://, which cannot be changed to http:// member by member",
             ));
         }
         self.0.node().move_member(id, place.addresses).await.map_err(refused)?;

@@ -1,4 +1,4 @@
-//! Compression of messages with gzip, and errors for messages that are too large, as sent or after decompression.
+//! Compresses messages with gzip, and translates errors for messages that are too large before or after decompression.
 
 use http::{HeaderMap, HeaderValue};
 use http_body_util::BodyExt as _;
@@ -9,8 +9,8 @@ use tonic::body::Body;
 /// message, so a few hundred bytes on the wire could otherwise hold megabytes.
 pub(super) const COMPRESSED_STREAM_BYTES_MAX: usize = 256 << 10;
 
-/// Keeps the answer uncompressed unless the request is compressed, as servers in Go do, even if the client accepts gzip.
-/// Reports whether the request is compressed.
+/// Keeps the response uncompressed unless the request is compressed, as Go servers do, even if the client accepts gzip.
+/// Returns whether the request is compressed.
 pub(super) fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
     let is_compressed = headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
     if !is_compressed {
@@ -19,8 +19,8 @@ pub(super) fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
     is_compressed
 }
 
-/// Replaces the error for a message that is too large by the code and text of servers in Go, which clients compare.
-/// `headers` are the headers of an answer or the trailers of a stream.
+/// Replaces the error for a message that is too large by the code and text of Go servers, which clients compare.
+/// `headers` are the headers of a response or the trailers of a stream.
 pub(super) fn say_too_large(headers: &mut HeaderMap) {
     const OUT_OF_RANGE: &str = "11";
     const EXHAUSTED: &str = "8";
@@ -36,7 +36,7 @@ pub(super) fn say_too_large(headers: &mut HeaderMap) {
     }
 }
 
-/// Translates the texts of the gRPC library into those of servers in Go. Returns `None` for other texts.
+/// Translates the gRPC library's texts into those of Go servers. Returns `None` for other texts.
 fn too_large(message: &str) -> Option<String> {
     let mut numbers = message.split([' ', ',']).filter(|word| word.parse::<u64>().is_ok());
     if message.starts_with("Error, decoded message length too large: found ") {

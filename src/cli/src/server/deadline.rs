@@ -1,5 +1,5 @@
-//! The time that a client gives its call. When it is over the call ends, however far it is, as if the client had gone; and
-//! it is told so, if it is still there.
+//! The deadline that a client sets for its call. When it passes, the call is cancelled as if the client had
+//! disconnected, and the client receives `DeadlineExceeded`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,25 +12,25 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::Status;
 use tonic::body::Body;
 
-/// The header that says it.
+/// Name of the header.
 pub(super) const HEADER: &str = "grpc-timeout";
 
-/// When a call ends at the latest, if its client has said so.
+/// Deadline of a call, if the client has set one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(Option<Instant>);
 
-/// What is said when the time is over, as servers in Go do.
+/// Returns the status of an expired call, with the text of Go servers.
 fn over() -> Status {
     Status::deadline_exceeded("context deadline exceeded")
 }
 
-/// Up to eight digits, and a unit.
+/// Parses up to eight digits and a unit.
 fn span(text: &str) -> Result<Duration, String> {
     let digits = text.get(..text.len().saturating_sub(1)).unwrap_or_default();
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(format!("{text:?} is not up to eight digits and a unit"));
+        return Err(format!("expected up to eight digits and a unit: {text:?}"));
     }
-    let count: u64 = digits.parse().map_err(|_| format!("{text:?} begins with no number"))?;
+    let count: u64 = digits.parse().map_err(|_| format!("expected a number: {text:?}"))?;
     Ok(match text.as_bytes()[digits.len()] {
         b'H' => Duration::from_secs(count * 3600),
         b'M' => Duration::from_secs(count * 60),
@@ -38,23 +38,23 @@ fn span(text: &str) -> Result<Duration, String> {
         b'm' => Duration::from_millis(count),
         b'u' => Duration::from_micros(count),
         b'n' => Duration::from_nanos(count),
-        _ => return Err(format!("{text:?} has no unit of H, M, S, m, u and n")),
+        _ => return Err(format!("unknown unit in {text:?}: use H, M, S, m, u or n")),
     })
 }
 
 impl Deadline {
-    /// What a request's headers say.
+    /// Parses the deadline from a request's headers.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
         let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
         let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
         match said {
-            // Later than any clock goes is never.
+            // A deadline beyond the clock's range is no deadline.
             Ok(span) => Ok(Self(Instant::now().checked_add(span))),
             Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),
         }
     }
 
-    /// What comes of some work within the time. After it the work is dropped.
+    /// Runs work until the deadline, and then drops it.
     pub(super) async fn within<F: Future>(self, work: F) -> Result<F::Output, Status> {
         match self.0 {
             Some(end) => timeout_at(end, work).await.map_err(|_| over()),
@@ -62,7 +62,7 @@ impl Deadline {
         }
     }
 
-    /// A body that ends with the time.
+    /// Wraps a body so that it ends at the deadline.
     pub(super) fn ending(self, body: Body) -> Body {
         match self.0 {
             Some(end) => Body::new(Ending { body: Some(body), end: Box::pin(sleep_until(end)) }),
@@ -71,9 +71,9 @@ impl Deadline {
     }
 }
 
-/// An answer that ends at a moment.
+/// A response that ends at a deadline.
 struct Ending {
-    /// None when that is over.
+    /// `None` after the deadline.
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
 }
@@ -91,7 +91,7 @@ impl HttpBody for Ending {
         if body.is_end_stream() || this.end.as_mut().poll(context).is_pending() {
             return Pin::new(body).poll_frame(context);
         }
-        // With it goes what makes it.
+        // This also drops the work that produces the body.
         this.body = None;
         let mut trailers = HeaderMap::new();
         Poll::Ready(Some(over().add_header(&mut trailers).map(|()| Frame::trailers(trailers))))

@@ -1,4 +1,4 @@
-//! Checks the content of the data directory before the first start.
+//! Checks the contents of the data directory before the first start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,32 @@ use thiserror::Error;
 
 use super::flags::Options;
 
-/// Files that are not Bowline's are reported from this size on, in bytes.
+/// Size from which foreign files are reported, in bytes.
 const FOREIGN_BYTES_MIN: u64 = 1 << 20;
 
-/// Why a member does not begin in a directory without data of its own.
+/// Reason why a member does not start in a directory without data of its own.
 #[derive(Debug, Error)]
 pub(super) enum DirectoryError {
-    /// The directory is etcd's.
+    /// The directory contains etcd's data.
     #[error(
-        "{} holds the data of etcd, which this server does not read: start etcd on it and copy its keys with \
-         `bowline import`, into a server with another --data-dir; or pass --ignore-etcd-data to start empty", .0.display()
+        "{} holds data of etcd, which this server cannot read: run etcd with it and copy its keys with `bowline \
+         import` into a server with another --data-dir, or pass --ignore-etcd-data to start empty", .0.display()
     )]
     OfEtcd(PathBuf),
-    /// The member is to join, and no member is named.
+    /// The member is to join a cluster, but no other member is named.
     #[error(
-        "--initial-cluster-state existing: {} holds no data of a member, so name the other members too, with \
+        "--initial-cluster-state existing: {} holds no data of a member: name the other members, too, with \
          --initial-cluster", .0.display()
     )]
     NothingToJoin(PathBuf),
-    /// The directory cannot be read.
-    #[error("the member does not start: {0}")]
+    #[error("cannot start the member: {0}")]
     Unreadable(#[from] bowline::StartError),
 }
 
-/// Checks a directory in which no member has run yet: a member that begins there would pass over what it holds.
+/// Checks a directory in which no member has run yet, because a new member would ignore its contents.
 ///
 /// # Errors
-/// The member must not begin there.
+/// Fails if the member must not start there.
 pub(super) fn check(options: &Options, config: &Config) -> Result<(), DirectoryError> {
     let dir = &options.data_dir;
     if config.has_data()? {
@@ -54,7 +53,8 @@ pub(super) fn check(options: &Options, config: &Config) -> Result<(), DirectoryE
     Ok(())
 }
 
-/// The size of all files below a directory. Links are not followed; what cannot be read counts nothing.
+/// Returns the total size of the files in a directory tree. Links are not followed, and unreadable files count as
+/// empty.
 fn bytes_below(dir: &Path) -> u64 {
     let (mut bytes, mut open) = (0, vec![dir.to_owned()]);
     while let Some(dir) = open.pop() {

@@ -1,4 +1,4 @@
-//! One port: which service a request is for, and what is asked of it before it gets there.
+//! Routes requests on one port to their services, after checking permissions and limits.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -55,14 +55,14 @@ use crate::generated::grpc::health::v1::health_server::HealthServer;
 use crate::generated::v3electionpb::election_server::ElectionServer;
 use crate::generated::v3lockpb::lock_server::LockServer;
 
-/// Said to whoever speaks gRPC where it is not spoken.
-const NO_GRPC: &str = "this port is not for gRPC: use one of --listen-client-urls";
+/// Error for gRPC requests on ports without gRPC.
+const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-client-urls";
 
-/// What a client's message may be larger than the largest request.
+/// Number of bytes by which a client's message may exceed the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
 
-/// The largest message of who need not say who it is: a login; a question about health; while users are asked for, a watch
-/// of nobody, which is refused.
+/// Largest messages of unauthenticated callers: a login, a health check, and, while authentication is on, a watch
+/// without a user, which is rejected.
 const LOGIN_BYTES_MAX: usize = 16 << 10;
 const HEALTH_BYTES_MAX: usize = 4 << 10;
 const NOBODY_BYTES_MAX: usize = 16 << 10;
@@ -70,54 +70,54 @@ const NOBODY_BYTES_MAX: usize = 16 << 10;
 /// Largest message about leases, in bytes: they hold only numbers.
 const LEASE_BYTES_MAX: usize = 256 << 10;
 
-/// How many such calls may be under way on a connection, while users are asked for. More logins than that could not
-/// wait for their turn.
+/// Maximum number of concurrent unauthenticated calls on a connection while authentication is on. More logins would
+/// time out in the queue for password checks.
 const NOBODIES_MAX: usize = 128;
 
-/// All services of a member. One for all connections, cloned for each.
+/// All services of a member. There is one instance, cloned for each connection.
 #[derive(Clone)]
 pub(super) struct Dispatch {
     member: Arc<Member>,
-    /// Who is named in the certificate that the connection has shown.
+    /// User named in the connection's client certificate.
     certified: Option<Arc<str>>,
-    /// What is served at the port that it came to.
+    /// Services offered at the connection's port.
     offer: Offer,
     bytes_max: usize,
-    /// Those of nobody that may still begin on the connection.
+    /// Permits for unauthenticated calls on the connection.
     nobodies: Arc<Semaphore>,
-    /// For what takes long.
+    /// Permits for CPU-heavy work.
     turns: Turns,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
-    /// The same for nobody.
+    /// The watch service for unauthenticated callers.
     watch_of_nobody: WatchServer<WatchService>,
-    /// The same with compressed requests.
+    /// The watch service for compressed requests.
     watch_compressed: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
     cluster: ClusterServer<ClusterService>,
     maintenance: MaintenanceServer<MaintenanceService>,
     auth: AuthServer<AuthService>,
-    /// The same, for logins.
+    /// The auth service for logins.
     login: AuthServer<AuthService>,
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
-    /// The same for `Observe` with compressed requests.
+    /// The election service for compressed `Observe` requests.
     observe_compressed: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
     http: HttpSide,
 }
 
-/// Who may ask for something, where users and roles are on.
+/// Permission that a method needs while authentication is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// Whoever gets through to the port.
+    /// None.
     Nobody,
-    /// Whoever opens the stream: each watch on it is refused by itself, and so is a token that is none, which clients
-    /// take as the word to get another one.
+    /// None to open the stream. Each watch on it is checked on its own, and so is an invalid token, because clients
+    /// take a rejected watch as the reason to log in again.
     Watch,
-    /// A user. Where it depends on what is asked for, the service judges which.
+    /// Any user. If the permission depends on the request, the service checks it.
     User,
-    /// Users with the role `root`. So is whatever is not known here.
+    /// The role `root`. Also applies to unknown methods.
     Root,
 }
 
@@ -136,13 +136,14 @@ impl Needs {
         }
     }
 
-    /// Whether who asks is one of them, by the table that it was found out by.
+    /// Checks the caller against the table by which the caller was identified.
     pub(super) fn judge(self, who: &Identity, access: &Access) -> Result<(), Status> {
         let judged = match self {
             Self::Nobody | Self::Watch => Ok(()),
             Self::User => access.is_user(&who.caller()),
             Self::Root => match access.is_root(&who.caller()) {
-                // Of a certificate: who has a token is there. In etcd's words.
+                // The user of a certificate may be missing in the table, whereas a token's user exists. The error text
+                // is etcd's.
                 Err(AuthError::Denied)
                     if who.user().is_some_and(|user| !access.users().contains_key(user)) =>
                 {
@@ -155,19 +156,19 @@ impl Needs {
     }
 }
 
-/// What is open to anybody.
+/// Paths with limits of their own.
 const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
 const HEALTH: &str = "/grpc.health.v1.";
 
 const LEASE: &str = "/etcdserverpb.Lease/";
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
 
-/// The methods that take many requests, each of which is judged by the service.
+/// Methods with request streams, whose messages the service checks one by one.
 const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// A body that holds this room until its last word.
+/// Wraps a body so that it holds a permit until its end.
 fn holding(body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
     match held {
         None => body,
@@ -178,7 +179,7 @@ fn holding(body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
     }
 }
 
-/// Makes a server that accepts and sends gzip. The limit holds for a message as sent and after decompression.
+/// Creates a server that accepts and sends gzip. The limit applies to a message both as sent and after decompression.
 macro_rules! served {
     ($server:ident, $service:expr, $bytes_max:expr) => {
         $server::new($service)
@@ -232,23 +233,23 @@ impl Dispatch {
         }
     }
 
-    /// The same for one connection: `user` is who its certificate names.
+    /// Returns an instance for one connection. `user` is the user named in its certificate.
     pub(super) fn with_certificate(self, user: Option<Arc<str>>) -> Self {
         Self { certified: user, ..self }
     }
 
-    /// The same for one connection, to a port at which this is served.
+    /// Returns an instance for one connection to a port with these services.
     pub(super) fn offering(self, offer: Offer) -> Self {
         let (nobodies, turns) = (Semaphore::new(NOBODIES_MAX), self.turns.of_another());
         Self { offer, nobodies: Arc::new(nobodies), turns, ..self }
     }
 
-    /// For what takes long and has come by this connection.
+    /// Returns the permits for heavy work on this connection.
     pub(super) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// How large a message may be.
+    /// Returns the maximum size of a message.
     pub(super) fn bytes_max_of(&self, path: &str) -> usize {
         match path {
             LOGIN => LOGIN_BYTES_MAX,
@@ -281,11 +282,11 @@ impl Dispatch {
             return Box::pin(async { Ok(http_side::not_found()) });
         }
         if self.member.options().offers_json && gateway::is_for(path) {
-            // As in etcd a certificate names nobody there: who asks in JSON shows a token.
+            // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
             let dispatch = self.clone().with_certificate(None);
             return Box::pin(async move { Ok(gateway::answer(dispatch, request).await) });
         }
-        // Whoever asks here shows nothing.
+        // Callers of plain HTTP never authenticate.
         let is_nobody = self.member.client().access().is_enabled();
         let Ok(held) = is_nobody.then(|| self.hold_of_nobody()).transpose() else {
             return Box::pin(async { Ok(http_side::too_many()) });
@@ -294,7 +295,7 @@ impl Dispatch {
         Box::pin(async move { Ok(http.answer(request).await.map(|body| holding(body, held))) })
     }
 
-    /// Answers a request of gRPC, wherever it comes from.
+    /// Handles a gRPC request from any source.
     pub(super) fn grpc<B>(&mut self, mut request: Request<B>) -> Answer
     where
         B: http_body::Body + Send + Unpin + 'static,
@@ -408,8 +409,8 @@ impl Dispatch {
         }
     }
 
-    /// Whether a request may be read at all: nobody keeps what somebody sends who may not ask. It is judged once more when
-    /// it is read; until then what is returned holds its room.
+    /// Checks whether a request may be read at all, so that the server buffers nothing for callers without permission.
+    /// The request is checked again after reading. Until then the returned permit is held.
     pub(super) fn may_be_read(
         &self,
         headers: &HeaderMap,
@@ -421,21 +422,21 @@ impl Dispatch {
         judged.inspect_err(|status| self.member.calls().refused(path, status))
     }
 
-    /// Whether a call that was let in is nobody's, while users are asked for.
+    /// Returns whether an admitted call is unauthenticated while authentication is on.
     fn is_nobody(&self, needs: Needs, who: &Identity) -> bool {
         let is_open = matches!(needs, Needs::Nobody | Needs::Watch);
         let is_known = || self.member.again(who).is_ok_and(|who| who.user().is_some());
         is_open && self.member.client().access().is_enabled() && !is_known()
     }
 
-    /// The room for a call of nobody.
+    /// Returns a permit for an unauthenticated call.
     fn hold_of_nobody(&self) -> Result<OwnedSemaphorePermit, Status> {
         let held = Arc::clone(&self.nobodies).try_acquire_owned();
         held.map_err(|_| Reason::TooManyRequests.into())
     }
 
-    /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
-    /// streams, and ranges, are looked at where they are answered. Says who asks.
+    /// Identifies the caller and rejects requests that need a leader when there is none, that learners do not serve, or
+    /// that the user may not send. Streams and ranges are checked where they are handled.
     fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
         if asks_for_leader(headers) && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
@@ -474,7 +475,8 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
     }
 }
 
-/// Whether a request was refused because there is no room for it here: not for an alarm, which says the same words.
+/// Returns whether a request was rejected for lack of space at this member. An alarm has the same text but is not meant
+/// here.
 fn is_for_space(response: &Response<Body>) -> bool {
     let why = response.extensions().get::<Status>().and_then(|status| status.source());
     let why = why.and_then(|why| why.downcast_ref());

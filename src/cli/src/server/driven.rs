@@ -1,5 +1,4 @@
-//! The answers of a call that streams, and the work that makes them: one thing, so that the work ends when nobody
-//! waits for the answers any more.
+//! Couples a response stream with the work that produces it, so that dropping the stream stops the work.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,60 +8,60 @@ use tokio::sync::mpsc::error::SendError;
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// How many answers may wait for a client before the work waits too. Some are large, and there are many streams.
+/// Maximum number of responses waiting for a client before the work blocks. Kept small, because responses may be large
+/// and streams many.
 const WAITING_MAX: usize = 16;
 
-/// What belongs together: it is sent in one row, and nothing comes in between.
+/// Responses that are sent together, with nothing in between.
 type Row<T> = Vec<Result<T, Status>>;
 
-/// Where the work puts its answers.
+/// The sending side, for the work.
 #[derive(Clone, Debug)]
 pub(super) struct Answers<T>(mpsc::Sender<Row<T>>);
 
 impl<T> Answers<T> {
-    /// One answer.
+    /// Sends one response.
     ///
     /// # Errors
-    /// Nobody listens any more.
+    /// Fails if the stream was dropped.
     pub(super) async fn send(&self, answer: Result<T, Status>) -> Result<(), SendError<Row<T>>> {
         self.0.send(vec![answer]).await
     }
 
-    /// Room for the pieces of an answer: whoever else has something to say says it before all of them, or after.
+    /// Reserves room for the fragments of a response, so that other responses are sent before or after all of them.
     ///
     /// # Errors
-    /// Nobody listens any more.
+    /// Fails if the stream was dropped.
     pub(super) async fn room(&self) -> Result<Room<'_, T>, SendError<()>> {
         self.0.reserve().await.map(Room)
     }
 }
 
-/// A place for one row, kept.
+/// Reserved room for one row.
 pub(super) struct Room<'a, T>(mpsc::Permit<'a, Row<T>>);
 
 impl<T> Room<'_, T> {
-    /// Puts it in.
     pub(super) fn send(self, row: Vec<Result<T, Status>>) {
         self.0.send(row);
     }
 }
 
-/// Ends with what the stream ends with.
+/// Its result is the end of the stream.
 type Work = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
-/// Answers as they are made. Whoever drops it stops the work.
+/// A stream of responses that runs the work that produces them.
 pub(super) struct Driven<T> {
     answers: mpsc::Receiver<Row<T>>,
-    /// What is left of the row that is being sent.
+    /// Remainder of the row that is being sent.
     row: std::vec::IntoIter<Result<T, Status>>,
-    /// `None` when it is done.
+    /// `None` when the work is done.
     work: Option<Work>,
-    /// What the work has ended with, to be said after all answers.
+    /// Error of the work, to be sent after all responses.
     last: Option<Status>,
 }
 
 impl<T> Driven<T> {
-    /// The answers of some work, which ends the stream when it ends.
+    /// Returns the responses of `work`. The stream ends when the work ends.
     pub(super) fn by<F>(work: impl FnOnce(Answers<T>) -> F) -> Pin<Box<Self>>
     where
         F: Future<Output = Result<(), Status>> + Send + 'static,
@@ -90,7 +89,7 @@ impl<T> Stream for Driven<T> {
         {
             this.work = None;
             this.last = ended.err();
-            // What other tasks of the work would still say comes too late.
+            // Discards responses that other tasks of the work would still send.
             this.answers.close();
         }
         loop {
@@ -106,7 +105,7 @@ impl<T> Stream for Driven<T> {
     }
 }
 
-/// Nothing that is made of it is pinned in it.
+/// No reference into the struct is ever pinned.
 impl<T> Unpin for Driven<T> {}
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `v3electionpb.Election`: elections on behalf of clients, in the line that etcd's concurrency package forms.
+//! `v3electionpb.Election`: elections on behalf of clients, in the queue layout of etcd's concurrency package.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use crate::generated::v3electionpb::{
     ProclaimResponse, ResignRequest, ResignResponse,
 };
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct ElectionService(pub(super) Arc<Member>);
 
@@ -27,7 +26,7 @@ fn named(leader: Option<LeaderKey>) -> Result<LeaderKey, Status> {
     leader.ok_or_else(|| Status::unknown("\"leader\" field must be provided"))
 }
 
-/// Whether a leadership is still the one that it was. One of a revision below zero has never been any.
+/// Returns a compare that a leadership has not changed. With a negative revision it never succeeds.
 fn still_leads(leader: &LeaderKey) -> Result<Compare, Status> {
     if leader.key.is_empty() {
         return Err(Reason::EmptyKey.into());
@@ -64,7 +63,8 @@ impl Election for ElectionService {
         let leader = named(leader)?;
         let held = still_leads(&leader)?;
         let mut put = Put::new(leader.key, value);
-        // Who names none keeps that of its campaign: without a lease the key would be no candidate's any more.
+        // Without a lease in the request, the key keeps that of its campaign. A key without a lease would no longer
+        // count as a candidate.
         put.lease = lease_id(leader.lease).map_or(PutLease::Keep, PutLease::Attach);
         let txn = self.0.acting(&who)?.txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
@@ -125,7 +125,7 @@ impl Election for ElectionService {
     }
 }
 
-/// Tells of one leader until it is gone, or waits until there is one.
+/// Sends the values of one leader until it is gone, or waits for a first candidate.
 async fn follow(
     member: &Member,
     who: &Identity,
@@ -153,7 +153,7 @@ async fn follow(
                     tell(member, answers, event.kv, batch.revision).await;
                 }
             }
-            // What was forgotten is looked at as it is now.
+            // The caller reads the current state instead of the compacted history.
             Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
             Some(Err(bowline::WatchError::Denied)) => return Err(Reason::Denied.into()),
             Some(Err(_)) | None => return Err(Reason::Stopped.into()),
@@ -168,11 +168,11 @@ async fn tell(
     revision: Revision,
 ) {
     let (header, kv) = (member.header(revision), Some(key_value(row)));
-    // If nobody listens the stream is dropped soon, and this with it.
+    // If the receiver is gone, the stream and this future are about to be dropped.
     drop(answers.send(Ok(LeaderResponse { header, kv })).await);
 }
 
-/// Waits for an event of some keys.
+/// Waits for a matching event.
 async fn until_event(
     member: &Member,
     who: &Identity,

@@ -1,13 +1,13 @@
-//! The JSON gateway: requests as JSON over plain HTTP, for whoever has no gRPC.
+//! The JSON gateway: requests as JSON over plain HTTP, for clients without gRPC.
 //!
 //! ```text
 //!   JSON ──▶ protobuf ──▶ Dispatch, as for gRPC ──▶ protobuf ──▶ JSON
 //! ```
 //!
-//! Nothing here knows what a message means: the protocol's descriptors say how each is written. As in etcd, bytes are
-//! base64, 64-bit numbers are strings, fields have the protocol's names and are left out where they are zero, and
-//! what streams is one `{"result": ...}` a line. Every request goes through [`Dispatch`] like one of gRPC, so that it
-//! is checked there and nowhere else.
+//! The gateway has no code for individual messages; it converts them by the protocol's descriptors. As in etcd, bytes
+//! are base64, 64-bit numbers are strings, fields have the protocol's names, zero values are omitted, and a stream is
+//! one `{"result": ...}` per line. Every request passes through [`Dispatch`] like a gRPC request, so that all checks
+//! are in one place.
 
 mod fields;
 mod json;
@@ -34,19 +34,19 @@ use super::room::Held;
 pub(super) use routes::methods;
 use stream::{Lines, Requests};
 
-/// What headers begin with that are for the service.
+/// Prefix of headers that are passed on to the service.
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
-/// How much of a refused request's body is read, and how long it is waited for.
+/// Maximum number of bytes read from a rejected request's body, and the maximum time for that.
 const FORGOTTEN_BYTES_MAX: usize = 64 << 10;
 const FORGETTING_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Whether a path is the gateway's.
+/// Returns whether a path belongs to the gateway.
 pub(super) fn is_for(path: &str) -> bool {
     routes::below(path).is_some()
 }
 
-/// Answers a request whose path is the gateway's.
+/// Handles a request to the gateway.
 pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let Some(method) = routes::method(head.uri.path()) else {
@@ -62,7 +62,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     let streams = method.is_server_streaming();
     if let Err(status) = Deadline::of(&metadata) {
         forget(body).await;
-        // It is no header of the protocol there, and the client's own mistake.
+        // In JSON requests the header is not part of the protocol, so the error is the client's.
         return refusal(&Status::invalid_argument(status.message()));
     }
     let held = match dispatch.may_be_read(&metadata, &path) {
@@ -91,11 +91,11 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     *request.method_mut() = Method::POST;
     match path.parse() {
         Ok(uri) => *request.uri_mut() = uri,
-        Err(_) => return refusal(&Status::internal("bowline: a method without a path")),
+        Err(_) => return refusal(&Status::internal("bowline: invalid method path")),
     }
     *request.headers_mut() = metadata;
     drop(held);
-    // It answers everything, also what it refuses.
+    // The error type is `Infallible`.
     let Ok(response) = dispatch.grpc(request).await;
     if let Some(status) = failed(response.headers()) {
         return rejection_of(streams, &status);
@@ -117,7 +117,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     }
 }
 
-/// Discards the body of a request, and returns the answer.
+/// Discards the body of a request, and returns the response.
 pub(super) async fn refused_unread(
     request: Request<Incoming>,
     response: Response<Body>,
@@ -126,27 +126,28 @@ pub(super) async fn refused_unread(
     response
 }
 
-/// Reads the body of a request that is refused whatever it says, if it is a small one, and keeps none of it: who is
-/// answered while it still sends can take that for a failure of the connection, as curl does.
+/// Reads and discards a small body of a rejected request. Some clients, such as curl, report a connection failure if
+/// the response arrives while they are still sending.
 async fn forget(body: Incoming) {
     let mut body = Limited::new(body, FORGOTTEN_BYTES_MAX);
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
     drop(tokio::time::timeout(FORGETTING_TIME_MAX, all).await);
 }
 
-/// The text of a body whose message, as one of gRPC, may have so many bytes.
+/// Reads the JSON of a message whose protobuf encoding may have at most `bytes_max` bytes.
 async fn text(body: Incoming, bytes_max: usize) -> Result<Bytes, Status> {
-    // Base64 is longer than what it stands for by a third; names of fields are short.
+    // Base64 adds a third; field names are short.
     let json_bytes_max = bytes_max * 2;
     let body = Limited::new(body, json_bytes_max).collect().await.map_err(|error| {
         Status::resource_exhausted(format!(
-            "bowline: no request of at most {json_bytes_max} bytes: {error}"
+            "bowline: cannot read the request, of at most {json_bytes_max} bytes: {error}"
         ))
     })?;
     Ok(body.to_bytes())
 }
 
-/// The one message of a text, framed. No text is an empty message, and what comes after the first is not looked at.
+/// Parses the message of a unary request and frames it. An empty text is an empty message, and text after the first
+/// value is ignored.
 fn message(method: &MethodDescriptor, text: &[u8]) -> Result<Bytes, Status> {
     match json::first(&method.input(), text) {
         Ok(Some((value, _))) => json::framed(&method.input(), value),
@@ -155,13 +156,13 @@ fn message(method: &MethodDescriptor, text: &[u8]) -> Result<Bytes, Status> {
     }
 }
 
-/// What of a request's headers is for the service.
+/// Returns the headers to pass on to the service.
 fn metadata(headers: &HeaderMap) -> HeaderMap {
     let mut metadata = HeaderMap::new();
     for (name, value) in headers {
         let name = match name.as_str().strip_prefix(METADATA_PREFIX) {
             _ if name == AUTHORIZATION || name == deadline::HEADER => Ok(name.clone()),
-            // What belongs to the protocol itself is not for clients to say.
+            // Clients must not set headers of the protocol itself.
             Some(rest) if !rest.starts_with("grpc-") => HeaderName::try_from(rest),
             _ => continue,
         };
@@ -173,7 +174,7 @@ fn metadata(headers: &HeaderMap) -> HeaderMap {
     metadata
 }
 
-/// The one message of an answer, as JSON.
+/// Converts the message of a unary response to JSON.
 async fn single(method: &MethodDescriptor, body: Body, turns: &Turns) -> Result<Vec<u8>, Status> {
     let collected = body.collect().await?;
     if let Some(status) = collected.trailers().and_then(failed) {
@@ -184,7 +185,7 @@ async fn single(method: &MethodDescriptor, body: Body, turns: &Turns) -> Result<
     turns.aside(is_large, async { json::written(&method.output(), message) }).await
 }
 
-/// What headers or trailers say has gone wrong.
+/// Returns the error in headers or trailers, if any.
 fn failed(headers: &HeaderMap) -> Option<Status> {
     Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
 }
@@ -202,7 +203,7 @@ fn refusal(status: &Status) -> Response<Body> {
     rejection_as(http_code(status.code()), status)
 }
 
-/// The refusal of a method. One that streams says it as a stream that has failed.
+/// Returns an error response. For a streaming method it has the form of a failed stream.
 fn rejection_of(streams: bool, status: &Status) -> Response<Body> {
     if !streams {
         return refusal(status);
@@ -211,14 +212,14 @@ fn rejection_of(streams: bool, status: &Status) -> Response<Body> {
     answer_with(http_code(status.code()), Body::new(Full::new(body.into())))
 }
 
-/// `error` is the same as `message`: older servers say it so, and clients read either.
+/// `error` repeats `message`: older servers used that name, and clients read either.
 fn rejection_as(code: StatusCode, status: &Status) -> Response<Body> {
     let (grpc, words) = (status.code() as i32, status.message());
     let body = json!({"error": words, "code": grpc, "message": words, "details": []});
     answer_with(code, Body::new(Full::new(body.to_string().into())))
 }
 
-/// What ends a stream, in the words of older and of newer servers.
+/// Returns the error at the end of a stream, with the field names of older and of newer servers.
 fn last_words(status: &Status) -> Value {
     let (grpc, http) = (status.code() as i32, http_code(status.code()));
     json!({"error": {
@@ -245,7 +246,7 @@ fn http_code(code: Code) -> StatusCode {
         Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-        // Who has gone away itself hears nothing of it anyway.
+        // A client that has cancelled does not receive the response anyway.
         Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => {
             StatusCode::INTERNAL_SERVER_ERROR
         }

@@ -1,8 +1,8 @@
-//! Whether a client has gone, asked of its socket: HTTP/1 reads nothing while it answers once anything came behind the
-//! request, another request or a single byte, and so never comes to the end of what was sent.
+//! Detects a client that has disconnected by polling its socket. Once more bytes have arrived after the request, hyper
+//! reads nothing from an HTTP/1 connection while it responds, so it does not notice the end of the stream.
 //!
-//! As in Go's servers, who has closed the way in which it sends counts as gone: nobody can tell it from one that has closed
-//! both.
+//! As in Go's servers, a client that has shut down its sending side counts as disconnected, because the two cases look
+//! the same.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,17 +16,17 @@ use tokio_rustls::server::TlsStream;
 
 use super::socket::Socket;
 
-/// How often a socket is looked at. Who has gone at two looks, one after the other, has gone: until the second there is
-/// time to read all that was sent before.
+/// Interval between checks. A client counts as gone after two consecutive checks, which leaves time to read everything
+/// that it sent before.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The other end has closed its way, or all of it is broken.
+/// The other end has closed its sending side, or the connection is broken.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR);
 
-/// What a client is connected by.
+/// A connection to a client.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn socket(&self) -> &Socket;
 }
@@ -43,7 +43,7 @@ impl Wire for Box<TlsStream<Socket>> {
     }
 }
 
-/// A wire that one reads and writes while another looks at it.
+/// A connection that one task reads and writes while another polls it.
 pub(super) struct Looked<W>(Arc<Mutex<W>>);
 
 impl<W: Wire> Looked<W> {
@@ -51,7 +51,7 @@ impl<W: Wire> Looked<W> {
         Self(Arc::new(Mutex::new(wire)))
     }
 
-    /// Ends when the client has gone.
+    /// Completes when the client has disconnected.
     pub(super) fn gone(&self) -> impl Future<Output = ()> + Send + use<W> {
         let wire = Self(Arc::clone(&self.0));
         async move {
@@ -67,7 +67,7 @@ impl<W: Wire> Looked<W> {
         }
     }
 
-    /// Whoever has it has it for as long as one call of the system takes.
+    /// Locks the connection. The lock is held only for the duration of one system call.
     fn lock(&self) -> MutexGuard<'_, W> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +75,7 @@ impl<W: Wire> Looked<W> {
 
 fn is_gone(socket: &Socket) -> bool {
     let mut sockets = [PollFd::new(socket, GONE)];
-    // What cannot be asked is left to itself.
+    // A socket that cannot be polled counts as connected.
     let found = poll(&mut sockets, Some(&Timespec::default()));
     found.is_ok() && sockets[0].revents().intersects(GONE)
 }

@@ -1,4 +1,4 @@
-//! The first words on a connection: which protocol it is, and with TLS, who is there.
+//! Accepts a connection: detects TLS and performs the handshake.
 
 use std::io;
 use std::sync::Arc;
@@ -15,56 +15,55 @@ use tokio_rustls::server::TlsStream;
 use super::socket::Socket;
 use super::tls::{Tls, Trust, common_name, words, words_of};
 
-/// What a handshake of TLS begins with.
+/// First byte of a TLS handshake.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// What HTTP/2 begins with, as far as nothing else does.
+/// First bytes of HTTP/2 that no other protocol starts with.
 const HTTP2: &[u8] = b"PRI *";
 
-/// Said to whoever does not speak TLS where it is spoken: over HTTP/1, in Go's words, which people know.
+/// HTTP/1 response for a client without TLS at a TLS port, with the well-known text of Go's servers.
 const NOT_TLS_HTTP1: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
                                Client sent an HTTP request to an HTTPS server.\n";
 
-/// The same over HTTP/2: empty settings, then the frame that ends a connection, stream 0, code 12: inadequate
-/// security, with the reason.
+/// The same for HTTP/2: empty settings, then a GOAWAY frame on stream 0 with code 12 (inadequate security) and the
+/// reason.
 const NOT_TLS_HTTP2: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x2a\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0c\
                                this port speaks TLS: use https://";
 
-/// Said to whoever speaks TLS where it is not spoken. Clients of TLS take it for what it is.
+/// Response for a TLS client at a port without TLS. TLS clients detect it as plain HTTP.
 const NOT_PLAIN: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
                            This port is not encrypted: use http://.\n";
 
-/// How long a connection that failed is kept open so that the reason arrives, and how many bytes are thrown away
-/// meanwhile.
+/// Time for which a failed connection is kept open so that the reason arrives, and number of bytes discarded meanwhile.
 const LINGER_MAX: Duration = Duration::from_millis(500);
 const LINGER_BYTES_MAX: u64 = 64 << 10;
 
-/// How often to look whether the certificate at the other end has expired meanwhile.
+/// Interval at which the expiry of the client's certificate is checked.
 const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Who has come.
+/// A new connection.
 pub(super) enum Greeted {
-    /// Whoever reaches the port.
+    /// Without TLS.
     Plain(Socket),
-    /// Whoever has been through the handshake.
+    /// After a TLS handshake.
     Secure {
         stream: Box<TlsStream<Socket>>,
-        /// Who it is, if its certificate is to say that.
+        /// The user named in the certificate, if certificates identify users.
         user: Option<Arc<str>>,
         doubt: Doubt,
     },
-    /// Nobody: it hung up without a word.
+    /// The client disconnected without sending anything.
     Gone,
 }
 
-/// Why nobody was let in.
+/// Reason why a connection was rejected.
 #[derive(Debug, Error)]
 pub(super) enum Rudeness {
-    #[error("it does not speak TLS, and the port is for https://")]
+    #[error("plaintext connection to an https:// port")]
     NotTls,
-    #[error("it speaks TLS, and the port is for http://")]
+    #[error("TLS connection to an http:// port")]
     NotPlain,
     #[error("{0}")]
     Handshake(String),
@@ -72,15 +71,15 @@ pub(super) enum Rudeness {
     Socket(#[from] io::Error),
 }
 
-/// Meets whoever has connected: with TLS if there is any, and without if `is_plain`; the first byte tells the two apart.
-/// May be dropped, which ends the connection.
+/// Accepts a connection: with TLS if there are settings, without if `is_plain`, and by the first byte if both. Dropping
+/// the future closes the connection.
 pub(super) async fn greet(
     mut stream: Socket,
     tls: Option<&Tls>,
     is_plain: bool,
 ) -> Result<Greeted, Rudeness> {
     let mut first = [0; HTTP2.len()];
-    // Nothing is kept for those who say nothing.
+    // Peeking allocates nothing for connections that send nothing.
     let heard = match stream.peek(&mut first).await {
         Ok(0) => return Ok(Greeted::Gone),
         Ok(heard) => &first[..heard],
@@ -95,7 +94,7 @@ pub(super) async fn greet(
         }
         Some(tls) if says_tls => shake_hands(stream, tls).await,
         _ if is_plain => Ok(Greeted::Plain(stream)),
-        // No port is for neither.
+        // Unreachable: a port has at least one of the two.
         None => Ok(Greeted::Gone),
         Some(_) => {
             let answer = if HTTP2.starts_with(heard) { NOT_TLS_HTTP2 } else { NOT_TLS_HTTP1 };
@@ -106,7 +105,7 @@ pub(super) async fn greet(
 }
 
 async fn shake_hands(stream: Socket, tls: &Tls) -> Result<Greeted, Rudeness> {
-    // Before the handshake: what changes during it is a reason to look again.
+    // Subscribe before the handshake, so that a change during it causes a new check.
     let mut changes = tls.changes();
     let trust = Arc::clone(&changes.borrow_and_update());
     let accepting = TlsAcceptor::from(trust.server()).accept(stream).into_fallible();
@@ -119,26 +118,26 @@ async fn shake_hands(stream: Socket, tls: &Tls) -> Result<Greeted, Rudeness> {
             Ok(Greeted::Secure { stream: Box::new(stream), user: user.map(Arc::from), doubt })
         }
         Err((error, mut stream)) => {
-            // The reason was sent by TLS itself.
+            // TLS itself has sent the reason.
             turn_away(&mut stream, b"").await;
             Err(Rudeness::Handshake(words(&error)))
         }
     }
 }
 
-/// Says the last word, and waits until it has arrived: bytes that nobody has read when a connection is closed would
-/// take it with them.
+/// Sends the last response and waits until it has arrived. Closing a connection with unread bytes would reset it and
+/// discard the response.
 async fn turn_away(stream: &mut Socket, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
     };
-    // Who does not listen has it coming.
+    // A client that does not read gets no response.
     drop(tokio::time::timeout(LINGER_MAX, said).await);
 }
 
-/// Whether whoever was let in would still be.
+/// Checks whether a connected client would still be admitted.
 pub(super) struct Doubt(Option<Grounds>);
 
 struct Grounds {
@@ -148,7 +147,7 @@ struct Grounds {
 }
 
 impl Doubt {
-    /// Of whom nothing was asked.
+    /// Returns a check that never fails, for clients without certificates.
     pub(super) fn none() -> Self {
         Self(None)
     }
@@ -162,7 +161,7 @@ impl Doubt {
         Self(Some(Grounds { shown, changes, look }))
     }
 
-    /// Waits until it would not be let in any more: with the reason.
+    /// Waits until the client would no longer be admitted, and returns the reason.
     pub(super) async fn confirmed(self) -> String {
         let Self(Some(mut grounds)) = self else { return std::future::pending().await };
         loop {

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: whether the server, or one of its services, serves.
+//! `grpc.health.v1.Health`: whether the server, or one of its services, is serving.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -14,10 +14,10 @@ use crate::generated::grpc::health::v1::health_check_response::ServingStatus;
 use crate::generated::grpc::health::v1::health_server::Health;
 use crate::generated::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often who watches is told of a change at the latest.
+/// Maximum delay with which watchers learn of a change.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The services that can be asked for by name; the empty name is the whole server.
+/// Services that can be checked by name; the empty name is the whole server.
 const SERVICES: [&str; 9] = [
     "",
     "etcdserverpb.KV",
@@ -30,16 +30,15 @@ const SERVICES: [&str; 9] = [
     "v3electionpb.Election",
 ];
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct HealthService {
     member: Arc<Member>,
-    /// What was seen last: one look for all who watch.
+    /// The last observed status, shared by all watchers.
     seen: watch::Receiver<ServingStatus>,
 }
 
 impl HealthService {
-    /// Looks at a member from now on, for as long as it is there.
+    /// Observes a member until it is dropped.
     pub(super) fn new(member: &Arc<Member>) -> Self {
         let (says, seen) = watch::channel(serves(member));
         tokio::spawn(look(Arc::downgrade(member), says));

@@ -1,4 +1,4 @@
-//! What is asked over plain HTTP: version, health and metrics.
+//! Plain HTTP: version, health and metrics.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use tonic::body::Body;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
 use super::{alarms, metrics, probes};
 
-/// The HTTP side of a member.
 #[derive(Clone)]
 pub(super) struct HttpSide {
     member: Arc<Member>,
@@ -36,7 +35,7 @@ impl HttpSide {
         let query = request.uri().query().unwrap_or_default();
         let is_probe = probes::is_probe(path);
         let is_for_get = is_probe || ["/version", "/health", "/debug/vars"].contains(&path);
-        // As etcd: only what Prometheus asks may be asked otherwise.
+        // As in etcd, only /metrics accepts other methods.
         if is_for_get && request.method() != Method::GET {
             let words = "Method Not Allowed\n".to_owned();
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, words);
@@ -57,7 +56,7 @@ impl HttpSide {
         }
     }
 
-    /// How consensus stands, under the names under which etcd's Go says it.
+    /// Returns the Raft status under the names of etcd's Go variables.
     fn vars(&self) -> serde_json::Value {
         let status = self.member.node().status();
         let role = match status.role {
@@ -75,7 +74,7 @@ impl HttpSide {
         }})
     }
 
-    /// Whether it serves: as etcd, by reading something.
+    /// Checks the health as etcd does, with a read.
     async fn health(&self, query: &str) -> Response<Body> {
         let says = |wanted: &str| query.split('&').any(|pair| pair == wanted);
         let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace]
@@ -106,29 +105,29 @@ impl HttpSide {
     }
 }
 
-/// In etcd's order, which scripts without a parser rely on.
+/// Returns the versions in etcd's field order, on which scripts without a JSON parser rely.
 fn versions() -> String {
     format!(
         r#"{{"etcdserver":"{VERSION}","etcdcluster":"{CLUSTER_VERSION}","storage":"{CLUSTER_VERSION}"}}"#
     )
 }
 
-/// Whether a path asks how the member is.
+/// Returns whether a path is about health or metrics.
 pub(super) fn is_health(path: &str) -> bool {
     ["/health", "/metrics"].contains(&path) || probes::is_probe(path)
 }
 
-/// The answer where too many ask at once.
+/// Returns the response for too many concurrent requests.
 pub(super) fn too_many() -> Response<Body> {
     text(StatusCode::TOO_MANY_REQUESTS, "too many requests\n".into())
 }
 
-/// The answer to a malformed request.
+/// Returns the response to a malformed request.
 pub(super) fn bad_request(why: &str) -> Response<Body> {
     text(StatusCode::BAD_REQUEST, format!("400 Bad Request: {why}\n"))
 }
 
-/// The answer where there is nothing.
+/// Returns the response for an unknown path.
 pub(super) fn not_found() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n".into())
 }

@@ -1,5 +1,5 @@
-//! Who asks: found out for each request, before it gets to its service, and handed to it with the request. What is asked
-//! for long after that, on a stream or by a message that took its time, is asked for by whoever it is then.
+//! Identifies the caller of each request before it reaches its service. For messages that arrive long after the
+//! request's headers, on a stream or in a slow body, the caller is identified again.
 
 use std::sync::Arc;
 
@@ -10,49 +10,49 @@ use tonic::{Request, Status};
 use super::token::Tokens;
 use super::wire::Reason;
 
-/// What etcd's gateway marks requests with.
+/// Header that etcd's gateway adds to requests.
 const THROUGH_A_GATEWAY: &str = "grpcgateway-accept";
 
-/// The user for whom something is asked; nobody where users are not asked for, or nobody has said.
+/// The user that a request acts for; none if authentication is off or the request has no credentials.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Identity {
     user: Option<String>,
-    /// What it was found out by.
+    /// Credentials by which the user was identified.
     shown: Shown,
-    /// The revision of the table of users at which it was.
+    /// Auth revision at which the user was identified.
     revision: u64,
 }
 
-/// What a request shows of who asks.
+/// Credentials of a request.
 #[derive(Clone, Debug, Default)]
 enum Shown {
     #[default]
     Nothing,
     Token(HeaderValue),
-    /// The name in the certificate of its connection, which is looked at again by itself.
+    /// User named in the connection's certificate, which is re-checked separately.
     Certificate(Arc<str>),
 }
 
 impl Shown {
-    /// The token that is shown, or where there is none, the connection's certificate.
+    /// Returns the token or, without one, the connection's certificate.
     fn of(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
-        // The one is etcd's clients', the other the gateway's.
+        // etcd's clients send `token`, the gateway's clients `authorization`.
         if let Some(token) = headers.get("token").or_else(|| headers.get("authorization")) {
             return Self::Token(token.clone());
         }
-        // A gateway shows its own certificate, and speaks for others.
+        // A gateway presents its own certificate, but acts for others.
         let certified = certified.filter(|_| !headers.contains_key(THROUGH_A_GATEWAY));
         certified.map_or(Self::Nothing, |user| Self::Certificate(Arc::clone(user)))
     }
 
-    /// Whom it shows, as things are now.
+    /// Returns the user that the credentials identify now.
     fn user(&self, access: &Access, tokens: &Tokens) -> Result<Option<String>, Status> {
         match self {
             Self::Nothing => Ok(None),
             Self::Certificate(user) => Ok(Some(user.to_string())),
             Self::Token(token) => {
                 let token = token.to_str().map_err(|_| Reason::InvalidToken)?;
-                // Who writes it as one of OAuth's means the same, as in etcd from 3.6.13 on.
+                // As in etcd since 3.6.13, the OAuth form is accepted too.
                 let token = token.strip_prefix("Bearer ").unwrap_or(token);
                 Ok(Some(tokens.user(token, access)?))
             }
@@ -61,11 +61,11 @@ impl Shown {
 }
 
 impl Identity {
-    /// Finds out who asks: whoever the token says, or where there is none, whoever the connection's certificate
-    /// names. While users and roles are off nobody is asked.
+    /// Identifies the caller by the token or, without one, by the connection's certificate. While authentication is off
+    /// there is no user.
     ///
     /// # Errors
-    /// A token that is none, or not any more.
+    /// Fails if the token is invalid or expired.
     pub(super) fn of(
         headers: &HeaderMap,
         access: &Access,
@@ -75,7 +75,8 @@ impl Identity {
         Self::by(Shown::of(headers, certified), access, tokens)
     }
 
-    /// Nobody as yet, with what is shown: found out when something is [asked for](Self::again).
+    /// Returns an identity with credentials but without a user, which is identified when a message [needs
+    /// it](Self::again).
     pub(super) fn unjudged(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
         Self { shown: Shown::of(headers, certified), ..Self::default() }
     }
@@ -85,41 +86,41 @@ impl Identity {
         Ok(Self { user, shown, revision: access.revision() })
     }
 
-    /// Finds it out again, by what was shown then and as things are now.
+    /// Identifies the user again by the same credentials.
     ///
     /// # Errors
-    /// The token has ended meanwhile, or has never been one, and nobody asked.
+    /// Fails if the token has expired since or was never valid.
     pub(super) fn again(&self, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
         Self::by(self.shown.clone(), access, tokens)
     }
 
-    /// Who asks by this request. Without what the dispatch has found out it is nobody.
+    /// Returns the caller of a request. Without an identity from the dispatcher there is no user.
     pub(super) fn in_request<T>(request: &Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
 
-    /// The revision of the table of users at which it was found out.
+    /// Returns the auth revision at which the user was identified.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Whether it would be found out by this table as it was.
+    /// Returns whether the identity is still valid with this table.
     pub(super) fn holds(&self, access: &Access) -> bool {
-        // That users are switched on is no new revision of theirs.
+        // Enabling authentication does not change its revision.
         self.revision == access.revision() && (self.user.is_some() || !access.is_enabled())
     }
 
-    /// The user's name.
     pub(super) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// The same, as the library is told: by the table that it was found out by, and by no other.
+    /// Returns the caller for the library, with the auth revision at which it was identified.
     pub(super) fn caller(&self) -> Caller {
         Caller { user: self.user.clone(), revision: self.revision }
     }
 
-    /// The same, by a table at which nothing was looked at but the user's name: what was shown may have ended since.
+    /// Returns the caller with the current auth revision but without checking the credentials again; they may have
+    /// expired.
     pub(super) fn known_still(&self, access: &Access) -> Caller {
         Caller { user: self.user.clone(), revision: access.revision() }
     }

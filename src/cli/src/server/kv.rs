@@ -29,10 +29,9 @@ use crate::generated::etcdserverpb::{
     PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
 
-/// How many keys are passed over in no time.
+/// Number of keys whose scan takes no noticeable time.
 const FEW_KEYS: usize = 1000;
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct KvService(pub(super) Arc<Member>);
 
@@ -64,18 +63,19 @@ impl KvService {
         Ok(call)
     }
 
-    /// Whether a range takes long to read: by the keys that it passes over, whatever it is to answer with.
+    /// Returns whether a range takes long to read, which depends on the keys it scans rather than on the keys it
+    /// returns.
     fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
         let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
         by_value || self.0.client().estimated_len(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
     }
 
-    /// By when there must be room for an answer.
+    /// Returns the time until which a response may wait for room in the response budget.
     fn until(&self) -> Instant {
         Instant::now() + self.0.options().request_timeout()
     }
 
-    /// The answer to what may be asked again. Where there is no room for it, it is asked again once there is.
+    /// Runs a read. If there is no room for its response, waits for room and repeats the read.
     async fn read<T: Message, F: Future<Output = Result<T, Status>>>(
         &self,
         (turns, is_long): (&Turns, bool),
@@ -92,7 +92,7 @@ impl KvService {
         }
     }
 
-    /// The answer to what is done once. Where there is no room for it, that is all that is said.
+    /// Runs a change, which cannot be repeated. If there is no room for its response, returns only that it was applied.
     async fn write<T: Message>(
         &self,
         (turns, is_long): (&Turns, bool),
@@ -104,9 +104,9 @@ impl KvService {
         let (answer, bytes) = turns.aside(is_long, sized(ask)).await?;
         match self.0.room().keep(bytes, None) {
             Ok(room) => Ok(response(answer, bytes, room)),
-            // As whatever was applied, and no more can be said of it: whoever tries again must not be invited to.
+            // The code for changes that were applied, or may have been. It must not invite the client to retry.
             Err(Full) => Err(Status::unknown(
-                "bowline: it is done, and there is no room for its answer: too many others are not taken",
+                "bowline: applied, but the reply was dropped: too many unread responses",
             )),
         }
     }
@@ -127,7 +127,7 @@ impl KvService {
     }
 }
 
-/// An answer, and how many bytes its message has.
+/// Returns a response and the size of its message.
 async fn sized<T: Message>(
     answer: impl Future<Output = Result<T, Status>>,
 ) -> Result<(T, usize), Status> {
@@ -179,7 +179,7 @@ impl Kv for KvService {
         &self,
         _: Request<RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        // In the words that clients of 3.7 know from servers of 3.6, before they fall back.
+        // Clients of 3.7 fall back when they see this text, which comes from 3.6 servers.
         Err(Status::unimplemented("unknown method RangeStream for service etcdserverpb.KV"))
     }
 
@@ -254,15 +254,15 @@ impl Kv for KvService {
         }
     }
 
-    /// Physical or not: what is compacted cannot be read any more when the answer comes, and its memory is
-    /// given back without anybody having to wait.
+    /// Compacts, physical or not. When the response arrives, the compacted revisions are no longer readable; memory is
+    /// freed in the background.
     async fn compact(
         &self,
         request: Request<CompactionRequest>,
     ) -> Result<Response<CompactionResponse>, Status> {
         let who = Identity::in_request(&request);
         let CompactionRequest { revision, .. } = request.into_inner();
-        // What is below zero has been compacted in any store; zero has not, in a new one.
+        // A negative revision counts as compacted in any store; zero does not in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
         let compact = |client: UserClient| async move { client.compact(at).await };
         let reached = self.0.insisting(&who, compact).await?;
@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// A limit bounds what is answered, and not what is looked at.
+    /// A limit restricts the result, not the scan.
     #[tokio::test]
     async fn what_passes_over_many_keys_is_long_however_little_it_answers() {
         let dir = tempfile::tempdir().unwrap();

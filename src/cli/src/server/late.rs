@@ -1,5 +1,5 @@
-//! A request whose message comes later than its head: whoever asks is judged again when it is there, or a token could be
-//! shown while it is good, and used for as long as a connection holds.
+//! Re-checks authorization when a request's body arrives long after its headers. Otherwise a client could present a
+//! valid token once and use it for as long as the connection lives.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use super::dispatch::Needs;
 use super::identity::Identity;
 use super::member::Member;
 
-/// How long a judgement holds while users and roles stay as they are. Nearly all messages come with their heads.
+/// Time for which a check stays valid if users and roles do not change. Nearly all bodies arrive within it.
 const HOLDS_FOR: Duration = Duration::from_secs(1);
 
-/// How long the one message of a request may take to arrive.
+/// Maximum time for the message of a unary request to arrive.
 pub(super) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// The body of a request that was let in by its head.
+/// The body of a request whose headers were admitted.
 pub(super) struct Late<B> {
     body: B,
-    /// None where every message is judged by the service.
+    /// `None` if the service checks every message itself.
     doubt: Option<Doubt>,
     patience: Patience,
 }
 
-/// How long it is waited for a body.
+/// Time limit for a body.
 pub(super) enum Patience {
-    /// Its messages come when they come.
+    /// No limit, for request streams.
     Endless,
-    /// It is there at once, as nearly all are, or there is so much time when it first is not.
+    /// This long, counted from the first time that the body has no data.
     Of(Duration),
-    /// Until then.
+    /// Until this timer fires.
     Until(Pin<Box<Sleep>>),
 }
 
 impl Patience {
-    /// Whether it has ended, at a body that has nothing now.
+    /// Returns whether the time is over. Called when the body has no data.
     fn has_ended(&mut self, context: &mut Context<'_>) -> bool {
         if let Self::Of(time) = self {
             *self = Self::Until(Box::pin(tokio::time::sleep(*time)));
@@ -51,26 +51,26 @@ impl Patience {
     }
 }
 
-/// What is said to who takes too long.
+/// Returns the error for a body that takes too long.
 pub(super) fn too_slow() -> Status {
     Status::deadline_exceeded(format!(
-        "bowline: a request that takes longer than {} s to arrive",
+        "bowline: the request did not arrive within {} s",
         MESSAGE_TIME_MAX.as_secs()
     ))
 }
 
-/// Who was let in, by what, and when that was.
+/// An admitted caller, and when the caller was checked.
 pub(super) struct Doubt {
     member: Arc<Member>,
     who: Identity,
     needs: Needs,
-    /// Whether users and roles were on then: that is no new revision of theirs.
+    /// Whether authentication was on; enabling it does not change its revision.
     were_on: bool,
     judged: Instant,
 }
 
 impl Doubt {
-    /// About who was let in just now.
+    /// Returns the state for a caller that was checked just now.
     pub(super) fn about(member: &Arc<Member>, who: &Identity, needs: Needs) -> Self {
         let were_on = member.client().access().is_enabled();
         let (member, who, judged) = (Arc::clone(member), who.clone(), Instant::now());
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// A frame every few milliseconds, and no end.
+    /// A body that yields a frame every few milliseconds without end.
     struct Drip(Option<Pin<Box<Sleep>>>);
 
     impl HttpBody for Drip {
@@ -162,7 +162,7 @@ mod tests {
         let patience = Patience::Of(Duration::from_millis(100));
         let late = Late::new(Drip(None), None, patience);
         let collected = tokio::time::timeout(Duration::from_secs(20), late.collect()).await;
-        let refused = collected.expect("it is waited for").unwrap_err();
+        let refused = collected.expect("the body is waited for").unwrap_err();
         let refused = Status::from_error(refused);
         assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused:?}");
     }

@@ -1,4 +1,4 @@
-//! Streams that end when there is no leader: one look for all of them.
+//! Ends streams when there is no leader. One task checks this for all streams.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tonic::{Request, Status};
 use super::member::Member;
 use super::wire::Reason;
 
-/// How often it is looked for.
+/// Interval between checks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Since when there has been none; none, if there is one.
+/// The time since which there has been no leader; `None` while there is one.
 pub(super) struct Leaderless(watch::Sender<Option<Instant>>);
 
 impl Leaderless {
@@ -22,7 +22,7 @@ impl Leaderless {
         Self(watch::Sender::new(None))
     }
 
-    /// Looks at a member from now on, for as long as it is there.
+    /// Observes a member until it is dropped.
     pub(super) fn keep_looking(&self, member: &Arc<Member>) {
         tokio::spawn(look(Arc::downgrade(member), self.0.clone()));
     }
@@ -42,17 +42,17 @@ async fn look(member: Weak<Member>, says: watch::Sender<Option<Instant>>) {
     }
 }
 
-/// Whether a call is refused where there is no leader.
+/// Returns whether a call must be rejected without a leader.
 pub(super) fn asks_for_leader(headers: &HeaderMap) -> bool {
     headers.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Whether a stream is to end when there is no leader.
+/// Returns whether a stream must end without a leader.
 pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
     asks_for_leader(request.metadata().as_ref())
 }
 
-/// Ends when there was no leader for too long, from now on.
+/// Completes when there has been no leader for too long, counted from now at the earliest.
 pub(super) async fn leader_lost(member: &Member) -> Status {
     let begun = Instant::now();
     let mut seen = member.leaderless().0.subscribe();
@@ -66,7 +66,7 @@ pub(super) async fn leader_lost(member: &Member) -> Status {
         };
         tokio::select! {
             () = ends => return Reason::NoLeader.into(),
-            // It says so for as long as the member is there.
+            // The sender lives as long as the member.
             _ = seen.changed() => {}
         }
     }

@@ -1,4 +1,4 @@
-//! `etcdserverpb.Lease`: grants, revocations, keep-alives, and how long leases live.
+//! `etcdserverpb.Lease`: grants, revocations, renewals and remaining TTLs.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -23,26 +23,25 @@ use crate::generated::etcdserverpb::{
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct LeaseService(pub(super) Arc<Member>);
 
-/// What no lease lives.
+/// TTL reported for a lease that does not exist.
 const NO_TTL: i64 = -1;
 
-/// How many renewals of a stream are under way at a time. Each takes a round through the cluster: one after the other,
-/// the leases of a client far away would end.
+/// Maximum number of concurrent renewals per stream. Each takes a round trip through the cluster, so the leases of a
+/// distant client would expire if they were renewed one by one.
 const IN_HAND: usize = 32;
 
-/// How many more a stream may have asked for: what is left unread costs a client its connection when it is as many small
-/// messages as a few thousand.
+/// Maximum number of queued renewals per stream. Leaving more requests unread would fill the connection's flow control
+/// after a few thousand small messages and block it.
 const WAITING_MAX: usize = 1 << 15;
 
-/// How many leases a stream remembers that it has renewed; then it begins anew.
+/// Maximum number of leases that a stream remembers as renewed; then it starts over.
 const KEPT_MAX: usize = 1 << 14;
 
 impl LeaseService {
-    /// The shortest life of a lease: it must outlive an election. In whole seconds, as the protocol counts.
+    /// Returns the minimum TTL in whole seconds, which must outlive an election.
     fn least_ttl(&self) -> Duration {
         let (election, heartbeat) = (self.0.options().election_timeout, self.0.options().heartbeat);
         let ticks = election.as_nanos() / heartbeat.as_nanos().max(1);
@@ -50,11 +49,11 @@ impl LeaseService {
         Duration::from_secs(u64::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u64::MAX))
     }
 
-    /// How long it lives from now on, in seconds; 0 if it has ended.
+    /// Renews a lease and returns its TTL in seconds, or 0 if it has ended.
     async fn keep_alive(member: &Member, who: &Identity, id: i64) -> Result<i64, Status> {
         let Some(lease) = lease_id(id) else { return Ok(0) };
         match member.acting_still(who).renew(lease).await {
-            // None is what is said of one that has ended.
+            // 0 would mean that the lease has ended.
             Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
             Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(0),
             Err(error) => Err(unanswered(member, error)),
@@ -62,7 +61,7 @@ impl LeaseService {
     }
 }
 
-/// Why the leader has not answered: as in etcd it is said where there is none.
+/// Converts an error of the leader. As in etcd, a missing leader is reported as such.
 fn unanswered(member: &Member, error: Error) -> Status {
     match error {
         Error::Deadline { .. } if !member.has_leader() => Reason::NoLeader.into(),
@@ -70,7 +69,7 @@ fn unanswered(member: &Member, error: Error) -> Status {
     }
 }
 
-/// Futures that run side by side, within the task of whoever waits for the first of them.
+/// Futures that run concurrently within one task, and complete in order.
 struct InOrder<F: Future>(VecDeque<Run<F>>);
 
 enum Run<F: Future> {
@@ -79,7 +78,7 @@ enum Run<F: Future> {
 }
 
 impl<F: Future> InOrder<F> {
-    /// Begins one, behind the others.
+    /// Starts a future at the end of the queue.
     async fn begin(&mut self, future: F) {
         let mut future = Box::pin(future);
         let first = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
@@ -89,8 +88,8 @@ impl<F: Future> InOrder<F> {
         });
     }
 
-    /// What the first has come to; while there is none, it waits. The others wake the same task, and are looked at when
-    /// it is their turn.
+    /// Returns the result of the first future, and waits if there is none. The other futures wake the same task, but
+    /// are polled only when they become the first.
     async fn next(&mut self) -> F::Output {
         poll_fn(|context| match self.0.pop_front() {
             None => Poll::Pending,
@@ -107,24 +106,24 @@ impl<F: Future> InOrder<F> {
     }
 }
 
-/// A stream that keeps leases alive.
+/// A stream of renewals.
 struct KeepingAlive {
     member: Arc<Member>,
     who: Identity,
-    /// Those that it has renewed. They go on for as long as their user may, like watches that are open; for another one
-    /// the stream may be old, and who opened it nobody any more.
+    /// Leases that this stream has renewed. Like open watches, they are renewed further as long as the user has
+    /// permission. For other leases the caller is identified again, because its credentials may have expired.
     kept: HashSet<i64>,
 }
 
 impl KeepingAlive {
-    /// Answers what comes, in the order in which it came.
+    /// Answers the requests in order.
     async fn run(
         mut self,
         mut requests: Streaming<LeaseKeepAliveRequest>,
         answers: Answers<LeaseKeepAliveResponse>,
     ) -> Result<(), Status> {
         let (mut under_way, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
-        // How it ends, once no more is to be read: what came before is answered before.
+        // Result of the stream once no more requests are read. Earlier requests are answered first.
         let mut end = None;
         loop {
             while under_way.0.len() < IN_HAND
@@ -162,7 +161,7 @@ impl KeepingAlive {
         }
     }
 
-    /// The renewal of a lease, which begins when it is looked at first.
+    /// Returns the renewal of a lease, which starts when first polled.
     fn renew(
         &mut self,
         id: i64,
@@ -170,7 +169,7 @@ impl KeepingAlive {
         if !self.kept.contains(&id) {
             self.who = self.member.again(&self.who)?;
         }
-        // Filled before the renewal: what is renewed lived at this revision.
+        // Taken before the renewal: a lease that is then renewed existed at this revision.
         let header = self.member.header_now();
         let (member, who) = (Arc::clone(&self.member), self.who.clone());
         Ok(async move {
@@ -191,7 +190,7 @@ impl KeepingAlive {
     }
 }
 
-/// Rounds the remaining TTL down to whole seconds. Right after a grant the result is below the TTL, as in etcd, even if
+/// Rounds the remaining TTL down to whole seconds. As in etcd, the result is below the TTL right after a grant, even if
 /// the clock shows no time since the grant.
 fn seconds_left(left: Duration) -> i64 {
     left.saturating_sub(Duration::from_nanos(1)).as_secs() as i64
@@ -264,7 +263,7 @@ impl Lease for LeaseService {
             None => None,
         };
         if left.is_some() {
-            // Before the keys are read: a client that watches from the next revision misses no key.
+            // Taken before the keys are read, so that a client that watches from the next revision misses no key.
             response.header = self.0.header_now();
         }
         if let (Some(lease), Some(left)) = (lease, left)
@@ -285,7 +284,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         let client = self.0.acting(&Identity::in_request(&request))?;
         let header = self.0.header_now();
-        // Looked at before and after: one that came or went meanwhile hides nothing.
+        // Compared before and after, so that a lease granted or revoked in between cannot conceal a hidden one.
         let all = self.0.client().leases();
         let leases = client.leases().map_err(refused)?;
         let hidden = |lease: &LeaseId| {

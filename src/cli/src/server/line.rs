@@ -1,13 +1,12 @@
-//! The line before a lock or an election, as etcd's concurrency package forms it: a key below the name for each
-//! lease, in the order of their creation. The keys are the same as those of the library's own locks and elections,
-//! so all of them stand in one line.
+//! The queue of a lock or an election, in the layout of etcd's concurrency package: one key below the name for each
+//! lease, ordered by creation. The library's own locks and elections use the same keys, so all of them share one queue.
 //!
-//! A lease has one key in a line, which belongs to all calls that ask with it. When the last of them that came to it is
-//! over, and none was answered by it, the key goes:
+//! A lease has one key in a queue, shared by all calls with this lease. When the last call that created or adopted the
+//! key ends, and none of them was answered with it, the key is deleted:
 //!
 //! ```text
-//!   come ──▶ enter or leave, one at a time ──▶ wait to be the first ──▶ answered: the key stays
-//!                                                        └────────────▶ nobody heard it: the last of them deletes it
+//!   call ──▶ join or leave, one at a time ──▶ wait to be first ──▶ answered: the key stays
+//!                                                    └───────────▶ not answered: the last call deletes the key
 //! ```
 
 use std::collections::HashMap;
@@ -30,42 +29,42 @@ use super::identity::Identity;
 use super::member::Member;
 use super::wire::{Reason, refused};
 
-/// How long the lease lives that is granted to who brings none. Nobody keeps it alive.
+/// TTL of the lease granted to a caller without a lease. It is not renewed.
 const LENT_TTL: Duration = Duration::from_secs(60);
 
-/// How long it is tried to enter the line. Whoever asked is told much sooner that it has not come to be; but only who
-/// knows how it ended can take back what may have become of it.
+/// Time limit for the attempt to join the queue. The caller times out much earlier, but the attempt continues, because
+/// its outcome must be known before its key can be deleted.
 const ENTERS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long it waits before it tries again to leave the line: twice as long each time.
+/// Initial pause before another attempt to leave the queue; it doubles each time.
 const LEAVES_AGAIN: Duration = Duration::from_millis(50);
 const LEAVES_AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// Pause before a read is repeated that no leader has confirmed in time.
 const READS_AGAIN: Duration = Duration::from_millis(100);
 
-/// The keys in all lines to which calls of this member have come, for as long as those are under way.
+/// The keys of running calls at this member, in all queues.
 #[derive(Default)]
 pub(super) struct Spots(Mutex<HashMap<Bytes, Arc<Spot>>>);
 
-/// One key. Whoever enters the line, or leaves it, has it to itself meanwhile.
+/// A key. Joining and leaving the queue hold its lock.
 #[derive(Default)]
 struct Spot(tokio::sync::Mutex<Made>);
 
-/// What the calls have made of a key.
+/// State of a key that calls share.
 #[derive(Default, Debug)]
 struct Made {
-    /// How many of them have entered, and are not over.
+    /// Number of calls that have joined and not ended.
     entered: usize,
-    /// When it was created, by one of them, and when one of them came to it last. None, if it was there before, and so is
-    /// somebody else's.
+    /// If one of the calls created the key: the revision of its creation, and the revision at which a call last joined
+    /// it. `None` if the key existed before and so belongs to another client.
     own: Option<(Revision, Revision)>,
-    /// One was answered: it is its client's now.
+    /// Whether a call was answered with the key, so that it belongs to the client now.
     is_told: bool,
 }
 
 impl Made {
-    /// Another call has entered.
+    /// Records that a call has joined.
     fn enters(&mut self, entered: &Entered) {
         self.entered += 1;
         let Place { created, revision, .. } = entered.place;
@@ -79,7 +78,7 @@ impl Made {
         };
     }
 
-    /// One is over. What there is for it to delete, if it is the last.
+    /// Records that a call has ended. If it is the last, returns the revisions of the key to delete, if any.
     fn is_over(&mut self) -> Option<(Revision, Revision)> {
         self.entered -= 1;
         self.own.filter(|_| self.entered == 0 && !self.is_told)
@@ -92,7 +91,7 @@ impl Spots {
         Arc::clone(spots.entry(key.clone()).or_default())
     }
 
-    /// Whose it was is done with it.
+    /// Releases a key.
     fn give_back(&self, key: &Bytes, spot: Arc<Spot>) {
         let mut spots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         drop(spot);
@@ -102,25 +101,24 @@ impl Spots {
     }
 }
 
-/// A place in the line.
+/// A queue entry.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// Its key.
     pub(super) key: Bytes,
-    /// The lease that it hangs on.
+    /// Lease to which the key is attached.
     pub(super) lease: LeaseId,
-    /// The revision at which it was created.
+    /// Revision at which the key was created.
     pub(super) created: Revision,
-    /// The store's revision when it was known to be the first.
+    /// The store's revision at which the entry was known to be the first.
     pub(super) revision: Revision,
 }
 
-/// The keys of a line.
+/// Returns the key range of a queue.
 pub(super) fn keys_of(name: &[u8]) -> KeyRange {
     KeyRange::prefix([name, b"/"].concat())
 }
 
-/// The first of a line, with the store's revision. Whoever looks has been asked who it is before.
+/// Returns the first entry of a queue and the store's revision. The caller must be identified already.
 pub(super) async fn first(
     member: &Member,
     who: &Identity,
@@ -145,7 +143,7 @@ pub(super) async fn first_at_last(
     Ok((reply.kvs.into_iter().next(), reply.revision))
 }
 
-/// Repeats a read until a leader has confirmed it. For calls that wait anyway: an election must not end them.
+/// Repeats a read until a leader has confirmed it. For calls that wait anyway, which an election must not end.
 pub(super) async fn read_again<T, R>(mut read: impl FnMut() -> R) -> Result<T, Status>
 where
     R: IntoFuture<Output = Result<T, Error>>,
@@ -158,8 +156,9 @@ where
     }
 }
 
-/// Enters the line and waits until this place is the first. Whoever drops the future leaves the line: as soon as it
-/// is known whether it was entered, its key is deleted. `gone` is what is said when the place is lost meanwhile.
+/// Joins the queue and waits until the entry is the first. If the future is dropped, the entry leaves the queue: its
+/// key is deleted as soon as the outcome of the join is known. `gone` is the error text if the entry is deleted while
+/// waiting.
 pub(super) async fn take_place(
     member: &Arc<Member>,
     who: Identity,
@@ -170,16 +169,16 @@ pub(super) async fn take_place(
 ) -> Result<Place, Status> {
     let (caller, place) = oneshot::channel();
     let (member, call) = (Arc::clone(member), Call { who, name, value, gone });
-    // A task of its own: it must not end where its caller does.
+    // A separate task, because it must not end with its caller.
     let stands = async move { stand(&member, &call, lease, caller).await };
     tokio::spawn(stands.in_current_span());
     place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
 }
 
-/// Who waits for a place.
+/// The receiver of the result.
 type Caller = oneshot::Sender<Result<Place, Status>>;
 
-/// What is asked for, but for the lease.
+/// The request without its lease.
 struct Call {
     who: Identity,
     name: Bytes,
@@ -197,7 +196,7 @@ async fn stand(member: &Member, call: &Call, lease: i64, mut caller: Caller) {
     };
     let lease = match lease {
         Ok(lease) => lease,
-        // If nobody listens there is nobody to tell.
+        // Fails if the caller is gone.
         Err(status) => return drop(caller.send(Err(status))),
     };
     let key = Bytes::from([&call.name, &b"/"[..], hexadecimal(lease).as_bytes()].concat());
@@ -220,7 +219,7 @@ async fn stand_at(
         () = sleep_until(in_time) => None,
         () = caller.closed() => return,
     };
-    // Nothing has been asked for so far, and nothing will be.
+    // Nothing was sent so far.
     let Some(mut made) = made else { return drop(caller.send(Err(Reason::Timeout.into()))) };
     let mut caller = Some(caller);
     let entered = {
@@ -229,7 +228,8 @@ async fn stand_at(
             biased;
             entered = &mut entering => entered,
             () = sleep_until(in_time) => {
-                // Nobody waits for it any more. When it is known whether it is there, it is over.
+                // The caller's call times out now. The attempt continues until its outcome is known, and then its key
+                // is deleted.
                 caller.take().map(|caller| caller.send(Err(Reason::Timeout.into())));
                 entering.await
             }
@@ -261,7 +261,7 @@ async fn stand_at(
     over(member, &entered.place, &mut made).await;
 }
 
-/// A call that has entered is over. If it is the last of its key, and none was answered by it, the key goes.
+/// Ends a call that has joined. If it is the last one for its key, and none was answered with it, deletes the key.
 async fn over(member: &Member, place: &Place, made: &mut Made) {
     if let Some((created, last)) = made.is_over() {
         leave(member, place, created, last).await;
@@ -269,7 +269,7 @@ async fn over(member: &Member, place: &Place, made: &mut Made) {
     }
 }
 
-/// The lease that a call has brought, or one that it is lent.
+/// Returns the caller's lease, or grants one.
 async fn lease_of(member: &Member, who: &Identity, lease: i64) -> Result<LeaseId, Status> {
     match super::wire::lease_id(lease) {
         Some(lease) => Ok(lease),
@@ -280,11 +280,11 @@ async fn lease_of(member: &Member, who: &Identity, lease: i64) -> Result<LeaseId
 struct Entered {
     place: Place,
     is_new: bool,
-    /// Nobody stood before it when it was entered.
+    /// Whether no entry was ahead when it joined.
     is_first: bool,
 }
 
-/// As etcd's clients write it in their keys: a signed number.
+/// Formats a lease id as etcd's clients do in their keys: as a signed number.
 fn hexadecimal(lease: LeaseId) -> String {
     let id = lease.get() as i64;
     format!("{}{:x}", if id < 0 { "-" } else { "" }, id.unsigned_abs())
@@ -298,7 +298,7 @@ async fn enter(
 ) -> Result<Entered, Status> {
     let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
-    // Who is first is said in the same breath: where nobody waits, entering is all that there is to do.
+    // Read the first entry in the same transaction, so that an uncontended lock needs only one.
     let line = Range {
         limit: Some(1),
         sort: Sort { target: SortTarget::Create, order: SortOrder::Ascend },
@@ -306,7 +306,8 @@ async fn enter(
         ..Range::new(keys_of(name))
     };
     let txn = txn.then(put).then(Op::Range(line.clone()));
-    // Another version of the row tells the call that made it, which may have been given up, that it is this one's too.
+    // Writing a new version of the row tells the call that created it, which may have been abandoned, that this call
+    // shares the key.
     let again = Put { value: PutValue::Keep, lease: PutLease::Keep, ..Put::new(key.clone(), "") };
     let txn = txn.or_else(again).or_else(Op::get(key.clone())).or_else(Op::Range(line));
     let reply = match txn.deadline(ENTERS_FOR).commit().await {
@@ -314,9 +315,9 @@ async fn enter(
         Err(error) => {
             if let Error::AnswerLost { revision } = error {
                 match &mut made.own {
-                    // It has come to what others have, who will see to it.
+                    // The key is shared with running calls, which will delete it.
                     Some((_, last)) if made.entered > 0 => *last = revision,
-                    // If it has come, then with this revision.
+                    // If this call created the key, then at this revision.
                     _ => {
                         let place = Place { key, lease, created: revision, revision };
                         leave(member, &place, revision, revision).await;
@@ -338,10 +339,10 @@ async fn enter(
         [TxnResult::Put(_), TxnResult::Range(own), TxnResult::Range(line)] => {
             (own.kvs.first(), is_first(line))
         }
-        _ => return Err(Status::internal("bowline: a transaction without its answers")),
+        _ => return Err(Status::internal("bowline: incomplete response to a transaction")),
     };
     let Some(row) = row else {
-        return Err(Status::internal("bowline: a key that is there and is not"));
+        return Err(Status::internal("bowline: contradictory responses about a key"));
     };
     let mut entered = Entered { place: place(row.create_revision), is_new: false, is_first };
     if row.value != *value {
@@ -359,7 +360,7 @@ async fn enter(
     Ok(entered)
 }
 
-/// Gives a place another value. Says the revision at which it has it.
+/// Changes the value of an entry. Returns the revision of the change.
 async fn rename(
     member: &Member,
     who: &Identity,
@@ -372,11 +373,11 @@ async fn rename(
     if reply.succeeded { Ok(reply.revision) } else { Err(Status::unknown("election: not leader")) }
 }
 
-/// Deletes a place, if it is still the one that was created then, and no other call has come to it since: by the member
-/// itself, whatever its user may do by now.
+/// Deletes an entry if it is still the one created at that revision and no other call has joined it since. The member
+/// itself deletes it, whatever permissions the user has by now.
 async fn leave(member: &Member, place: &Place, created: Revision, last: Revision) {
     let held = || Compare::create_revision(place.key.clone()).eq(created);
-    // Another call, of another member, says in the row that it has come.
+    // A call at another member writes a new version of the row when it joins.
     let is_last = || Compare::mod_revision(place.key.clone()).eq(last);
     let mut pause = LEAVES_AGAIN;
     loop {
@@ -384,7 +385,7 @@ async fn leave(member: &Member, place: &Place, created: Revision, last: Revision
         let txn = txn.then(Op::delete(place.key.clone()));
         match txn.commit().await {
             Err(error) if error.is_transient() => {
-                // Too much to do, or no leader: its lease ends it at the latest.
+                // Overloaded, or no leader. At the latest the key is deleted when its lease expires.
                 if !member.client().has_lease(place.lease) {
                     return;
                 }
@@ -396,7 +397,7 @@ async fn leave(member: &Member, place: &Place, created: Revision, last: Revision
     }
 }
 
-/// Waits until nobody stands before a place. Says the store's revision.
+/// Waits until no entry is ahead. Returns the store's revision.
 async fn wait(
     member: &Member,
     Call { who, name, gone, .. }: &Call,
@@ -408,7 +409,7 @@ async fn wait(
     }
     loop {
         let before = last_before(member, who, name, place).await?;
-        // Read after the line was: the replica is at least as new.
+        // Read after the queue: the replica is at least as recent.
         let row = member.acting_still(who).get(place.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != place.created) {
             return Err(Status::unknown(*gone));
@@ -419,13 +420,13 @@ async fn wait(
         };
         tokio::select! {
             ended = until_deleted(member, who, before, revision.next()) => ended?,
-            // Lost while it waits: nobody needs to get out of its way first.
+            // If the entry is deleted while waiting, this is noticed even before the entry ahead of it is gone.
             ended = until_deleted(member, who, place.key.clone(), revision.next()) => ended?,
         }
     }
 }
 
-/// The key of the last place before this one, and the store's revision.
+/// Returns the key of the entry directly ahead, and the store's revision.
 async fn last_before(
     member: &Member,
     who: &Identity,
@@ -442,7 +443,8 @@ async fn last_before(
     Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
 }
 
-/// Waits until a key is deleted at or after a revision. Ends too when the past has been forgotten: look again.
+/// Waits until a key is deleted at or after a revision. Also returns if that part of the history was compacted; the
+/// caller must then read the key again.
 async fn until_deleted(
     member: &Member,
     who: &Identity,

@@ -1,7 +1,7 @@
-//! Sockets: accepts clients, with TLS where the URL says so, and ends their connections when the server stops.
+//! Accepts client connections, with TLS where the URL requires it, and closes them when the server stops.
 //!
-//! Nothing that a client does before it has proven who it is may cost others anything: see [`super::newcomers`]. And a
-//! part of the process's descriptors is never given to clients, or the log would have none.
+//! A client that has not authenticated must not be able to harm others; see [`super::newcomers`]. A share of the
+//! process's file descriptors is reserved, so that clients cannot use up those that the log needs.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,52 +25,55 @@ use super::newcomers::{Newcomer, Newcomers};
 use super::socket::{Listener, Socket};
 use super::tls::Tls;
 
-/// How long calls that are under way may go on when the server stops.
+/// Time that running calls get to finish when the server stops.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Connections that the system keeps for a port until they are accepted.
+/// Backlog of a listening socket.
 const BACKLOG: u32 = 1024;
 
-/// How long to wait when the process has no room for another connection.
+/// Pause before the next accept when no connection could be opened.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 
-/// After how much silence a client's machine is asked whether it is there still, and how often then.
+/// Idle time before the first TCP keepalive probe, and the interval between probes.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 
-/// How long a client may take for its first word and, where there is TLS, for its handshake.
+/// Time limit for a client's first bytes and, with TLS, for the handshake.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
-/// How long a connection of HTTP/1 may be without a request, or a request's head take: one that has shown itself is kept
-/// as those of gRPC are, but not for ever.
+/// Time that an HTTP/1 connection may be idle, or that the headers of a request may take. Longer than for new
+/// connections, because the client has already proven itself.
 const IDLE_MAX: Duration = Duration::from_secs(600);
 
-/// How many descriptors are kept for the log, snapshots and other members; half of them where there are few.
+/// Number of file descriptors reserved for the log, snapshots and other members. With a low limit, half of the
+/// descriptors are reserved.
 const DESCRIPTORS_KEPT: usize = 512;
 
-/// How much of a stream, and of a connection, may be under way, in bytes.
+/// HTTP/2 flow control windows of a stream and of a connection, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// How many calls of a connection may be given up before anybody has looked at them. With more it is ended, and all else that
-/// is under way on it: who stood still for longer than its clients wait finds many, and their clients mean no harm.
+/// Maximum number of calls on a connection that the client has reset before the server has accepted them. Beyond it the
+/// connection is closed with all its calls. The limit is high because a server that was suspended for longer than its
+/// clients' timeouts finds many resets, which are no attack.
 const UNSEEN_RESETS_MAX: usize = 4096;
 
-/// The sockets that clients connect to.
+/// The listening sockets for clients.
 pub(super) struct Doors {
     listeners: Vec<(Listener, Manner)>,
 }
 
-/// How whoever comes to a port is met.
+/// How connections at a port are handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Manner {
-    /// Whether TLS is spoken, and whether none is; both, where two URLs differ in nothing else.
+    /// Whether the port accepts TLS, and whether it accepts plain connections. Both are set if two URLs differ only in
+    /// that.
     tls: bool,
     plain: bool,
     offer: Offer,
 }
 
-/// What lies behind the doors.
+/// State shared by all connections.
 struct Hall {
     builder: Builder<TokioExecutor>,
     dispatch: Dispatch,
@@ -80,10 +83,10 @@ struct Hall {
 }
 
 impl Doors {
-    /// Takes the ports. Whoever connects waits until they are opened.
+    /// Binds the ports. Clients can connect, but are accepted only after `open`.
     ///
     /// # Errors
-    /// The first address that cannot be had.
+    /// Fails at the first address that cannot be bound.
     pub(super) async fn take(doors: &[Door]) -> Result<Self, (String, io::Error)> {
         let mut listeners: Vec<(Listener, Manner)> = Vec::new();
         for Door { url, offer } in doors {
@@ -115,8 +118,8 @@ impl Doors {
         Ok(Self { listeners })
     }
 
-    /// Lets clients in until `stop` says so; then ends their connections, and returns when none is left. Whoever asks only
-    /// how the member is comes in at once, all others once it is `ready`.
+    /// Accepts clients until `stop` is set, then closes their connections and returns when none is left. Health ports
+    /// accept at once, all others when the member is `ready`.
     pub(super) async fn open(
         self,
         dispatch: &Dispatch,
@@ -153,13 +156,14 @@ impl Doors {
     }
 }
 
-/// Listens on the first of the addresses that this machine has. All addresses of IPv4 means all of both families, as in Go.
+/// Listens on the first of the addresses that belongs to this machine. The unspecified IPv4 address listens on both
+/// families, as in Go.
 async fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {
         match listen_at(*address) {
             Ok(listener) => return Ok(listener),
-            // Another server's: clients would find that one.
+            // Another server uses the address, and clients would reach that one.
             Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => return Err(taken),
             Err(refused) => error = refused,
         }
@@ -185,8 +189,8 @@ fn is_any_ipv6(address: SocketAddr) -> bool {
     address.is_ipv6() && address.ip().is_unspecified()
 }
 
-/// Returns a name's addresses in the order in which they are tried: as in Go, those of IPv4 first. An unspecified address is
-/// tried as that of both families, then of IPv4 alone, for machines without IPv6.
+/// Returns the addresses in the order in which to try them: IPv4 first, as in Go. An unspecified address is tried for
+/// both families, and then for IPv4 alone, for machines without IPv6.
 fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses: Vec<_> = addresses.collect();
     addresses.sort_by_key(SocketAddr::is_ipv6);
@@ -197,13 +201,13 @@ fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     addresses
 }
 
-/// How many connections there may be: as many as there are descriptors, of which as many are asked for as may be, but
-/// for those that are kept.
+/// Raises the limit of file descriptors as far as allowed and returns the maximum number of connections, which is the
+/// limit without the reserved descriptors.
 fn seats() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         limit.current = limit.maximum;
-        // Where that is refused, what there was is what there is.
+        // If that fails, the old limit stays.
         setrlimit(Resource::Nofile, limit).ok();
         limit = getrlimit(Resource::Nofile);
     }
@@ -243,21 +247,20 @@ async fn accept(
         match accepted {
             Ok(stream) => {
                 let Some(seat) = seat(&hall).await else {
-                    hall.newcomers
-                        .complain(&"all connections that there may be are taken (ulimit -n)");
+                    hall.newcomers.complain(&"no connection slots left (see ulimit -n)");
                     continue;
                 };
-                // Counted before its task runs, so that a flood is bounded while it comes in.
+                // Counted before its task runs, so that the number is bounded even during a flood.
                 let newcomer = hall.newcomers.enter();
                 let (hall, stop) = (Arc::clone(&hall), stop.clone());
                 connections.spawn(async move {
                     welcome(stream, manner, &hall, newcomer, stop).await;
                     drop(seat);
                 });
-                // In a flood, those that have something to say are heard before the next comes in.
+                // During a flood, lets connections that have sent something run before the next one is accepted.
                 tokio::task::yield_now().await;
             }
-            // The client is gone already, or there are no descriptors left: the next one may fare better.
+            // The client is gone already, or no descriptors are left; the next accept may succeed.
             Err(error) => {
                 hall.newcomers.complain(&error);
                 tokio::time::sleep(NO_ROOM_PAUSE).await;
@@ -270,7 +273,8 @@ async fn accept(
     connections.shutdown().await;
 }
 
-/// A seat for another connection: one that is free, or that of a newcomer that has said nothing for longest.
+/// Returns a permit for another connection: a free one, or that of the pending connection that has been silent for
+/// longest.
 async fn seat(hall: &Hall) -> Option<OwnedSemaphorePermit> {
     let seats = || Arc::clone(&hall.seats);
     match seats().try_acquire_owned() {
@@ -282,8 +286,7 @@ async fn seat(hall: &Hall) -> Option<OwnedSemaphorePermit> {
     }
 }
 
-/// Who has gone without a word, and owes nothing that HTTP would notice, is noticed by TCP. Where the system has no such
-/// thing it is as it was.
+/// Enables TCP keepalive, which detects clients that vanish while no data is due. Errors are ignored.
 fn keep_alive(stream: &Socket) {
     let Some(stream) = stream.tcp() else { return };
     drop(stream.set_nodelay(true));
@@ -292,7 +295,7 @@ fn keep_alive(stream: &Socket) {
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, PROBE_EVERY));
 }
 
-/// One connection from its first byte to its last.
+/// Handles a connection from its first to its last byte.
 async fn welcome(
     stream: Socket,
     manner: Manner,
@@ -317,16 +320,16 @@ async fn welcome(
             let dispatch = hall.dispatch.clone().offering(manner.offer).with_certificate(user);
             serve(stream, hall, dispatch, doubt, stop).await;
         }
-        // It has gone without a word: that is how load balancers see whether a port is open.
+        // The client has disconnected without sending anything. Load balancers do that to check a port.
         Ok(Ok(Greeted::Gone)) => {}
         Ok(Err(why)) => hall.newcomers.complain(&why),
         Err(_) => {
-            hall.newcomers.complain(&format!("it took more than {GREETING_MAX:?} to say who it is"))
+            hall.newcomers.complain(&format!("the handshake took longer than {GREETING_MAX:?}"))
         }
     }
 }
 
-/// A connection that has been let in, with what is served to it.
+/// Serves an accepted connection.
 async fn serve(
     wire: impl Wire,
     hall: &Hall,
@@ -339,7 +342,7 @@ async fn serve(
     let mut connection = pin!(hall.builder.serve_connection(TokioIo::new(wire), dispatch));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = gone => return tracing::debug!("a client has gone, and left something unread"),
+        () = gone => return tracing::debug!("a client disconnected with unread data"),
         why = doubt.confirmed() => return hall.newcomers.complain(&why),
         () = told(&mut stop) => {
             connection.as_mut().graceful_shutdown();
@@ -347,13 +350,13 @@ async fn serve(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended");
+        tracing::debug!(%error, "connection ended");
     }
 }
 
 /// Waits until the server is to stop.
 async fn told(stop: &mut watch::Receiver<bool>) {
-    // Who could say it is gone: that says it too.
+    // A dropped sender means stop as well.
     drop(stop.wait_for(|stop| *stop).await);
 }
 

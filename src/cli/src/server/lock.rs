@@ -1,4 +1,4 @@
-//! `v3lockpb.Lock`: locks that are held on behalf of clients, in the line that etcd's concurrency package forms.
+//! `v3lockpb.Lock`: locks on behalf of clients, in the queue layout of etcd's concurrency package.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use super::wire::{Reason, refused};
 use crate::generated::v3lockpb::lock_server::Lock;
 use crate::generated::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct LockService(pub(super) Arc<Member>);
 
@@ -28,7 +27,7 @@ impl Lock for LockService {
         Ok(Response::new(LockResponse { header, key: place.key }))
     }
 
-    /// Deletes whatever key is given, as etcd does.
+    /// Deletes the given key, whatever it is, as etcd does.
     async fn unlock(
         &self,
         request: Request<UnlockRequest>,

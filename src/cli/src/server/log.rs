@@ -1,5 +1,5 @@
-//! The log of a server: lines for people, or, where programs read them, a JSON object each, whose fields have the names
-//! that etcd's log has (`level`, `ts`, `caller`, `msg`).
+//! The server's log: lines for people, or JSON objects for programs, with the field names of etcd's log (`level`, `ts`,
+//! `caller`, `msg`).
 
 mod outputs;
 mod rotation;
@@ -20,22 +20,22 @@ use super::flags::{LogFormat, LogOptions, LogOutput, Options};
 pub(super) use outputs::OpenError;
 use outputs::Outputs;
 
-/// The log, begun.
+/// The initialized log.
 pub(super) struct Log {
     outputs: Outputs,
     format: LogFormat,
     is_on_stderr: bool,
 }
 
-/// Begins to log.
+/// Initializes the log.
 ///
 /// # Errors
-/// A log file that cannot be opened.
+/// Fails if a log file cannot be opened.
 pub(super) fn begin(options: &LogOptions) -> Result<Log, OpenError> {
     let outputs = Outputs::open(options)?;
     let writer = outputs.clone();
-    // What cannot be written down is lost, and nothing else: on a full disk, or into a pipe that nobody reads, a panic
-    // would take the member with it.
+    // Lines that cannot be written, because the disk is full or nobody reads the pipe, are lost. A panic would end the
+    // member.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
     let log = log
         .with_max_level(options.level)
@@ -50,7 +50,7 @@ pub(super) fn begin(options: &LogOptions) -> Result<Log, OpenError> {
 }
 
 impl Log {
-    /// Writes the last line, of a server that has failed: to the log, and to standard error in any case.
+    /// Writes the final error of a failed server to the log, and to standard error in any case.
     pub(super) fn complain(&self, error: &impl fmt::Display) {
         if self.format == LogFormat::Json || !self.is_on_stderr {
             tracing::error!("{error}");
@@ -60,8 +60,8 @@ impl Log {
         }
     }
 
-    /// Writes the line that programs wait for which start a server: to standard error, and to the log's files, whatever
-    /// the level of the log is.
+    /// Writes the line that programs wait for when they start a server. It goes to standard error and to the log files,
+    /// at any log level.
     pub(super) fn say_ready(&self, options: &Options) {
         let line = ready_line(options);
         drop(io::stderr().lock().write_all(line.as_bytes()));
@@ -72,7 +72,7 @@ impl Log {
 fn ready_line(options: &Options) -> String {
     let listens: Vec<_> = options.listen_clients.iter().map(ToString::to_string).collect();
     let words = format!(
-        "member {:?} is ready to serve client requests on {} (clients are told {})",
+        "member {:?} is ready to serve client requests on {} (advertised client URLs: {})",
         options.name,
         listens.join(","),
         options.advertise_clients.join(","),
@@ -86,7 +86,7 @@ fn ready_line(options: &Options) -> String {
     }
 }
 
-/// An object with what every line has.
+/// Adds the fields that every line has.
 fn whole(mut fields: Map<String, Value>, level: Level, caller: &str) -> Value {
     let level = match level {
         Level::ERROR => "error",
@@ -95,7 +95,7 @@ fn whole(mut fields: Map<String, Value>, level: Level, caller: &str) -> Value {
         Level::DEBUG | Level::TRACE => "debug",
     };
     let mut now = String::new();
-    SystemTime.format_time(&mut Writer::new(&mut now)).expect("memory takes what is written");
+    SystemTime.format_time(&mut Writer::new(&mut now)).expect("writing to memory cannot fail");
     fields.extend([
         ("level".to_owned(), json!(level)),
         ("ts".to_owned(), json!(now)),
@@ -104,7 +104,7 @@ fn whole(mut fields: Map<String, Value>, level: Level, caller: &str) -> Value {
     Value::Object(fields)
 }
 
-/// A JSON object a line.
+/// Formats each event as a JSON object.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// What an event says.
+/// The fields of an event.
 #[derive(Default)]
 struct Fields(Map<String, Value>);
 

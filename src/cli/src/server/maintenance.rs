@@ -1,4 +1,4 @@
-//! `etcdserverpb.Maintenance`: status, hashes, leadership, alarms. What an operator asks of one member.
+//! `etcdserverpb.Maintenance`: status, hashes, leadership and alarms.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,19 +22,17 @@ use crate::generated::etcdserverpb::maintenance_server::Maintenance;
 use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
 
-/// How many rows are hashed at a time.
+/// Number of rows hashed per page.
 const PAGE_ROWS: u64 = 4096;
 
-/// What a state takes at least, in bytes: a page. Without it an empty one would take nothing, and clients take that for a
-/// server that has not said.
+/// Minimum reported size of a state, one page. Clients would take 0 for a server that does not report the size.
 const STATE_BYTES_MIN: u64 = 4096;
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct MaintenanceService(pub(super) Arc<Member>);
 
 impl MaintenanceService {
-    /// Raises alarms, or ends them: by those who may, as the users and roles are where it is applied.
+    /// Raises or clears alarms. Permission is checked against the users and roles at the time of applying.
     async fn change_alarms(
         &self,
         who: &Identity,
@@ -58,17 +56,14 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::AlarmResponse>, Status> {
         let who = Identity::in_request(&request);
         let request = request.into_inner();
-        let action = AlarmAction::try_from(request.action).map_err(|_| {
-            Status::invalid_argument("bowline: an alarm request with an unknown action")
-        })?;
+        let action = AlarmAction::try_from(request.action)
+            .map_err(|_| Status::invalid_argument("bowline: unknown action of an alarm request"))?;
         let kind = pb::AlarmType::try_from(request.alarm).map(alarms::kind).map_err(|_| {
-            Status::invalid_argument(
-                "bowline: an alarm of an unknown kind: there are NOSPACE and CORRUPT",
-            )
+            Status::invalid_argument("bowline: unknown alarm type: use NOSPACE or CORRUPT")
         })?;
         let (revision, alarms) = match action {
             AlarmAction::Get => {
-                // As in etcd whichever member is named: what others have raised must be seen.
+                // As in etcd, the request's member is ignored, so that alarms raised by others are visible.
                 self.0.client().read_alarms().await.map_err(refused)?;
                 let revision = self.0.client().revision();
                 let is_wanted =
@@ -83,7 +78,7 @@ impl Maintenance for MaintenanceService {
                 (revision, ended)
             }
             AlarmAction::Activate => match kind {
-                // As in etcd.
+                // As in etcd, a request without a kind succeeds without effect.
                 None => {
                     self.0.again_root(&who)?;
                     (self.0.client().revision(), Vec::new())
@@ -104,7 +99,7 @@ impl Maintenance for MaintenanceService {
         let header = self.0.header_now();
         let status = self.0.node().status();
         let metrics = self.0.node().metrics().snapshot();
-        // All of it is in use: there are no free pages that a defragmentation would return.
+        // The whole size counts as in use, because defragmentation would free nothing.
         let size = metrics.state_bytes.max(STATE_BYTES_MIN) as i64;
         let mut errors: Vec<String> =
             alarms::standing(&self.0).iter().map(pb::AlarmMember::in_words).collect();
@@ -128,7 +123,7 @@ impl Maintenance for MaintenanceService {
         }))
     }
 
-    /// There is nothing to do: memory and files are given back as they become free.
+    /// Does nothing: memory and files are freed continuously.
     async fn defragment(
         &self,
         _: Request<pb::DefragmentRequest>,
@@ -168,7 +163,7 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let taken = taken(Arc::clone(&self.0)).await?;
-        // The state may be newer than what the right to it was judged by.
+        // The snapshot may be newer than the permission that was checked, so check again.
         self.0.again_root(&Identity::in_request(&request))?;
         Ok(Response::new(Driven::by(|answers| async move { send(taken, &answers).await })))
     }
@@ -191,7 +186,7 @@ impl Maintenance for MaintenanceService {
         Ok(Response::new(pb::MoveLeaderResponse { header: None }))
     }
 
-    /// There is no older version to go back to.
+    /// Downgrades are not supported.
     async fn downgrade(
         &self,
         request: Request<pb::DowngradeRequest>,
@@ -202,7 +197,7 @@ impl Maintenance for MaintenanceService {
             (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
         };
         match DowngradeAction::try_from(request.action) {
-            // As in etcd it is no error that none is under way.
+            // As in etcd, cancelling without a downgrade is no error.
             Ok(DowngradeAction::Cancel) => {
                 let version = CLUSTER_VERSION_SHORT.to_owned();
                 Ok(Response::new(pb::DowngradeResponse { header: self.0.header_now(), version }))
@@ -210,22 +205,21 @@ impl Maintenance for MaintenanceService {
             Ok(_) if !is_version => Err(Reason::DowngradeFormat.into()),
             Ok(_) => Err(Reason::DowngradeTarget.into()),
             Err(_) => {
-                Err(Status::invalid_argument("bowline: a downgrade request with an unknown action"))
+                Err(Status::invalid_argument("bowline: unknown action of a downgrade request"))
             }
         }
     }
 }
 
-/// A hash of all keys as they were at a revision, the newest if none is given; the same on all members. Read a page
-/// at a time.
+/// Returns a hash of all keys at a revision, or at the newest one. It is the same on all members. Reads page by page.
 async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revision), Status> {
     let at = asked.unwrap_or_else(|| client.revision());
     let mut hash = Crc::default();
-    // Of no rows, too: in JSON a zero is left out, and would be no hash.
+    // Gives an empty store a nonzero hash, because JSON omits zeros.
     hash.part(b"bowline");
     let mut from = KeyRange::all();
     loop {
-        // Only its own rows: to count those behind it as well would cost the square of their number.
+        // Without the count, which would scan all following rows for each page.
         let page = client.range(from).revision(at).limit(PAGE_ROWS).skip_count().local();
         let page = page.await.map_err(refused)?;
         for row in &page.kvs {
@@ -242,7 +236,7 @@ async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revis
             }
             _ => return Ok((hash.0.finalize(), at)),
         }
-        // Nothing of it waits: without this the others of its thread would.
+        // The reads never wait, so yield explicitly to other tasks.
         tokio::task::yield_now().await;
     }
 }

@@ -1,4 +1,4 @@
-//! The member that a server speaks for: what all services share.
+//! The member that a server runs, with the state that all services share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,34 +26,34 @@ use super::token::Tokens;
 use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb::ResponseHeader;
 
-/// The version of etcd whose behaviour this is.
+/// Version of etcd that this server emulates.
 pub(super) const VERSION: &str = "3.6.9";
 
-/// The same, for what asks for the cluster's.
+/// The cluster version of that release.
 pub(crate) const CLUSTER_VERSION: &str = "3.6.0";
 
-/// The same without the last of its three numbers, as etcd says it in some places.
+/// The same without the patch number, which etcd uses in some places.
 pub(super) const CLUSTER_VERSION_SHORT: &str = "3.6";
 
-/// Ids of leases are positive in the protocol.
+/// Lease ids are positive in the protocol.
 const LEASE_ID_BITS: u64 = u64::MAX >> 1;
 
-/// The first id that a member chooses: its own in the upper bits, then the time at which it starts, so that lives
-/// of one member and several members do not meet. Where they do all the same, the next one is tried.
+/// Returns the first lease id that a member chooses: the member's id in the upper bits, then its start time, so that
+/// members and incarnations do not collide. After a collision the next id is tried.
 fn first_lease(node: NodeId) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (node.get() << 48) | ((now.as_millis() as u64 & 0xff_ffff_ffff) << 8)
 }
 
-/// How many snapshots are sent at a time; more are refused, since each keeps a file.
+/// Maximum number of snapshots sent at the same time. More are rejected, because each keeps a file open.
 const SNAPSHOTS_MAX: usize = 4;
 
-/// A member, and what it was told.
+/// A member, its options, and shared state of the services.
 pub(super) struct Member {
     node: Node,
     client: Client,
     options: Options,
-    /// Its own: the same for as long as it runs.
+    /// Fixed as long as the member runs.
     id: NodeId,
     cluster_id: u64,
     next_lease: AtomicU64,
@@ -72,7 +72,7 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn new(node: Node, options: Options, tokens: Tokens) -> Arc<Self> {
         let client = node.client();
-        // The id is a hash of twice the size; either half of it would do.
+        // The library's id is a hash of twice the size; either half would do.
         let cluster_id = node.cluster().0 as u64;
         let id = node.status().id;
         let next_lease = AtomicU64::new(first_lease(id));
@@ -108,18 +108,18 @@ impl Member {
         &self.node
     }
 
-    /// The member's own client, which may do everything: only for what no client has asked for, and for what everybody
-    /// may know.
+    /// Returns the member's own client, which has all permissions. To be used only for work that no user has requested,
+    /// and for public information.
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// A client that may do what a user may. Made for one call: users and roles change. Where they have since it was
-    /// found out who asks, that is found out again, by the very table whose revision the call is stamped with: what is
-    /// changed after that, a password for one, makes the call outdated where it is applied.
+    /// Returns a client with the permissions of a user, for one call. If users and roles have changed since the caller
+    /// was identified, identifies the caller again with the table whose revision is attached to the call. A change
+    /// after that, such as a new password, causes the call to be rejected as outdated when applied.
     ///
     /// # Errors
-    /// A token that has ended since.
+    /// Fails if the token has expired since.
     pub(super) fn acting(&self, who: &Identity) -> Result<UserClient, Status> {
         let access = self.client.access();
         let caller = match who.holds(&access) {
@@ -129,11 +129,11 @@ impl Member {
         Ok(self.client.as_user(caller))
     }
 
-    /// Asks as a user for what etcd does not judge by the revision of users and roles: again where they have changed while
-    /// it was under way. What was refused has had no effect, and each time it is found out anew who asks.
+    /// Runs a call as a user that etcd does not check against the auth revision. If users or roles change meanwhile,
+    /// the rejected call is repeated; it had no effect. The caller is identified again each time.
     ///
     /// # Errors
-    /// A token that has ended since, and what the library says.
+    /// Fails if the token has expired since, and with the errors of the call.
     pub(super) async fn insisting<T, F>(
         &self,
         who: &Identity,
@@ -152,23 +152,24 @@ impl Member {
         }
     }
 
-    /// The same for what has begun, and goes on for as long as its user may, whatever has become of the token.
+    /// Returns a client for a running operation, which may continue as long as its user has permission, even if the
+    /// token has expired.
     pub(super) fn acting_still(&self, who: &Identity) -> UserClient {
         self.client.as_user(who.known_still(&self.client.access()))
     }
 
-    /// Who asks by what was shown a while ago, as things are now.
+    /// Identifies the caller again by the credentials of its request.
     ///
     /// # Errors
-    /// A token that has ended since.
+    /// Fails if the token has expired since.
     pub(super) fn again(&self, who: &Identity) -> Result<Identity, Status> {
         who.again(&self.client.access(), &self.tokens)
     }
 
-    /// The same, if it is somebody who may administer the cluster, by the users and roles as they are here.
+    /// The same, and checks that the caller may administer the cluster according to this replica's users and roles.
     ///
     /// # Errors
-    /// A token that has ended since, and who may not.
+    /// Fails if the token has expired since, or without permission.
     pub(super) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
         let access = self.client.access();
         let who = who.again(&access, &self.tokens)?;
@@ -184,37 +185,36 @@ impl Member {
         &self.tokens
     }
 
-    /// How often clients have called which method.
     pub(super) fn calls(&self) -> &Calls {
         &self.calls
     }
 
-    /// Whether something was refused for want of space.
+    /// Returns the alarm about requests rejected for lack of space.
     pub(super) fn no_space(&self) -> &NoSpace {
         &self.no_space
     }
 
-    /// The room for answers that nobody has taken yet.
-    /// The room for responses of watches.
+    /// Returns the response budget of watches.
     pub(super) fn watch_room(&self) -> &Room {
         &self.watch_room
     }
 
+    /// Returns the response budget of all other calls.
     pub(super) fn room(&self) -> &Room {
         &self.room
     }
 
-    /// Where calls stand in lines.
+    /// Returns the queue keys of running calls.
     pub(super) fn spots(&self) -> &Spots {
         &self.spots
     }
 
-    /// Since when it has had no leader.
+    /// Returns the observer of missing leaders.
     pub(super) fn leaderless(&self) -> &Leaderless {
         &self.leaderless
     }
 
-    /// How many bytes its state had when it looked at itself last, with a tick.
+    /// Returns the size of the state at the node's last tick, in bytes.
     pub(super) fn state_bytes(&self) -> u64 {
         self.node.metrics().snapshot().state_bytes
     }
@@ -223,7 +223,7 @@ impl Member {
         &self.options
     }
 
-    /// What every answer begins with; `revision` is the store's when the answer was made.
+    /// Returns the header of a response. `revision` is the store's revision when the response was made.
     pub(super) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
         let Term(raft_term) = self.node.term();
         Some(ResponseHeader {
@@ -234,38 +234,37 @@ impl Member {
         })
     }
 
-    /// The same, with the revision that this replica has reached.
+    /// The same, with this replica's current revision.
     pub(super) fn header_now(&self) -> Option<ResponseHeader> {
         self.header(self.client.revision())
     }
 
-    /// Whether calls that require a leader are accepted. The last known leader counts until an election should have
-    /// replaced it: clients take a refusal for final, and Go's sessions end with it.
+    /// Returns whether calls that require a leader are accepted. The last known leader counts until an election should
+    /// have replaced it, because clients treat a rejection as final and Go's sessions end with it.
     pub(super) fn has_leader(&self) -> bool {
         self.node.health().has_leader
     }
 
-    /// Whether it does not vote.
     pub(super) fn is_learner(&self) -> bool {
         let members = self.node.members();
         members.get(self.id).is_some_and(|own| own.role == MemberRole::Learner)
     }
 
-    /// Refuses who may not administer the cluster, by the newest table of users: this replica may lag, or be too new to
-    /// have any.
+    /// Rejects callers who may not administer the cluster, according to the newest table of users. This replica may
+    /// lag, or may be too new to have any users.
     pub(super) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let access = self.client.read_access().await.map_err(refused)?;
         let who = Identity::in_request(request).again(&access, &self.tokens)?;
         Needs::Root.judge(&who, &access)
     }
 
-    /// Refuses what learners do not do.
+    /// Rejects requests that learners do not serve.
     pub(super) fn not_for_learners(&self) -> Result<(), Status> {
         if self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
     }
 
-    /// Grants a lease under an id, or under one of its own choice: a large number, so that those that clients choose
-    /// for themselves are free.
+    /// Grants a lease with the given id, or with an id that the member chooses: a large number, to avoid ids that
+    /// clients choose.
     pub(super) async fn grant(
         &self,
         who: &Identity,
@@ -286,25 +285,25 @@ impl Member {
         loop {
             let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
             let Some(id) = LeaseId::new(next) else { continue };
-            // One that exists is somebody's.
+            // An existing lease belongs to another client.
             if let Ok(lease) = grant(id).await? {
                 return Ok(lease);
             }
         }
     }
 
-    /// Leave to send a snapshot, for as long as it is kept; none if too many have it.
+    /// Returns a permit to send a snapshot, or `None` if too many are being sent.
     pub(super) fn may_send_snapshot(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.snapshots).try_acquire_owned().ok()
     }
 
-    /// The turn to take one.
+    /// Waits for the right to create a snapshot file.
     pub(super) async fn takes_snapshot(&self) -> MutexGuard<'_, ()> {
         self.snapshot.lock().await
     }
 
-    /// How long a stream that requires a leader stays open after [`Self::has_leader`] has become false. With the time that
-    /// passes before, it ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
+    /// Returns how long a stream that requires a leader stays open after [`Self::has_leader`] has become false. In
+    /// total it ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
     pub(super) fn patience(&self) -> Duration {
         self.options.election_timeout * 2
     }

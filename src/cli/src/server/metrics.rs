@@ -1,6 +1,5 @@
-//! Measurements under etcd's names, for boards and alarms that were made for etcd: those that mean the same here, behind
-//! the node's own. What has no counterpart is left out, rather than said with another meaning: docs/operating/metrics.md
-//! lists both.
+//! Metrics under etcd's names, for dashboards and alerts made for etcd, after the node's own metrics. Metrics without a
+//! counterpart are omitted instead of given another meaning. docs/operating/metrics.md lists both kinds.
 
 use std::fmt::{Display, Write};
 
@@ -15,7 +14,7 @@ use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::process::Process;
 use crate::generated::etcdserverpb as pb;
 
-/// All of a member's measurements, in the text format of Prometheus, as of one moment.
+/// Returns all metrics of a member in Prometheus' text format, taken at one moment.
 pub(super) fn text(member: &Member) -> String {
     let metrics = member.node().metrics().snapshot();
     let mut families = Families(metrics.to_prometheus());
@@ -31,7 +30,7 @@ pub(super) fn text(member: &Member) -> String {
     families.0
 }
 
-/// A text in the making: one family after the other.
+/// Text of metric families under construction.
 struct Families(String);
 
 impl Families {
@@ -53,69 +52,78 @@ impl Families {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        self.0.write_fmt(line).expect("a string takes everything");
+        self.0.write_fmt(line).expect("writing to a string cannot fail");
         self.0.push('\n');
     }
 
     fn server(&mut self, member: &Member, metrics: &MetricsSnapshot, status: &NodeStatus) {
         let labelled = |label: &str, value: &str| [(format!("{label}=\"{value}\""), 1)];
         let id = labelled("server_id", &format!("{:x}", status.id.get()));
-        self.labelled("etcd_server_id", "gauge", "The member's id, in hexadecimal digits.", &id);
+        self.labelled("etcd_server_id", "gauge", "Member ID in hexadecimal.", &id);
         let version = labelled("server_version", VERSION);
-        let help = "The version of etcd whose behaviour this is.";
+        let help = "Version of etcd whose behavior this server implements.";
         self.labelled("etcd_server_version", "gauge", help, &version);
         let version = labelled("cluster_version", CLUSTER_VERSION_SHORT);
-        self.labelled("etcd_cluster_version", "gauge", "The same, of the cluster.", &version);
+        self.labelled(
+            "etcd_cluster_version",
+            "gauge",
+            "Version of etcd whose behavior the cluster implements.",
+            &version,
+        );
         let gauges = [
-            ("has_leader", "Whether it knows of a leader.", metrics.has_leader),
-            ("is_leader", "Whether it leads.", metrics.is_leader),
-            ("is_learner", "Whether it does not vote.", u64::from(member.is_learner())),
+            ("has_leader", "Whether the member knows a leader.", metrics.has_leader),
+            ("is_leader", "Whether the member is the leader.", metrics.is_leader),
+            ("is_learner", "Whether the member is a learner.", u64::from(member.is_learner())),
             (
                 "proposals_committed_total",
-                "The last index that is committed.",
+                "Index of the last committed entry.",
                 metrics.commit_index,
             ),
-            ("proposals_applied_total", "The last index that is applied.", metrics.applied_index),
-            ("proposals_pending", "Requests without an answer.", metrics.open_requests),
-            ("quota_backend_bytes", "The quota of the state.", metrics.quota_bytes),
+            ("proposals_applied_total", "Index of the last applied entry.", metrics.applied_index),
+            (
+                "proposals_pending",
+                "Number of requests without a result yet.",
+                metrics.open_requests,
+            ),
+            ("quota_backend_bytes", "Quota of the state in bytes.", metrics.quota_bytes),
         ];
         for (name, help, value) in gauges {
             self.one(&format!("etcd_server_{name}"), "gauge", help, value);
         }
         let access = member.client().access().revision();
-        let help = "Rises with every change of users and roles.";
+        let help = "Revision of users and roles.";
         self.one("etcd_debugging_auth_revision", "gauge", help, access);
         let said = |alarm: &pb::AlarmMember| {
             let kind = alarm.alarm().as_str_name();
             (format!("alarm_type=\"{kind}\",server_id=\"{:x}\"", alarm.member_id), 1)
         };
         let alarms: Vec<_> = alarms::standing(member).iter().map(said).collect();
-        let help = "Alarms that stand.";
+        let help = "Number of active alarms.";
         self.labelled("etcd_debugging_server_alarms", "gauge", help, &alarms);
         let (healthy, unhealthy) = member.calls().health_counts();
         let counters = [
             (
                 "leader_changes_seen_total",
-                "Times that the leader has changed.",
+                "Number of leader changes seen.",
                 metrics.leader_changes_total,
             ),
             (
                 "proposals_failed_total",
-                "Requests that ended without it being known that they were applied, or refused.",
+                "Number of requests that failed without it being known whether they were applied.",
                 failed_proposals(metrics),
             ),
             (
                 "slow_apply_total",
-                "Batches of entries that took longer to apply than --warning-apply-duration.",
+                "Number of batches of entries that took longer to apply than --warning-apply-duration.",
                 metrics.slow_applies_total,
             ),
             (
                 "slow_read_indexes_total",
-                "Linearizable reads whose time was up before a leader had confirmed how far they must see.",
+                "Number of linearizable reads that timed out before a leader confirmed the read index.",
                 metrics.reads_unconfirmed_total,
             ),
-            ("health_success", "Times that /health was asked for and was good.", healthy),
-            ("health_failures", "Times that it was not.", unhealthy),
+            ("health_success", "Number of successful /health checks.", healthy),
+            ("health_failures", "Number of failed /health checks.", unhealthy),
         ];
         for (name, help, value) in counters {
             self.one(&format!("etcd_server_{name}"), "counter", help, value);
@@ -124,24 +132,28 @@ impl Families {
 
     fn store(&mut self, metrics: &MetricsSnapshot) {
         let gauges = [
-            ("etcd_mvcc_db_total_size_in_bytes", "Bytes of the state.", metrics.state_bytes),
+            (
+                "etcd_mvcc_db_total_size_in_bytes",
+                "Size of the state in bytes.",
+                metrics.state_bytes,
+            ),
             // The store has no free pages that a defragmentation would return, so all of it is in use.
             (
                 "etcd_mvcc_db_total_size_in_use_in_bytes",
-                "Bytes of the state that are in use.",
+                "Size of the state in use, in bytes.",
                 metrics.state_bytes,
             ),
-            ("etcd_debugging_mvcc_keys_total", "Keys that exist.", metrics.keys),
-            ("etcd_debugging_mvcc_current_revision", "The newest revision.", metrics.revision),
+            ("etcd_debugging_mvcc_keys_total", "Number of keys.", metrics.keys),
+            ("etcd_debugging_mvcc_current_revision", "Newest revision.", metrics.revision),
             (
                 "etcd_debugging_mvcc_compact_revision",
-                "The revision that was compacted last.",
+                "Last compacted revision.",
                 metrics.compacted_revision,
             ),
-            ("etcd_debugging_mvcc_watcher_total", "Open watchers.", metrics.watchers),
+            ("etcd_debugging_mvcc_watcher_total", "Number of open watches.", metrics.watchers),
             (
                 "etcd_debugging_mvcc_slow_watcher_total",
-                "Open watchers that read changes from the history.",
+                "Number of open watches that still read past events.",
                 metrics.watchers_behind,
             ),
             (
@@ -157,17 +169,29 @@ impl Families {
             ("etcd_mvcc_put_total", "Puts.", metrics.puts_total),
             ("etcd_mvcc_delete_total", "Deletes.", metrics.deletes_total),
             ("etcd_mvcc_range_total", "Ranges.", metrics.ranges_total),
-            ("etcd_mvcc_txn_total", "Transactions of several operations.", metrics.txns_total),
-            ("etcd_debugging_lease_granted_total", "Leases granted.", metrics.lease_grants_total),
-            ("etcd_debugging_lease_revoked_total", "Leases ended.", metrics.lease_ends_total),
+            (
+                "etcd_mvcc_txn_total",
+                "Number of transactions with several operations.",
+                metrics.txns_total,
+            ),
+            (
+                "etcd_debugging_lease_granted_total",
+                "Number of granted leases.",
+                metrics.lease_grants_total,
+            ),
+            (
+                "etcd_debugging_lease_revoked_total",
+                "Number of revoked or expired leases.",
+                metrics.lease_ends_total,
+            ),
             (
                 "etcd_debugging_lease_renewed_total",
-                "Leases renewed, as the leader.",
+                "Number of renewals of leases, as the leader.",
                 metrics.lease_margin_seconds.count(),
             ),
             (
                 "etcd_debugging_server_lease_expired_total",
-                "Leases that have run out, as the leader.",
+                "Number of expired leases, as the leader.",
                 metrics.lease_expiries_total,
             ),
         ];
@@ -175,7 +199,7 @@ impl Families {
             self.one(name, "counter", help, value);
         }
         let name = "etcd_disk_wal_fsync_duration_seconds";
-        self.head(name, "histogram", "Time to write and sync what was queued for the log.");
+        self.head(name, "histogram", "Time to write and sync a batch of the log.");
         let syncs = &metrics.log_sync_seconds;
         for (bound, count) in syncs.cumulative() {
             let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_owned() };
@@ -187,23 +211,23 @@ impl Families {
 
     fn calls(&mut self, calls: &Calls) {
         let (begun, ended) = calls.samples();
-        let help = "Calls of gRPC that have begun.";
+        let help = "Number of started gRPC calls.";
         self.labelled("grpc_server_started_total", "counter", help, &begun);
-        let help = "Calls of gRPC that have ended, by how.";
+        let help = "Number of completed gRPC calls, by status code.";
         self.labelled("grpc_server_handled_total", "counter", help, &ended);
-        let help = "Calls of gRPC, by what clients say they speak.";
+        let help = "Number of gRPC calls, by the client's API version.";
         self.labelled("etcd_server_client_requests_total", "counter", help, &calls.clients());
         let (received, sent) = calls.traffic().bytes();
-        let help = "Bytes of clients' messages of gRPC.";
+        let help = "Bytes of received gRPC messages.";
         self.one("etcd_network_client_grpc_received_bytes_total", "counter", help, received);
-        let help = "Bytes of messages of gRPC to clients.";
+        let help = "Bytes of sent gRPC messages.";
         self.one("etcd_network_client_grpc_sent_bytes_total", "counter", help, sent);
     }
 
-    /// Served only with `--metrics=extensive`, as in etcd: it has fourteen lines a method.
+    /// Served only with `--metrics=extensive`, as in etcd, because it has fourteen lines per method.
     fn times(&mut self, calls: &Calls) {
         let name = "grpc_server_handling_seconds";
-        self.head(name, "histogram", "Time from the head of a call of gRPC to its end.");
+        self.head(name, "histogram", "Time from the headers of a gRPC call to its end.");
         for MethodTimes { labels, cumulative, seconds } in calls.times() {
             let count = cumulative[SECONDS.len()];
             for (bound, below) in SECONDS.iter().zip(cumulative) {
@@ -216,31 +240,36 @@ impl Families {
     }
 
     fn process(&mut self, process: &Process) {
-        let help = "Seconds of processors that the process has taken.";
+        let help = "CPU time of the process in seconds.";
         self.one("process_cpu_seconds_total", "counter", help, process.cpu_seconds);
-        let help = "When the process was started, in seconds since 1970.";
+        let help = "Start time of the process in seconds since 1970.";
         self.one("process_start_time_seconds", "gauge", help, process.start_seconds);
         let gauges = [
+            ("process_resident_memory_bytes", "Resident memory in bytes.", process.resident_bytes),
+            ("process_virtual_memory_bytes", "Virtual memory in bytes.", process.virtual_bytes),
+            ("process_open_fds", "Number of open file descriptors.", process.open_files),
             (
-                "process_resident_memory_bytes",
-                "Bytes of memory that it holds.",
-                process.resident_bytes,
+                "os_fd_used",
+                "Number of open file descriptors, under etcd's name.",
+                process.open_files,
             ),
-            ("process_virtual_memory_bytes", "Bytes that it may touch.", process.virtual_bytes),
-            ("process_open_fds", "Its open files and connections.", process.open_files),
-            ("os_fd_used", "The same, under etcd's own name.", process.open_files),
         ];
         for (name, help, value) in gauges {
             self.one(name, "gauge", help, value);
         }
-        // Where there is no limit Go's programs say the largest number there is.
+        // Without a limit, Go's programs report the largest number.
         let most = process.open_files_max.unwrap_or(u64::MAX);
-        self.one("process_max_fds", "gauge", "How many there may be.", most);
-        self.one("os_fd_limit", "gauge", "The same, under etcd's own name.", most);
+        self.one("process_max_fds", "gauge", "Maximum number of open file descriptors.", most);
+        self.one(
+            "os_fd_limit",
+            "gauge",
+            "Maximum number of open file descriptors, under etcd's name.",
+            most,
+        );
     }
 }
 
-/// Changes that ended without anybody knowing here that they were applied, or refused by the store.
+/// Returns the number of changes whose outcome is unknown here: neither applied nor rejected by the store.
 fn failed_proposals(metrics: &MetricsSnapshot) -> u64 {
     let changes = metrics.requests_total.iter().filter(|(kind, _)| *kind != RequestKind::Read);
     let failed = changes.flat_map(|(_, ends)| ends).filter(|(end, _)| {

@@ -1,25 +1,25 @@
-//! `bowline serve`: a member of a cluster that speaks etcd's v3 protocol.
+//! `bowline serve`: a cluster member that speaks etcd's v3 protocol.
 //!
 //! ```text
-//!   flags        what it is told: arguments, environment, file
+//!   flags        configuration: arguments, environment, file
 //!     │
-//!   listen       sockets (socket: TCP, or a file), HTTP/1 and HTTP/2 on one port; gone looks at those that nobody reads
+//!   listen       sockets (`socket`: TCP or Unix), HTTP/1 and HTTP/2 on one port; `gone` detects clients that have
+//!     │          disconnected
+//!   greet        TLS detection and handshake; `tls` has the certificates
 //!     │
-//!   greet        the first words: TLS or none, whose certificate; tls is what is shown and asked for
+//!   dispatch     routing, and checks that apply to every request; `deadline` ends expired calls
 //!     │
-//!   dispatch     which service; what is asked of every request; deadline is when it ends
+//!   identity     identifies the caller by token or certificate; `late` re-checks slow requests
 //!     │
-//!   identity     who asks: token, password and certificate are what it is found out by; late asks once more
+//!   kv ...       one file per gRPC service; `gateway` has the same services in JSON, `http_side` plain HTTP;
+//!     │          `aside` limits CPU-heavy work, `room` the memory for unread responses
+//!   wire         converts requests, responses and errors
 //!     │
-//!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest; aside is who
-//!     │          has its turn of what takes long, room what may wait to be read
-//!   wire         requests, answers and errors, translated both ways
-//!     │
-//!   member       the library's node, and what all services share
+//!   member       the library's node, and state shared by all services
 //! ```
 //!
-//! Services use nothing of the library but its public interface, and hold no state that others depend on: that is
-//! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
+//! Services use only the library's public interface. State that others depend on is in the node.
+//! `docs/etcd-compatibility.md` lists the differences from etcd.
 
 mod address;
 mod alarms;
@@ -87,43 +87,43 @@ use notify::Notifier;
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};
 
-/// How long to wait at most for work of the process that has begun, once the member has stopped.
+/// Time to wait for blocking work of the process after the member has stopped.
 const HANGING_MAX: Duration = Duration::from_millis(200);
 
 /// Run a server that speaks etcd's v3 protocol
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct ServeOptions {
-    /// etcd's flags; --help lists them
+    /// etcd's flags (listed by --help)
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     flags: Vec<String>,
 }
 
-/// Why the server does not run.
+/// Reason why the server does not run.
 #[derive(Debug, Error)]
 enum ServeError {
-    #[error("no runtime: {0}")]
+    #[error("cannot start the async runtime: {0}")]
     Runtime(#[source] io::Error),
     #[error("cannot listen for clients on {0}: {1}")]
     Listen(String, #[source] io::Error),
-    #[error("the certificates for clients: {0}")]
+    #[error("the TLS certificates for clients: {0}")]
     Tls(#[from] TlsError),
     #[error("the keys of --auth-token: {0}")]
     Tokens(#[from] TokenError),
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    #[error("the member does not start: {0}")]
+    #[error("cannot start the member: {0}")]
     Start(#[from] bowline::StartError),
     #[error("the member has stopped: {0}")]
     Stopped(String),
 }
 
-/// What `bowline serve --help` says of the flags.
+/// Returns the help text of the flags.
 pub(crate) fn flags_help() -> String {
     flags::help()
 }
 
-/// What versions there are: etcd's, whose behaviour this is, as etcdctl says it, and our own.
+/// Returns the emulated etcd version, as etcdctl prints it, and Bowline's own version.
 pub(crate) fn versions() -> String {
     let own = env!("CARGO_PKG_VERSION");
     format!(
@@ -131,15 +131,14 @@ pub(crate) fn versions() -> String {
     )
 }
 
-/// The command.
 pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
     if options.flags.iter().any(|flag| ["-h", "--help", "-help"].contains(&flag.as_str())) {
-        // Where nobody reads it nothing is lost.
+        // An error of standard output itself cannot be reported.
         drop(write!(io::stdout().lock(), "{}", flags::help()));
         return ExitCode::SUCCESS;
     }
     if options.flags.iter().any(|flag| ["--version", "-version"].contains(&flag.as_str())) {
-        // The first line is what programs look for that start a server of either kind.
+        // Programs that start a server of either kind look for the first line.
         let own = env!("CARGO_PKG_VERSION");
         drop(writeln!(io::stdout().lock(), "etcd Version: {VERSION}\nBowline Version: {own}"));
         return ExitCode::SUCCESS;
@@ -173,18 +172,18 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
 
 fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
     for (name, why) in values.idle() {
-        tracing::info!("--{name} changes nothing: {why}");
+        tracing::info!("--{name} has no effect: {why}");
     }
     for warning in values.warnings().chain(options.warnings.iter().map(String::as_str)) {
         tracing::warn!("{warning}");
     }
     for name in values.strangers() {
-        tracing::warn!("{name} in the environment is not known");
+        tracing::warn!("unknown environment variable {name}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(ServeError::Runtime)?;
     let ended = runtime.block_on(serve(options, log));
-    // What hangs in the disk, or in a password's hash, is not waited for.
+    // Does not wait for threads that are stuck on the disk or hash a password.
     runtime.shutdown_timeout(HANGING_MAX);
     ended
 }
@@ -192,10 +191,10 @@ fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
 async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
-    // Nothing is touched where files are wrong.
+    // Load all files before anything is changed.
     let tls = options.client_tls.clone().map(Tls::load).transpose()?.map(Arc::new);
     let tokens = Tokens::load(&options.tokens)?;
-    // The ports are taken first: a second server on them must not touch the data.
+    // Bind the ports first: a second server on them must not touch the data.
     let doors = Doors::take(&options.doors)
         .await
         .map_err(|(address, error)| ServeError::Listen(address, error))?;
@@ -209,13 +208,13 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     notify(Notifier::waiting);
     let node = tokio::select! {
         started = Node::start(config) => started?,
-        // Whoever joins may ask around for a minute before it has started. What it has on its disk by then is what a
-        // process that is killed would leave.
+        // A joining member may search for the cluster for a minute before it starts. Stopping here leaves on disk what
+        // a killed process would leave.
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
     let member = Member::new(node, options.clone(), tokens);
-    // Whoever asks for the members is told where clients reach this one.
+    // The member list must contain the client URLs of this member before it reports ready.
     let is_known = |status: &NodeStatus| {
         let own = status.members.iter().find(|member| member.id == status.id);
         own.is_some_and(|own| own.endpoints == options.advertise_clients)
@@ -254,15 +253,18 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     end(member.node()).await
 }
 
-/// Stops the node in good order, unless it has stopped by itself, which is a failure.
+/// Shuts down the node. A node that has stopped by itself is an error.
 async fn end(node: &Node) -> Result<(), ServeError> {
     if let Some(reason) = node.stop_reason() {
         return Err(ServeError::Stopped(reason.to_string()));
     }
     let shutdown = node.shutdown().await;
     if !shutdown.hanging.is_empty() {
-        tracing::warn!(threads = ?shutdown.hanging, "threads hang in the disk and are left behind");
+        tracing::warn!(
+            threads = ?shutdown.hanging,
+            "threads are blocked on the disk, exiting without waiting for them"
+        );
     }
-    tracing::info!("the member has stopped in good order");
+    tracing::info!("the member has stopped cleanly");
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Connections of which nothing is known yet.
+//! Connections that have not been identified yet.
 //!
-//! Whoever gets through to a port can open connections and say nothing, or speak TLS slowly. Those in between are
-//! counted: one too many ends the one that has been there for longest, since those that mean it need milliseconds,
-//! and the silent stay. So they keep nobody out and cost a bounded amount of memory. What they do wrong is said in the
-//! log once in a while, however many they are.
+//! An attacker can open connections and send nothing, or perform TLS handshakes slowly. The number of such connections
+//! is limited. When the limit is exceeded, the oldest one is closed: honest clients need only milliseconds, so it is a
+//! silent one. Silent connections therefore keep no client out, and take a bounded amount of memory. Rejections are
+//! logged at a limited rate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// How many there may be.
+/// Maximum number of pending connections.
 const NEWCOMERS_MAX: usize = 512;
 
-/// How many of them are complained of at most in so much time.
+/// Maximum number of logged rejections per interval, and the interval.
 const COMPLAINTS_MAX: u32 = 20;
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
-/// All of a server's.
+/// The pending connections of a server.
 #[derive(Default)]
 pub(super) struct Newcomers {
     line: Mutex<Line>,
@@ -34,7 +34,7 @@ struct Line {
     withheld: u64,
 }
 
-/// One of them, until it is dropped.
+/// A pending connection, until dropped.
 pub(super) struct Newcomer {
     newcomers: Arc<Newcomers>,
     number: u64,
@@ -42,7 +42,7 @@ pub(super) struct Newcomer {
 }
 
 impl Newcomers {
-    /// Another one.
+    /// Adds a connection.
     pub(super) fn enter(self: &Arc<Self>) -> Newcomer {
         let too_many = Arc::new(Notify::new());
         let mut line = self.line();
@@ -57,7 +57,7 @@ impl Newcomers {
         Newcomer { newcomers: Arc::clone(self), number, too_many }
     }
 
-    /// The one that has been there for longest has to go, if there is any: another one needs its seat.
+    /// Closes the oldest pending connection to free its slot. Returns whether there was one.
     pub(super) fn make_room(&self) -> bool {
         let oldest = self.line().waiting.pop_first();
         if let Some((_, oldest)) = &oldest {
@@ -66,7 +66,7 @@ impl Newcomers {
         oldest.is_some()
     }
 
-    /// Says what is wrong with somebody, unless there was much to be said a moment ago.
+    /// Logs a rejection, unless too many were logged just before.
     pub(super) fn complain(&self, why: &dyn fmt::Display) {
         let mut line = self.line();
         if line.complaining.is_none_or(|since| since.elapsed() >= COMPLAIN_EVERY) {
@@ -80,8 +80,8 @@ impl Newcomers {
         let withheld = std::mem::take(&mut line.withheld);
         drop(line);
         match withheld {
-            0 => tracing::warn!("a client was turned away: {why}"),
-            more => tracing::warn!(more, "a client was turned away, and others before it: {why}"),
+            0 => tracing::warn!("client connection rejected: {why}"),
+            more => tracing::warn!(more, "client connections rejected, the last one: {why}"),
         }
     }
 
@@ -91,7 +91,7 @@ impl Newcomers {
 }
 
 impl Newcomer {
-    /// Waits until there are too many, and this is the one that has to go.
+    /// Waits until this connection must be closed.
     pub(super) async fn must_go(&self) {
         self.too_many.notified().await;
     }
@@ -115,7 +115,10 @@ mod tests {
         let others: Vec<_> = (2..NEWCOMERS_MAX).map(|_| newcomers.enter()).collect();
         drop(first);
         let _one = newcomers.enter();
-        assert!(newcomers.line().waiting.len() == NEWCOMERS_MAX, "one has gone, and one has come");
+        assert!(
+            newcomers.line().waiting.len() == NEWCOMERS_MAX,
+            "one was removed, and one was added"
+        );
         let _two = newcomers.enter();
         second.must_go().await;
         drop((second, others));

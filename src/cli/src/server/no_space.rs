@@ -1,32 +1,31 @@
-//! The alarm that there is no space for what a client wanted to write here: raised by the refusal, ended by itself as soon
-//! as the state has become smaller, or by an operator.
+//! The alarm that this member has rejected a write for lack of space. It is raised by the rejection, and cleared when
+//! the state has shrunk or by an operator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the module.
+/// The alarm of one member.
 #[derive(Default)]
 pub(super) struct NoSpace {
-    /// How many bytes the state has had at most since something was refused, as far as anybody has looked; nothing, if
-    /// there is no alarm.
+    /// Largest observed size of the state since a rejection, in bytes; `None` without an alarm.
     most: Mutex<Option<u64>>,
 }
 
 impl NoSpace {
-    /// Something was refused, with a state of so many bytes.
+    /// Raises the alarm after a rejection with a state of this size.
     pub(super) fn refused(&self, bytes: u64) {
         let mut most = self.most();
         *most = Some(most.unwrap_or_default().max(bytes));
     }
 
-    /// Whether it is so still, with a state of so many bytes.
+    /// Returns whether the alarm is still active with a state of this size.
     pub(super) fn is_raised(&self, bytes: u64) -> bool {
         let mut most = self.most();
-        // The first measure may have been from a little before the refusal.
+        // The first size may have been measured slightly before the rejection.
         *most = most.filter(|most| bytes >= *most).map(|_| bytes);
         most.is_some()
     }
 
-    /// An operator ends it, until something is refused again. Says whether there was any.
+    /// Clears the alarm until the next rejection. Returns whether it was active.
     pub(super) fn end(&self) -> bool {
         self.most().take().is_some()
     }
@@ -46,8 +45,8 @@ mod tests {
         assert!(!alarm.is_raised(1000) && !alarm.end());
         alarm.refused(900);
         assert!(alarm.is_raised(1000) && alarm.is_raised(1010));
-        assert!(!alarm.is_raised(1009), "there is room again");
-        assert!(!alarm.is_raised(1010), "and nothing was refused since");
+        assert!(!alarm.is_raised(1009), "there is enough space again");
+        assert!(!alarm.is_raised(1010), "nothing was rejected since");
         alarm.refused(1010);
         assert!(alarm.end() && !alarm.is_raised(1010));
     }

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use bowline::Node;
 
-/// A connection to the socket that `NOTIFY_SOCKET` names.
+/// A connection to the socket in `NOTIFY_SOCKET`.
 pub(super) struct Notifier {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// Interval of the watchdog messages, if the service manager wants them.
+    /// Interval of the watchdog messages, if the service manager requests them.
     watchdog: Option<Duration>,
 }
 
 impl Notifier {
-    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. Returns `None` if no service manager waits for messages.
+    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. Returns `None` if no service manager waits for
+    /// messages.
     pub(super) fn from_environment() -> Option<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let path = variable("NOTIFY_SOCKET")?;
@@ -32,17 +33,17 @@ impl Notifier {
         }
     }
 
-    /// Reports that the server answers clients.
+    /// Reports that the server is serving clients.
     pub(super) fn ready(&self) {
         self.send("READY=1\nSTATUS=serving clients");
     }
 
-    /// Reports what the server waits for before it answers clients.
+    /// Reports what the server waits for before it serves clients.
     pub(super) fn waiting(&self) {
         self.send("STATUS=waiting for a leader");
     }
 
-    /// Reports that the server shuts down.
+    /// Reports that the server is shutting down.
     pub(super) fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping");
     }
@@ -65,14 +66,14 @@ impl Notifier {
     }
 }
 
-/// Opens a socket for messages to `path`. A leading `@` stands for Linux's abstract namespace.
+/// Opens a socket for messages to `path`. A leading `@` means Linux's abstract namespace.
 fn open(path: &str) -> io::Result<(UnixDatagram, SocketAddr)> {
     let address = match path.strip_prefix('@') {
         Some(name) => in_abstract_namespace(name)?,
         None => SocketAddr::from_pathname(path)?,
     };
     let socket = UnixDatagram::unbound()?;
-    // A full socket of a slow manager must not hold up the server.
+    // A full socket of a slow manager must not block the server.
     socket.set_nonblocking(true)?;
     Ok((socket, address))
 }
@@ -88,7 +89,7 @@ fn in_abstract_namespace(_: &str) -> io::Result<SocketAddr> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "abstract sockets exist on Linux only"))
 }
 
-/// Half of the manager's timeout, if `pid` names this process or is absent.
+/// Returns half of the manager's timeout, if `pid` names this process or is absent.
 fn watchdog(usec: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
         return None;

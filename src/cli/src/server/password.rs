@@ -1,5 +1,5 @@
-//! Passwords: hashed and checked on threads of their own, a few at a time, because each takes long on purpose. Whoever
-//! comes when too many wait already is sent away, so that logins cannot starve a server.
+//! Hashes and checks passwords on separate threads, a few at a time, because each takes long on purpose. When too many
+//! requests wait, more are rejected, so that logins cannot starve the server.
 
 use std::sync::Arc;
 
@@ -9,47 +9,47 @@ use tonic::Status;
 
 use super::wire::Reason;
 
-/// How many logins may wait for their turn, and how many passwords that are to be set.
+/// Maximum numbers of waiting logins and of waiting new passwords.
 const LOGINS_WAITING_MAX: usize = 64;
 const NEW_WAITING_MAX: usize = 16;
 
-/// What a hash that somebody else has made may cost more than those made here: each login pays it, also one whose password
-/// is wrong.
+/// Maximum difference by which the cost of a client's own hash may exceed the configured cost. Each login pays it, even
+/// with a wrong password.
 const READY_MADE_MORE: u32 = 4;
 
-/// The cost of hashes that are made for etcd, unless it is told otherwise.
+/// etcd's default cost.
 const USUAL_COST: u32 = 10;
 
-/// The longest password, in bytes: what the hash looks at.
+/// Maximum length of a password in bytes, because bcrypt ignores the rest.
 const PASSWORD_BYTES_MAX: usize = 72;
 
 /// Hashes and checks passwords.
 pub(super) struct Passwords {
     cost: u32,
     logins: Turns,
-    /// Whoever may set passwords is not kept from it by logins, which anybody can try.
+    /// Separate permits, so that logins, which anyone can attempt, do not delay changes of passwords.
     new: Turns,
 }
 
-/// A few at a time, and a few more who wait.
+/// A limited number of running jobs and of waiting ones.
 struct Turns {
     turns: Arc<Semaphore>,
     places: Arc<Semaphore>,
 }
 
 impl Passwords {
-    /// With bcrypt's cost: each one more takes twice the time.
+    /// Takes bcrypt's cost; each increment doubles the time.
     pub(super) fn new(cost: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let logins = Turns::new((processors / 2).max(1), LOGINS_WAITING_MAX);
         Self { cost, logins, new: Turns::new(1, NEW_WAITING_MAX) }
     }
 
-    /// The hash of a password.
+    /// Returns the hash of a password.
     pub(super) async fn hash(&self, password: String) -> Result<Secret, Status> {
         if password.len() > PASSWORD_BYTES_MAX {
             return Err(Status::invalid_argument(format!(
-                "bowline: a password of {} bytes, at most {PASSWORD_BYTES_MAX}",
+                "bowline: password too long: {} bytes, at most {PASSWORD_BYTES_MAX}",
                 password.len()
             )));
         }
@@ -59,21 +59,22 @@ impl Passwords {
         Ok(Secret::new(hash))
     }
 
-    /// A hash that somebody else has made, as etcd's clients send it: base64 of bcrypt's text.
+    /// Accepts a hash made by a client: base64 of bcrypt's text.
     pub(super) fn ready_made(&self, hash: Vec<u8>) -> Result<Secret, Status> {
         let text = std::str::from_utf8(&hash).map_err(|_| Reason::AuthFailed)?;
         let parts = text.parse::<bcrypt::HashParts>().map_err(|_| Reason::AuthFailed)?;
         let (cost, cost_max) = (parts.get_cost(), self.cost.max(USUAL_COST) + READY_MADE_MORE);
         if cost > cost_max {
             return Err(Status::invalid_argument(format!(
-                "bowline: a hashed password of bcrypt cost {cost}, at most {cost_max} here: hash it again with a lower \
-                 one, or give the members a higher --bcrypt-cost"
+                "bowline: the bcrypt cost of the hashed password is {cost}, at most {cost_max} here: hash it with a \
+                 lower cost, or increase --bcrypt-cost of the members"
             )));
         }
         Ok(Secret::new(hash))
     }
 
-    /// Whether it is the password of this hash. Without a hash, or with an empty one, it never is, after as much time.
+    /// Returns whether the password matches the hash. Without a hash, or with an empty one, it never matches, but takes
+    /// as much time.
     pub(super) async fn is_right(
         &self,
         password: String,
@@ -107,7 +108,7 @@ impl Turns {
             return Err(Reason::TooManyRequests.into());
         };
         let turn = Arc::clone(&self.turns).acquire_owned().await;
-        // Held until the work is done, also when nobody waits for it any more.
+        // Held until the work is done, even if the caller is gone.
         let work = tokio::task::spawn_blocking(move || {
             let _held = (place, turn);
             work()
@@ -130,7 +131,10 @@ mod tests {
         assert!(!passwords.is_right("two".to_owned(), Some(&hash)).await.unwrap());
         assert!(!passwords.is_right("".to_owned(), None).await.unwrap());
         assert!(!passwords.is_right("one".to_owned(), Some(&Secret::new("one"))).await.unwrap());
-        assert!(passwords.hash("x".repeat(73)).await.is_err(), "its end would not count");
+        assert!(
+            passwords.hash("x".repeat(73)).await.is_err(),
+            "the end of a longer password would be ignored"
+        );
         let made = passwords.ready_made(hash.reveal().to_vec()).unwrap();
         assert!(passwords.is_right("one".to_owned(), Some(&made)).await.unwrap());
         assert!(passwords.ready_made(b"one".to_vec()).is_err());
@@ -139,7 +143,7 @@ mod tests {
         }
     }
 
-    /// One login with such a hash would hold a turn for a day.
+    /// A single login with such a hash would occupy a thread for a day.
     #[test]
     fn a_hash_that_costs_too_much_is_refused() {
         let hash = |cost: u32| format!("$2b${cost:02}${}", ".".repeat(53)).into_bytes();
@@ -168,7 +172,10 @@ mod tests {
         }
         let refused = passwords.is_right("one".to_owned(), None).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-        passwords.hash("two".to_owned()).await.expect("who may set passwords is not kept from it");
+        passwords
+            .hash("two".to_owned())
+            .await
+            .expect("users who may set passwords are not limited");
         drop(busy);
         for each in waiting {
             assert!(!each.await.unwrap());

@@ -1,28 +1,29 @@
-//! `/livez` and `/readyz`: what is looked at, one thing after the other, and what is said of each.
+//! `/livez` and `/readyz`: runs checks in order, and reports the result of each.
 //!
-//! `?verbose` names them all, `?exclude=NAME` leaves one out, and each can be asked for alone, as in `/readyz/non_learner`.
-//! The names are etcd's, but for the first of each: what the member itself thinks of its health. Whoever leaves out one of
-//! etcd's knows nothing of ours: that which would fail for the same reason is left out with it.
+//! `?verbose` lists all checks, `?exclude=NAME` skips one, and each can be requested alone, as in
+//! `/readyz/non_learner`. The names are etcd's, except for the first check of each probe, which is the member's own
+//! view of its health. A client that excludes an etcd check does not know Bowline's, so a check that would fail for the
+//! same reason is skipped with it.
 
 use bowline::{Health, HealthStatus, KeyRange, cluster::AlarmKind};
 
 use super::alarms;
 use super::member::Member;
 
-/// Something that is looked at.
+/// A health check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Check {
-    /// The member's threads move.
+    /// The member's threads make progress.
     Alive,
-    /// It thinks that reads and writes would succeed.
+    /// Reads and writes are expected to succeed.
     Serving,
-    /// Its replica is like the others', and nobody has raised an alarm that says otherwise.
+    /// The replica equals the others, and no corruption alarm is raised.
     DataCorruption,
-    /// Its replica can be read.
+    /// The replica can be read.
     SerializableRead,
-    /// It is in touch with a leader that is one.
+    /// The member is in contact with a leader that has a majority.
     LinearizableRead,
-    /// It votes.
+    /// The member votes.
     NonLearner,
 }
 
@@ -47,7 +48,7 @@ impl Check {
         }
     }
 
-    /// The one of etcd's that fails whenever this one does; itself, if it is etcd's.
+    /// Returns the etcd check that fails whenever this one does, which is itself for etcd's own.
     fn stands_for(self) -> Self {
         match self {
             Check::Alive => Check::SerializableRead,
@@ -56,7 +57,7 @@ impl Check {
         }
     }
 
-    /// What is wrong, if anything is.
+    /// Returns the problem, if there is one.
     async fn fails(self, member: &Member) -> Option<String> {
         let health = member.node().health();
         let read = member.client().range(KeyRange::key("health")).limit(1);
@@ -70,23 +71,21 @@ impl Check {
             }
             Check::SerializableRead if has_no_state_yet(&health) => None,
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
-            // The only member reads without its driver.
+            // A sole member can read without its driver thread.
             Check::LinearizableRead if !health.is_alive() => Some(health.to_string()),
             Check::LinearizableRead => read.await.err().map(|error| error.to_string()),
-            Check::NonLearner => {
-                member.is_learner().then(|| "the member does not vote yet".to_owned())
-            }
+            Check::NonLearner => member.is_learner().then(|| "the member is a learner".to_owned()),
         }
     }
 }
 
-/// Whether a local read has nothing to read yet, which no restart would change. As in etcd such a member is alive: whoever
-/// probes it must not restart it.
+/// Returns whether the replica has no state yet, which a restart would not change. As in etcd such a member counts as
+/// alive, so that it is not restarted.
 pub(super) fn has_no_state_yet(health: &Health) -> bool {
     matches!(health.status, HealthStatus::Founding | HealthStatus::Restoring)
 }
 
-/// What is looked at for a path; nothing if it is not one of these.
+/// Returns the checks for a path, or `None` if it is not a probe.
 fn checks(path: &str) -> Option<Vec<Check>> {
     let path = path.strip_prefix('/')?;
     let (probe, name) =
@@ -100,17 +99,17 @@ fn checks(path: &str) -> Option<Vec<Check>> {
     all.iter().find(|check| check.name() == name).map(|check| vec![*check])
 }
 
-/// Whether somebody probes who asks for that.
+/// Returns whether a path is a probe.
 pub(super) fn is_probe(path: &str) -> bool {
     checks(path).is_some()
 }
 
-/// What is said in a query.
+/// Splits a query into pairs.
 fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// What is looked at for a path and a query.
+/// Returns the checks for a path and a query.
 fn wanted(path: &str, query: &str) -> Vec<Check> {
     let is_left_out =
         |check: Check| pairs(query).any(|(key, value)| key == "exclude" && value == check.name());
@@ -119,7 +118,7 @@ fn wanted(path: &str, query: &str) -> Vec<Check> {
     checks
 }
 
-/// Whether all is well, and what there is to be said.
+/// Runs the checks. Returns whether all have passed, and the report.
 pub(super) async fn answer(member: &Member, path: &str, query: &str) -> (bool, String) {
     let (mut is_well, mut said) = (true, String::new());
     for check in wanted(path, query) {

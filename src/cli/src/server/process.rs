@@ -1,31 +1,30 @@
-//! What the operating system knows of this process, under the names that Prometheus's clients give it. On Linux; nothing
-//! elsewhere.
+//! Process metrics from the operating system, under the names of Prometheus' clients. On Linux; none elsewhere.
 
 use std::fs;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-/// See the module.
+/// Measurements of this process.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Process {
-    /// Seconds of processors, in programs and in the kernel.
+    /// CPU time in user and kernel mode, in seconds.
     pub(super) cpu_seconds: f64,
-    /// When it was started, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub(super) start_seconds: f64,
     pub(super) resident_bytes: u64,
     pub(super) virtual_bytes: u64,
     pub(super) open_files: u64,
-    /// How many there may be; `None` if there is no limit.
+    /// Limit of open files; `None` without a limit.
     pub(super) open_files_max: Option<u64>,
 }
 
 impl Process {
-    /// What it is now.
+    /// Measures the process.
     pub(super) fn now() -> Option<Self> {
         let stat = Stat::parse(&fs::read_to_string("/proc/self/stat").ok()?)?;
         let booted = boot_seconds(&fs::read_to_string("/proc/stat").ok()?)?;
-        // The one that counts them is one of them.
+        // The directory itself is open while it is read.
         let open_files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64;
         let ticks_a_second = clock_ticks_per_second() as f64;
         Some(Self {
@@ -39,11 +38,11 @@ impl Process {
     }
 }
 
-/// What is used of the one line of `/proc/self/stat`.
+/// The used fields of `/proc/self/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stat {
     cpu_ticks: u64,
-    /// Since the machine was started.
+    /// Since boot.
     start_ticks: u64,
     virtual_bytes: u64,
     resident_pages: u64,
@@ -51,7 +50,7 @@ struct Stat {
 
 impl Stat {
     fn parse(line: &str) -> Option<Self> {
-        // The name, in parentheses, may hold anything. Behind it, the third field is the first.
+        // The process name, in parentheses, may contain any characters. The first field after it is number 3.
         let rest = line.rsplit_once(')')?.1;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
@@ -64,7 +63,7 @@ impl Stat {
     }
 }
 
-/// When the machine was started, in seconds since 1970.
+/// Returns the boot time, in seconds since 1970.
 fn boot_seconds(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
 }

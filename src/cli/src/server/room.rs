@@ -1,14 +1,14 @@
-//! Room for answers that are made and that nobody has taken yet: a client may ask for all that there is on as many streams as
-//! it likes, and read none of it.
+//! The memory budget for responses that clients have not read yet. Without it, a client could request everything on
+//! many streams and read nothing.
 //!
 //! ```text
-//!   asked ──▶ made ──▶ room for so many bytes? ──▶ sent; the room is free again when the last of its bytes has gone
-//!               ▲                │ no: thrown away
-//!               └── waits for ◀──┘
+//!   request ──▶ response ──▶ room for its bytes? ──▶ sent; the room is free again after its last byte
+//!                  ▲                │ no: discarded
+//!                  └─ waits for it ◀┘
 //! ```
 //!
-//! One that is larger than all of it goes when it is alone. Small ones are not counted: they take no more than what a
-//! stream takes anyway.
+//! A response larger than the whole budget is sent when no other is pending. Small responses are not counted, because
+//! they need no more memory than the stream itself.
 
 use std::sync::Arc;
 
@@ -21,27 +21,27 @@ use tonic::body::Body;
 
 use super::wire::Reason;
 
-/// How many bytes there may be of all together, as messages of gRPC.
+/// Budget for all counted responses, as gRPC messages, in bytes.
 const ROOM_BYTES: usize = 512 << 20;
 
-/// From how many bytes on an answer is counted.
+/// Size from which a response is counted.
 const COUNTED_BYTES: usize = 64 << 10;
 
-/// In what it is counted.
+/// Unit of accounting.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// Bytes of all responses of watches that gather several pages of the history.
+/// Budget for all watch responses that combine several pages of history, in bytes.
 const GATHERED_BYTES: usize = 128 << 20;
 
-/// All of a member's.
+/// A budget of a member.
 #[derive(Clone)]
 pub(super) struct Room(Arc<Semaphore>);
 
-/// The room of one answer, for as long as there is anything of it.
+/// The room of one response, held until the last part of it is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Held(Arc<OwnedSemaphorePermit>);
 
-/// There is not enough now.
+/// Error: not enough room at the moment.
 #[derive(Debug)]
 pub(super) struct Full;
 
@@ -54,12 +54,12 @@ impl Room {
         Self(Arc::new(Semaphore::new(ROOM_BYTES / UNIT_BYTES)))
     }
 
-    /// The room for responses of watches.
+    /// Returns the budget for responses of watches.
     pub(super) fn of_watches() -> Self {
         Self(Arc::new(Semaphore::new(GATHERED_BYTES / UNIT_BYTES)))
     }
 
-    /// Makes large frames of a body hold room until they are sent. A frame that finds no room is sent without.
+    /// Makes large frames of a body hold room until they are sent. A frame for which there is no room is sent without.
     pub(super) fn counting(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| {
             frame.map_data(|bytes: Bytes| match self.keep(bytes.len(), None) {
@@ -69,7 +69,8 @@ impl Room {
         }))
     }
 
-    /// Room for an answer that is made: what is kept for it already, if that is enough. None, if it is a small one.
+    /// Returns room for a response: the reserved room, if it suffices, or new room. Returns `None` for a small
+    /// response.
     pub(super) fn keep(&self, bytes: usize, kept: Option<Held>) -> Result<Option<Held>, Full> {
         if bytes < COUNTED_BYTES {
             return Ok(None);
@@ -81,10 +82,10 @@ impl Room {
         Ok(Some(Held(Arc::new(held))))
     }
 
-    /// Waits for room for so many bytes, behind who waits already.
+    /// Waits in line for room.
     ///
     /// # Errors
-    /// There was none in time.
+    /// Fails if there is none in time.
     pub(super) async fn wait(&self, bytes: usize, until: Instant) -> Result<Held, Status> {
         let held = Arc::clone(&self.0).acquire_many_owned(units(bytes));
         match tokio::time::timeout_at(until, held).await {
@@ -93,22 +94,22 @@ impl Room {
         }
     }
 
-    /// Waits until there is any at all: for what cannot be thrown away.
+    /// Waits until there is some room, before a request whose response cannot be discarded.
     ///
     /// # Errors
-    /// There was none in time.
+    /// Fails if there is none in time.
     pub(super) async fn wait_for_some(&self, until: Instant) -> Result<(), Status> {
         self.wait(COUNTED_BYTES, until).await.map(drop)
     }
 }
 
 impl Held {
-    /// Bytes that have this room for as long as they are there.
+    /// Returns bytes that hold the room until dropped.
     pub(super) fn by(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Kept { bytes, _held: self.clone() })
     }
 
-    /// A body of such bytes.
+    /// Returns a body whose frames hold the room.
     pub(super) fn by_body(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| frame.map_data(|bytes| self.by(bytes))))
     }
@@ -141,7 +142,7 @@ mod tests {
     async fn an_answer_has_its_room_until_its_last_bytes_have_gone() {
         let room = Room::new();
         assert!(room.keep(COUNTED_BYTES - 1, None).unwrap().is_none(), "a small one");
-        // Larger than all that there is, and alone.
+        // Larger than the whole budget, and the only one.
         let held = room.keep(ROOM_BYTES * 3, None).unwrap().unwrap();
         room.keep(COUNTED_BYTES, None).unwrap_err();
         assert_eq!(
@@ -173,11 +174,11 @@ mod tests {
         room.keep(COUNTED_BYTES, None).unwrap_err();
         drop(half);
         let kept = waits.await.unwrap().unwrap();
-        // What has grown beyond all of it meanwhile is counted as all of it.
+        // The response has grown beyond the whole budget, which counts as all of it.
         let kept = room.keep(ROOM_BYTES + 1, Some(kept)).unwrap();
         drop(kept);
         let kept = room.wait(ROOM_BYTES / 4, soon()).await.unwrap();
-        // Larger than it was, and there is room.
+        // The response has grown, and there is room.
         assert!(room.keep(ROOM_BYTES / 2, Some(kept)).unwrap().is_some());
     }
 }

@@ -1,12 +1,12 @@
-//! The state as a stream: a backup of the library's, sent as etcd sends its database.
+//! Streams the state: a backup made by the library, sent in the format in which etcd sends its database.
 //!
 //! ```text
-//!   backup            zeros up to a multiple of 512 bytes   sha256 of all before
+//!   backup            zeros up to a multiple of 512 bytes   sha256 of everything before
 //!   blob blob ... blob ──────────────────────────────────▶  blob
 //!   remaining_bytes falls to 0                              0
 //! ```
 //!
-//! Whoever writes all of it into a file, as etcd's clients do, has a file that `bowline snapshot` reads.
+//! A client that writes all blobs into a file, as etcd's clients do, gets a file that `bowline snapshot` reads.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -24,34 +24,36 @@ use super::member::{CLUSTER_VERSION, Member};
 use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb::SnapshotResponse;
 
-/// How much is sent at a time, as in etcd.
+/// Size of a blob, as in etcd.
 const BLOB_BYTES: usize = 32 << 10;
 
-/// What is before the hash is so long, or a multiple of it: etcd's clients tell by it that there is a hash.
+/// Alignment of the data before the hash. etcd's clients detect by it that there is a hash.
 const ALIGN_BYTES: u64 = 512;
 
-/// The backup while it is written. Left behind by a crash, it is removed with the next start like an unfinished
-/// snapshot, since it is called like one.
+/// Name of the backup while it is written. After a crash it is removed at the next start like an unfinished snapshot,
+/// because it is named like one.
 const NAME: &str = "snap-sent.writing";
 
-/// A copy of this member's state, and how long it is. The file has no name any more, so that it goes away with whoever
-/// reads it; also if nobody does, who has gone while it was written.
+/// Creates a backup of this member's state. The file is unlinked at once, so that it disappears with the last reader,
+/// even if the client disconnects while it is written.
 ///
 /// # Errors
-/// Too many are sent. As the library's backup; the file cannot be read.
+/// Fails if too many snapshots are being sent, if the library's backup fails, or if the file cannot be read.
 pub(super) async fn taken(member: Arc<Member>) -> Result<Sent, Status> {
     let sending = member.may_send_snapshot().ok_or(Reason::TooManyRequests)?;
     let (tell, taken) = oneshot::channel();
     let take = async move {
         let result = take(&member, &tell).await;
-        // Who has gone meanwhile needs nothing.
+        // Fails if the caller is gone.
         drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
     };
     tokio::spawn(take.in_current_span());
-    taken.await.map_err(|_| Status::internal("bowline: no snapshot was taken"))?
+    taken
+        .await
+        .map_err(|_| Status::internal("bowline: the task that takes the snapshot has ended"))?
 }
 
-/// A snapshot on its way to a client. It counts until it is there.
+/// A snapshot that is being sent. It counts against the limit until dropped.
 pub(super) struct Sent {
     file: File,
     bytes: u64,
@@ -62,10 +64,10 @@ async fn take(
     member: &Member,
     waits: &oneshot::Sender<Result<Sent, Status>>,
 ) -> Result<(File, u64), Status> {
-    // One at a time: they have the same name.
+    // One at a time, because they use the same name.
     let _turn = member.takes_snapshot().await;
     if waits.is_closed() {
-        return Err(Status::cancelled("nobody waits for it"));
+        return Err(Status::cancelled("the client has disconnected"));
     }
     let path: PathBuf = member.options().data_dir.join(NAME);
     let id = member.node().backup(&path).await.map_err(refused)?;
@@ -77,10 +79,10 @@ async fn take(
     Ok((file.await?, id.bytes))
 }
 
-/// Sends a file, and what comes after it.
+/// Sends the file, the padding and the hash.
 ///
 /// # Errors
-/// The file cannot be read, or ends too early.
+/// Fails if the file cannot be read or is too short.
 pub(super) async fn send(
     Sent { mut file, bytes, _sending }: Sent,
     answers: &Answers<SnapshotResponse>,
@@ -102,7 +104,7 @@ pub(super) async fn send(
         in_file -= filled;
         left -= blob.len() as u64;
         if answers.send(Ok(part(left, blob))).await.is_err() {
-            // Nobody listens any more.
+            // The client is gone.
             return Ok(());
         }
     }
@@ -114,7 +116,7 @@ fn part(remaining_bytes: u64, blob: Bytes) -> SnapshotResponse {
     SnapshotResponse { header: None, remaining_bytes, blob, version: CLUSTER_VERSION.to_owned() }
 }
 
-/// Work that waits for the disk, where that harms nobody.
+/// Runs blocking work on a thread for that purpose.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, Status> {

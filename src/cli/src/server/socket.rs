@@ -1,4 +1,4 @@
-//! A client's connection, and what it is accepted at: TCP, or a socket file.
+//! Client connections and listening sockets, for TCP and Unix sockets.
 
 use std::fs;
 use std::io::{self, IoSlice};
@@ -13,13 +13,13 @@ use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// See the module.
+/// A listening socket.
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, SocketFile),
 }
 
-/// Deletes the file when it is dropped.
+/// A socket file, deleted on drop.
 pub(super) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -29,11 +29,11 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    /// Listens at a socket file. Who may connect is said by the permissions of its folder and by the umask, as with etcd. The
-    /// file of a server that has gone is replaced.
+    /// Listens on a Unix socket. As with etcd, permissions follow from its directory and the umask. The file of a dead
+    /// server is replaced.
     ///
     /// # Errors
-    /// Another server listens there, something else than a socket has that name, or the system's.
+    /// Fails if another server is listening there, if the path is another kind of file, and with system errors.
     pub(super) fn unix(path: &Path) -> io::Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_socket() => {
@@ -43,7 +43,7 @@ impl Listener {
                 fs::remove_file(path)?;
             }
             Ok(_) => {
-                let why = "there is a file of that name that is no socket";
+                let why = "a file of that name exists and is not a socket";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -62,7 +62,7 @@ impl Listener {
         }
     }
 
-    /// Whether it listens at one of these addresses, or at this file.
+    /// Returns whether it listens on one of these addresses or this file.
     pub(super) fn is_at(&self, addresses: &[SocketAddr], path: Option<&Path>) -> bool {
         match self {
             Self::Tcp(listener) => listener.local_addr().is_ok_and(|at| addresses.contains(&at)),
@@ -71,7 +71,7 @@ impl Listener {
     }
 }
 
-/// See the module.
+/// A connection.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -79,7 +79,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// Reads what comes first, and leaves it to be read.
+    /// Reads the first bytes without consuming them.
     pub(super) async fn peek(&self, first: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.peek(first).await,
@@ -90,7 +90,7 @@ impl Socket {
         }
     }
 
-    /// The connection, if it is one of TCP.
+    /// Returns the TCP connection, if it is one.
     pub(super) fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
@@ -174,7 +174,7 @@ mod tests {
         let first = Listener::unix(&path).unwrap();
         let taken = Listener::unix(&path).err().expect("the path is in use");
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
-        // Its server is killed, and the file stays.
+        // Simulate a killed server, which leaves the file.
         let Listener::Unix(listener, file) = first else { panic!("a socket file") };
         std::mem::forget(file);
         drop(listener);

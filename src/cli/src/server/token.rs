@@ -1,12 +1,12 @@
-//! Tokens: what a user who has shown a password shows instead, for a while.
+//! Tokens, which a user gets at login and presents in place of the password.
 //!
 //! ```text
-//!   signed   with a key that the cluster keeps among its users; ends when it was not used for a while
-//!   jwt      with a key in files, so that others can make and check them too; ends at its time, and with
-//!            every change of users and roles. keys is what it is signed and checked with
+//!   signed   signed with a key that the cluster stores; expires when unused for a while
+//!   jwt      signed with a key from a file, so that other programs can issue and verify tokens; expires at a
+//!            fixed time and with every change of users and roles; `keys` has the keys
 //! ```
 //!
-//! Neither is written down anywhere: a login costs the log nothing, and every member knows every token.
+//! Tokens are not stored. A login writes nothing to the log, and every member can verify every token.
 
 mod jwt;
 mod keys;
@@ -21,17 +21,17 @@ use jwt::Jwt;
 pub(super) use keys::TokenError;
 use signed::Signed;
 
-/// Makes tokens, and tells whose they are.
+/// Issues and verifies tokens.
 pub(super) enum Tokens {
     Signed(Signed),
     Jwt(Box<Jwt>),
 }
 
 impl Tokens {
-    /// Reads the keys, if they are in files.
+    /// Loads the keys, if they are in files.
     ///
     /// # Errors
-    /// Which of them cannot be used, and why.
+    /// Fails if a key cannot be used.
     pub(super) fn load(kind: &TokenKind) -> Result<Self, TokenError> {
         Ok(match kind {
             TokenKind::Simple { ttl } => Self::Signed(Signed::new(*ttl)),
@@ -39,10 +39,10 @@ impl Tokens {
         })
     }
 
-    /// A token for a user, by the table in which its password was found.
+    /// Issues a token to a user, based on the table that the password was checked against.
     ///
     /// # Errors
-    /// There is no such user, or none are made here.
+    /// Fails if the user does not exist or this member issues no tokens.
     pub(super) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
         if !access.users().contains_key(user) {
             return Err(Reason::AuthFailed.into());
@@ -55,10 +55,10 @@ impl Tokens {
         }
     }
 
-    /// Whose token it is.
+    /// Returns the user of a token.
     ///
     /// # Errors
-    /// It is none, or not any more.
+    /// Fails if the token is invalid or expired.
     pub(super) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
         match self {
             Self::Signed(tokens) => tokens.user(token, access).ok_or(Reason::InvalidToken),

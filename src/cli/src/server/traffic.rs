@@ -1,7 +1,7 @@
-//! The bytes of gRPC's messages on their way in and out, and the number and the span of each request.
+//! Counts the bytes of gRPC messages, and gives each request a number and a tracing span.
 //!
 //! ```text
-//!   request ──▶ Counted ──▶ service ──▶ Counted ──▶ answer      both in the request's span, however long the answer streams
+//!   request ──▶ Counted ──▶ service ──▶ Counted ──▶ response    both in the request's span, until the response ends
 //! ```
 
 use std::pin::Pin;
@@ -13,8 +13,8 @@ use bytes::Buf;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tracing::Span;
 
-/// What all requests of a member have brought and been answered: the bytes of messages, as etcd counts them, without
-/// headers, frames and TLS.
+/// Counters of all requests of a member. Bytes are those of messages, as etcd counts them, without headers, frames and
+/// TLS.
 #[derive(Default)]
 pub(super) struct Traffic {
     requests: AtomicU64,
@@ -23,7 +23,7 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// A span for the next request, with its number; none, and no number, while nobody traces.
+    /// Returns a span with a number for the next request. Without tracing there is neither.
     pub(super) fn span(&self, method: &str) -> Span {
         tracing::debug_span!(
             "request",
@@ -32,13 +32,13 @@ impl Traffic {
         )
     }
 
-    /// The bytes that were received and sent.
+    /// Returns the numbers of bytes received and sent.
     pub(super) fn bytes(&self) -> (u64, u64) {
         (self.received.load(Ordering::Relaxed), self.sent.load(Ordering::Relaxed))
     }
 }
 
-/// Which way a body goes.
+/// Direction of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     /// From a client.
@@ -52,7 +52,7 @@ pub(super) struct Counted<B> {
     body: B,
     traffic: Arc<Traffic>,
     way: Way,
-    /// In which whatever makes the body's frames runs.
+    /// Span in which the body is polled.
     span: Span,
     messages: Messages,
 }
@@ -64,20 +64,20 @@ impl<B> Counted<B> {
     }
 }
 
-/// Where one message ends and the next begins: before each stand a byte and, in four, its length.
+/// Parser state for message boundaries. Each message is preceded by a flag byte and a length of four bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Messages {
-    /// How much is there of what stands before the next message, and its length as far as that says it.
+    /// Number of bytes of the next message's prefix read so far, and the length as far as read.
     head: usize,
     length: u32,
-    /// What is missing of the message.
+    /// Number of bytes left of the current message.
     left: u32,
 }
 
 const HEAD_BYTES: usize = 5;
 
 impl Messages {
-    /// How many of these bytes, which come next, are of messages.
+    /// Returns how many of the next bytes belong to messages.
     fn count(&mut self, mut bytes: &[u8]) -> u64 {
         let mut count = 0;
         while let Some((first, rest)) = bytes.split_first() {
@@ -88,7 +88,7 @@ impl Messages {
                 bytes = &bytes[here..];
                 continue;
             }
-            // The first says whether it is compressed.
+            // The first byte is the compression flag.
             self.length = if self.head == 0 { 0 } else { self.length << 8 | u32::from(*first) };
             self.head += 1;
             bytes = rest;
@@ -118,7 +118,7 @@ impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
                 Way::In => &this.traffic.received,
                 Way::Out => &this.traffic.sent,
             };
-            // They are in one piece, wherever they come from.
+            // A single chunk, whatever the source.
             count.fetch_add(this.messages.count(data.chunk()), Ordering::Relaxed);
         }
         frame

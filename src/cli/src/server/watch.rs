@@ -1,13 +1,13 @@
-//! `etcdserverpb.Watch`: one stream, many watches.
+//! `etcdserverpb.Watch`: one stream with many watches.
 //!
 //! ```text
-//!   requests ──▶ Desk ──commands──▶ one task a watch ──▶ the library's watch
+//!   requests ──▶ Desk ──commands──▶ one task per watch ──▶ the library's watch
 //!                 │                       │
-//!                 └────── answers ◀───────┘        in one queue, in the order in which they are sent
+//!                 └────── answers ◀───────┘        one queue, in sending order
 //! ```
 //!
-//! A watch whose client does not read waits for room in the queue and costs nobody else anything: it goes on from
-//! the history when there is room.
+//! A watch whose client does not read waits for room in the queue and costs others nothing. When there is room, it
+//! continues from the history.
 
 mod batch;
 mod course;
@@ -39,13 +39,12 @@ use pb::watch_request::RequestUnion;
 use progress::{Progress, Serial};
 use task::{Command, Task};
 
-/// The id of no watch.
+/// Id in responses that belong to no watch.
 const NO_WATCH: i64 = -1;
 
-/// How many requests of one stream are taken before others have their turn.
+/// Number of requests of a stream that are handled before other tasks may run.
 const REQUESTS_AT_ONCE: usize = 64;
 
-/// The service.
 #[derive(Clone)]
 pub(super) struct WatchService(pub(super) Arc<Member>);
 
@@ -73,25 +72,25 @@ impl Watch for WatchService {
     }
 }
 
-/// One stream.
+/// A stream.
 struct Desk {
     member: Arc<Member>,
     who: Identity,
     answers: Answers<pb::WatchResponse>,
-    /// Those that go on, and those of which it is not heard yet that they have ended.
+    /// Running watches, and those whose end has not been processed yet.
     watches: HashMap<i64, Begun>,
     next_id: i64,
     next_serial: Serial,
-    /// What the watches let the stream know: each that it has ended, and between two questions one answer.
+    /// Notifications from the watches: each reports its end, and one response per progress request.
     told: (mpsc::UnboundedSender<task::Told>, mpsc::UnboundedReceiver<task::Told>),
     progress: Progress,
     course: Arc<Course>,
 }
 
-/// A watch that has begun.
+/// A running watch.
 struct Begun {
     serial: Serial,
-    /// One question at the most, and the end.
+    /// Holds at most one progress request and the cancellation.
     commands: mpsc::UnboundedSender<Command>,
     task: JoinHandle<()>,
 }
@@ -109,7 +108,7 @@ impl Desk {
         Self { member, who, answers, watches, next_id, next_serial, told, progress, course }
     }
 
-    /// Serves until the client is gone. One that only listens from now on stays.
+    /// Serves until the client is gone. A client that has ended its requests still receives responses.
     async fn serve(mut self, mut requests: Streaming<pb::WatchRequest>) -> Result<(), Status> {
         let (mut more, mut taken) = (true, 0usize);
         loop {
@@ -119,7 +118,7 @@ impl Desk {
                         self.take(request).await?;
                         taken += 1;
                         if taken.is_multiple_of(REQUESTS_AT_ONCE) {
-                            // There may be a hundred thousand, all at hand.
+                            // A hundred thousand requests may be available at once.
                             tokio::task::yield_now().await;
                         }
                     }
@@ -153,7 +152,7 @@ impl Desk {
             self.refuse(Reason::Compacted.text()).await;
             return Ok(());
         }
-        // The stream may be old, and who opened it nobody any more, or has never been anybody.
+        // The credentials may have expired since the stream was opened, or may never have been valid.
         match self.member.again(&self.who) {
             Ok(who) => self.who = who,
             Err(status) => {
@@ -191,7 +190,7 @@ impl Desk {
         }
         let watch = match call.await {
             Ok(watch) => watch,
-            // In etcd's words, and to this watch only: the others of the stream go on.
+            // With etcd's text, and only for this watch: other watches of the stream continue.
             Err(error @ Error::Rejected(_)) => {
                 self.refuse(refused(error).message().to_owned()).await;
                 return Ok(());
@@ -220,14 +219,14 @@ impl Desk {
         }
         self.watches.insert(id, Begun { serial, commands, task });
         if others_stop {
-            // It may have much to tell of the past, for which they are not to stand still.
+            // The new watch may first have to deliver old events, for which the other watches should not wait.
             self.progress.withdraw();
             self.ask();
         }
         Ok(())
     }
 
-    /// Whether a watch with this id goes on. One that has ended by itself has left its id.
+    /// Returns whether a running watch has this id. A watch that has ended by itself has released its id.
     fn is_taken(&self, id: i64) -> bool {
         self.watches.get(&id).is_some_and(|begun| !begun.commands.is_closed())
     }
@@ -249,14 +248,14 @@ impl Desk {
 
     async fn cancel(&mut self, id: i64) {
         let Some(mut begun) = self.watches.remove(&id) else { return };
-        // The task says that it has ended after everything else that it says.
+        // The task reports its end after all its other responses.
         drop(begun.commands.send(Command::Cancel));
         drop((&mut begun.task).await);
         let reached = self.progress.ended(begun.serial);
         self.answer(reached).await;
     }
 
-    /// Asks all watches how far they are, unless they have been asked and have not all answered: then later.
+    /// Requests the progress of all watches. If a request is still open, a new one follows later.
     fn ask(&mut self) {
         if self.progress.ask(self.watches.values().map(|begun| begun.serial)) {
             for begun in self.watches.values() {
@@ -282,12 +281,12 @@ impl Desk {
         self.answer(reached).await;
     }
 
-    /// Answers the question if all have, and asks the next one if there is one.
+    /// Sends the result of a completed progress request, and starts the next one if one is due.
     async fn answer(&mut self, reached: Option<Revision>) {
         if let Some(revision) = reached {
             let (header, watch_id) = (self.member.header(revision), NO_WATCH);
             let bookmark = pb::WatchResponse { header, watch_id, ..Default::default() };
-            // If nobody listens any more the stream is dropped soon, and this with it.
+            // If the client is gone, the stream and this task are about to be dropped.
             let Ok(room) = self.answers.room().await else { return };
             if !self.course.bookmark(room, revision, bookmark) {
                 self.ask();
@@ -302,7 +301,7 @@ impl Desk {
     }
 
     async fn say(&self, response: pb::WatchResponse) {
-        // If nobody listens any more the stream is dropped soon, and this with it.
+        // If the client is gone, the stream and this task are about to be dropped.
         drop(self.answers.send(Ok(response)).await);
     }
 }

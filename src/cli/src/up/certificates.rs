@@ -1,5 +1,5 @@
-//! `bowline up --tls`: an authority that signs for the servers of one start and for a client, and is gone then: its key is
-//! never written.
+//! `bowline up --tls`: a CA that signs certificates for the servers of one start and for a client. Its key is never
+//! written to disk.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,51 +13,51 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 
-/// What the cluster is called in its members' certificates.
+/// Cluster name in the members' certificates.
 const CLUSTER: &str = "up";
 
-/// Where clients and members reach the servers.
+/// Hosts at which clients and members reach the servers.
 const HOSTS: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
 
-/// How long certificates are good: longer than anybody tries things out without a restart.
+/// Validity of certificates; longer than any test without a restart.
 const LIFE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// How far other clocks may be behind.
+/// Maximum difference by which other clocks may be behind.
 const CLOCKS: Duration = Duration::from_secs(3600);
 
-/// The files, all in one directory.
+/// The certificate files, in one directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Certificates(PathBuf);
 
-/// A certificate and its key.
+/// Paths of a certificate and its key.
 pub(super) struct Card {
     pub(super) cert: PathBuf,
     pub(super) key: PathBuf,
 }
 
 impl Certificates {
-    /// Those in a directory, whether they are there yet or not.
+    /// Returns the files in a directory, which need not exist yet.
     pub(super) fn in_directory(dir: &Path) -> Self {
         Self(dir.to_owned())
     }
 
-    /// The authority's certificate.
+    /// Returns the CA certificate.
     pub(super) fn authority(&self) -> PathBuf {
         self.0.join("ca.pem")
     }
 
-    /// The files of one server, or of the client.
+    /// Returns the files of a server or of the client.
     pub(super) fn of(&self, name: &str) -> Card {
         let file = |kind: &str| self.0.join(format!("{name}.{kind}"));
         Card { cert: file("pem"), key: file("key") }
     }
 
-    /// The client's.
+    /// Returns the client's files.
     pub(super) fn client(&self) -> Card {
         self.of("client")
     }
 
-    /// Makes them anew, for servers of these names.
+    /// Creates all certificates, for servers with these names.
     pub(super) fn make(&self, servers: &[String]) -> io::Result<()> {
         fs::create_dir_all(&self.0)?;
         let mut params = CertificateParams::default();
@@ -96,7 +96,7 @@ fn key() -> io::Result<KeyPair> {
     KeyPair::generate().map_err(io::Error::other)
 }
 
-/// A certificate for a client, in a name.
+/// Returns the parameters of a client certificate with a common name.
 fn named(name: &str, hosts: &[&str]) -> io::Result<CertificateParams> {
     let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
     let mut params = CertificateParams::new(hosts).map_err(io::Error::other)?;
@@ -113,9 +113,9 @@ fn for_now(mut params: CertificateParams) -> CertificateParams {
     params
 }
 
-/// Writes a file that nobody else may read.
+/// Writes a file that only its owner can read.
 fn secret(path: &Path, text: &str) -> io::Result<()> {
-    // One that is there keeps its rights.
+    // An existing file would keep its permissions.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! A command, and what came of it.
+//! Runs commands and collects their results.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Server, bowline};
 
-/// How long a command that goes on may do so: whoever waits for a line of it then finds that it has ended.
+/// Time limit for a long-running command. When it is killed, a test that waits for its next line fails.
 const GOING_MAX: Duration = Duration::from_secs(300);
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -22,13 +22,13 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// What it has printed, which must be text.
+    /// Returns the standard output as text.
     #[track_caller]
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.out).unwrap()
     }
 
-    /// As `text`, and it must have succeeded.
+    /// As `text`, and asserts success.
     #[track_caller]
     pub(crate) fn done(self) -> String {
         assert_eq!(self.code, 0, "{self:?}");
@@ -36,13 +36,12 @@ impl Said {
     }
 }
 
-/// The command against this server.
+/// Returns the command for this server.
 pub(crate) fn command(server: &Server) -> Command {
     command_at(&server.address)
 }
 
-/// The command against these endpoints. Unless it is told otherwise it waits for longer than any of this takes, on a machine
-/// with much else to do.
+/// Returns the command for these endpoints. Its timeout is longer than anything takes here on a busy machine.
 pub(crate) fn command_at(endpoints: &str) -> Command {
     let mut command = bowline();
     for (name, _) in std::env::vars_os() {
@@ -56,11 +55,11 @@ pub(crate) fn command_at(endpoints: &str) -> Command {
     command
 }
 
-/// Runs a command with something on its standard input.
+/// Runs a command with the given standard input.
 pub(crate) fn run(mut command: Command, input: &[u8]) -> Said {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Who does not read it may have gone.
+    // Fails if the command exits without reading its input.
     drop(child.stdin.take().unwrap().write_all(input));
     let output = child.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -74,7 +73,7 @@ pub(crate) fn ask<A: AsRef<OsStr>>(server: &Server, arguments: &[A]) -> Said {
     run(command, b"")
 }
 
-/// A command that goes on, whose lines are read.
+/// A running command whose output is read line by line.
 pub(crate) struct Going {
     pub(crate) child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -82,7 +81,6 @@ pub(crate) struct Going {
 }
 
 impl Going {
-    /// Starts it.
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
@@ -90,21 +88,21 @@ impl Going {
         let pid = Pid::from_child(&child);
         std::thread::spawn(move || {
             if gone.recv_timeout(GOING_MAX) == Err(RecvTimeoutError::Timeout) {
-                // If it has ended that is well.
+                // Fails harmlessly if the command has ended.
                 kill_process(pid, Signal::KILL).ok();
             }
         });
         Self { child, lines, _wanted: wanted }
     }
 
-    /// Its next line; empty if it has ended.
+    /// Returns the next line, empty at the end.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line
     }
 
-    /// Its next lines.
+    /// Returns the next lines.
     pub(crate) fn lines(&mut self, count: usize) -> String {
         (0..count).map(|_| self.line()).collect()
     }

@@ -1,5 +1,4 @@
-//! Servers that are not there, or do not answer: a question goes to the next one, a change only where it is proven
-//! that nothing was made of it.
+//! Unreachable or silent servers: a read goes to the next server, a change only if it provably was not applied.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -12,10 +11,10 @@ use crate::ask::{Going, ask, command, command_at, run};
 use crate::locks::silence;
 use crate::process::{Server, flags, free_ports};
 
-/// Where nobody listens, and nobody is going to.
+/// An address at which no server listens.
 const CLOSED: &str = "127.0.0.1:1";
 
-/// Takes connections, reads some of what comes, and hangs up, or says nothing.
+/// Accepts connections, reads some bytes, and disconnects or stays silent.
 fn broken(hangs_up: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -47,7 +46,11 @@ fn who_cannot_be_reached_is_passed_over() {
     let nobody = run(nobody, b"");
     assert_eq!(nobody.code, 4, "{nobody:?}");
     assert!(nobody.err.contains(&format!("{CLOSED}: ")), "{}", nobody.err);
-    assert!(nobody.err.contains("hint: --endpoints"), "{}", nobody.err);
+    assert!(
+        nobody.err.contains("hint: pass the servers' addresses with --endpoints"),
+        "{}",
+        nobody.err
+    );
 }
 
 #[test]
@@ -60,17 +63,17 @@ fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
         put.args(["put", "k", "v", "--command-timeout", "5s"]);
         let put = run(put, b"");
         assert_eq!(put.code, 3, "{put:?}");
-        assert!(put.err.contains("not known whether"), "{}", put.err);
+        assert!(put.err.contains("the outcome is unknown"), "{}", put.err);
         assert_eq!(ask(&server, &["get", "k"]).done(), "");
 
-        // A question may be asked twice.
+        // A read may be repeated.
         let mut get = command_at(&both);
         get.args(["get", "", "--prefix", "--count-only", "--command-timeout", "10s"]);
         assert_eq!(run(get, b"").done(), "0\n");
     }
 }
 
-/// Takes so many connections at an address, and hangs up each time.
+/// Accepts `count` connections at an address, and closes each.
 pub(crate) fn hang_up(address: &str, count: usize) {
     let listener = TcpListener::bind(address).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -91,11 +94,11 @@ fn who_says_nothing_does_not_keep_anybody_from_the_next() {
     let silent = format!("127.0.0.1:{port}");
     let _silence = silence(&silent);
     let mut put = command_at(&format!("{silent},{}", server.address));
-    // Nothing else ends the wait for the first.
+    // Only the next endpoint ends the wait for the first.
     put.env("BOWLINE_DIAL_TIMEOUT", "1000s");
     put.args(["put", "k", "v", "--command-timeout", "10s"]);
     assert_eq!(run(put, b"").done(), "OK\n");
-    // Nor who takes a connection, and says nothing to a login.
+    // A server that accepts a connection but does not answer the login is skipped too.
     let mut put = command_at(&format!("{},{}", broken(false), server.address));
     put.args(["--user", "ann:x", "put", "k", "v", "--command-timeout", "10s"]);
     assert_eq!(run(put, b"").done(), "OK\n");
@@ -109,7 +112,7 @@ fn a_change_that_may_be_repeated_is_not_said_to_be_none() {
         change.args(arguments);
         let change = run(change, b"");
         assert_eq!(change.code, 3, "{change:?}");
-        assert!(change.err.contains("not known whether"), "{change:?}");
+        assert!(change.err.contains("the outcome is unknown"), "{change:?}");
     }
 }
 
@@ -164,7 +167,7 @@ fn a_watch_that_was_open_goes_on_whatever_befalls_its_server() {
     assert_eq!(watch.lines(3), "PUT\nk\n0\n");
     let address = server.address.clone();
     server.stop();
-    // More than once in all the attempts of one request.
+    // More often than one request is attempted.
     hang_up(&address, 6);
     let server = start();
     ask(&server, &["put", "k", "1"]).done();
@@ -188,7 +191,7 @@ fn a_watch_goes_on_behind_what_it_was_told_of_though_that_is_compacted() {
     let mut line = String::new();
     while line != "progress notify: 6\n" {
         line = watch.line();
-        assert!(!line.is_empty(), "it has ended");
+        assert!(!line.is_empty(), "the watch ended");
     }
     ask(&server, &["compact", "6"]).done();
     server.stop();
@@ -218,5 +221,5 @@ fn options_are_taken_from_variables_and_wrong_ones_are_named() {
     assert_eq!(misplaced.code, 2, "{misplaced:?}");
     let table = ask(&server, &["-w", "table", "put", "t", "v"]);
     assert_eq!(table.code, 2);
-    assert_eq!(ask(&server, &["get", "t"]).done(), "", "refused before anything was done");
+    assert_eq!(ask(&server, &["get", "t"]).done(), "", "rejected before any change");
 }

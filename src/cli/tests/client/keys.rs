@@ -32,7 +32,7 @@ fn any_bytes_go_in_and_come_out() {
     assert_eq!(only.out, [&value[..], b"\n"].concat());
     assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "2\n");
 
-    // No argument has a zero byte in it.
+    // Arguments cannot contain zero bytes.
     let key = dir.path().join("key");
     fs::write(&key, b"\x00k\x00").unwrap();
     let key = key.to_str().unwrap();
@@ -42,7 +42,11 @@ fn any_bytes_go_in_and_come_out() {
     let mut from_input = command(&server);
     from_input.args(["get", "--key-file", "-", "--print-value-only"]);
     assert_eq!(run(from_input, b"\x00k\x00").out, [&value[..], b"\n"].concat());
-    assert_eq!(ask(&server, &["put", "--key-file", "-"]).code, 2, "both from standard input");
+    assert_eq!(
+        ask(&server, &["put", "--key-file", "-"]).code,
+        2,
+        "key and value both from standard input"
+    );
     let mut txn = command(&server);
     txn.arg("txn");
     assert_eq!(run(txn, b"\nget --key-file -\n").code, 2);
@@ -68,7 +72,7 @@ fn a_transaction_is_read_from_a_file_and_says_which_way_it_went() {
     wrong.arg("txn");
     let wrong = run(wrong, b"mod(\"k\") = \"x\"\n");
     assert_eq!(wrong.code, 2);
-    assert!(wrong.err.contains("a number is meant"), "{}", wrong.err);
+    assert!(wrong.err.contains("expected a number"), "{}", wrong.err);
 }
 
 #[test]
@@ -102,7 +106,7 @@ fn the_command_of_a_watch_reads_nothing_that_is_meant_for_the_watch() {
     let mut watch = Going::start(watch);
     let mut input = watch.child.stdin.take().unwrap();
     input.write_all(b"a line\n").unwrap();
-    // What is there at once is not the end of it: it would wait for more.
+    // The watch must deliver available events without waiting for more input.
     assert_eq!(watch.lines(4), "PUT\nk\nv\n[]\n");
     drop(input);
 }
@@ -147,7 +151,7 @@ fn a_lease_takes_its_keys_with_it() {
     assert!(gone.err.contains("lease not found") && gone.err.contains("hint:"), "{}", gone.err);
 }
 
-/// In the words of etcdctl 3.6.
+/// With the error texts of etcdctl 3.6.
 #[test]
 fn a_question_that_contradicts_itself_is_refused() {
     let dir = tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What works on files and processes of this machine: snapshots, a cluster for trying things out, completions.
+//! Commands for files and processes of this machine: snapshots, test clusters, completions.
 
 use std::fs;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn a_snapshot_takes_the_time_it_takes_unless_a_limit_is_given() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     let save = |more: &[&str]| {
-        // Where it asks elsewhere it asks in vain.
+        // A request to the second endpoint would fail.
         let mut save = command_at(&format!("{},127.0.0.1:1", server.address));
         save.env_remove("BOWLINE_COMMAND_TIMEOUT").args(["snapshot", "save"]);
         save.arg(place.path().join("a.snap")).args(more);
@@ -70,10 +70,10 @@ fn a_snapshot_takes_the_time_it_takes_unless_a_limit_is_given() {
     server.pause();
     let limited = run(save(&["--command-timeout", "500ms"]), b"");
     assert_eq!(limited.code, 1, "{limited:?}");
-    assert!(limited.err.contains("no answer came within 500ms"), "{limited:?}");
+    assert!(limited.err.contains("no response within 500ms"), "{limited:?}");
     let mut interrupted = Going::start(save(&[]));
     let mut patient = Going::start(save(&[]));
-    // Longer than other answers are waited for.
+    // Longer than the timeout of other requests.
     std::thread::sleep(Duration::from_secs(6));
     kill_process(Pid::from_child(&interrupted.child), Signal::INT).unwrap();
     assert_eq!(interrupted.child.wait().unwrap().code(), Some(130));
@@ -89,7 +89,7 @@ fn a_snapshot_is_for_its_owner_and_touches_nothing_of_others() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     let at = |name: &str| place.path().join(name);
-    // As somebody's who saves to the same name.
+    // A file of another process that saves to the same name.
     fs::write(at("a.snap.part"), "of another").unwrap();
     ask(&server, &["snapshot", "save", at("a.snap").to_str().unwrap()]).done();
     assert_eq!(fs::metadata(at("a.snap")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -102,8 +102,8 @@ fn a_snapshot_is_for_its_owner_and_touches_nothing_of_others() {
     assert_eq!(names, ["a.snap", "a.snap.part", "b.snap"]);
 }
 
-/// The first of six ports in a row: two for each of three servers. Below those that the system hands out, which others
-/// take meanwhile, and where nothing else here looks; each test looks from elsewhere on.
+/// Returns the first of six free ports in a row, two for each of three servers. They are below the ports that the
+/// system assigns and that other tests use. Each test starts its search elsewhere.
 fn six_ports(test: u32) -> u16 {
     let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
     let some = u16::try_from((std::process::id() * 97 + 185 * test) % 370).unwrap();
@@ -145,10 +145,10 @@ fn a_cluster_is_started_with_one_command_and_keeps_what_it_has() {
     assert_eq!(again.child.wait().unwrap().code(), Some(0));
     let mut nobody = command_at(&endpoints);
     nobody.args(["get", "k"]);
-    assert_eq!(run(nobody, b"").code, 4, "none of them runs");
+    assert_eq!(run(nobody, b"").code, 4, "no server runs");
 }
 
-/// Made anew at each start: what was shown before is worth nothing then.
+/// The certificates are created at each start, and earlier ones become useless.
 #[test]
 fn a_cluster_with_certificates_says_which_ones_clients_need() {
     let place = tempdir().unwrap();
@@ -182,7 +182,7 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
     let members = ask("bowline", &flags, &["member", "list"]).unwrap().1;
     let members = String::from_utf8(members).unwrap();
     assert_eq!(members.matches("https://127.0.0.1:").count(), 6, "{members}");
-    // etcd's own tool, where there is one.
+    // Also with etcdctl, if installed.
     if let Ok(found) = ask("etcdctl", &flags, &["get", "k"]) {
         assert_eq!(found, (true, b"k\nv\n".to_vec()));
     }
@@ -192,12 +192,12 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
         assert!(!asked.status.success(), "{asked:?}");
         String::from_utf8(asked.stderr).unwrap()
     };
-    // The refusal may come when the client has begun to speak.
+    // The rejection may arrive after the client has started to send.
     let is_rejection = |why: &str| {
         ["received fatal alert: ", "the connection broke"].iter().any(|words| why.contains(words))
     };
     let why = refused(&flags[..4]);
-    assert!(is_rejection(&why), "who shows none is not let in: {why}");
+    assert!(is_rejection(&why), "a client without a certificate was not rejected: {why}");
     use std::os::unix::fs::PermissionsExt;
     for key in ["client.key", "node1.key"] {
         let mode = fs::metadata(place.path().join("tls").join(key)).unwrap().permissions().mode();
@@ -210,12 +210,12 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
             to.to_str().unwrap().to_owned()
         })
         .into();
-    // Started twice, it leaves the certificates of the first time alone.
+    // A second start must not replace the certificates of the running servers.
     let mut twice = bowline();
     twice.args(["up", "--tls", "--nodes", "3", "--port", &port, "--dir"]).arg(place.path());
     let twice = run(twice, b"");
     assert!(
-        twice.code == 1 && twice.err.contains("does the cluster run already?"),
+        twice.code == 1 && twice.err.contains("is the cluster already running?"),
         "{}",
         twice.err
     );
@@ -229,7 +229,7 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
         before.extend([name.to_owned(), path]);
     }
     let why = refused(&before);
-    assert!(is_rejection(&why), "the old authority is gone: {why}");
+    assert!(is_rejection(&why), "a certificate of the old authority was not rejected: {why}");
     stop(again);
 }
 
@@ -244,7 +244,7 @@ fn each_command_has_a_page_of_the_manual() {
     assert!(page("bowline.1").contains(".TH bowline 1"));
     for name in ["put", "import", "lease-grant", "snapshot-save", "serve", "check"] {
         let text = page(&format!("bowline-{name}.1"));
-        // What all commands have stands once, in the page of the whole.
+        // Global options are described only on the main page.
         assert!(text.contains("SYNOPSIS") && !text.contains("cacert\\fR <"), "{name}: {text}");
     }
     assert!(page("bowline-serve.1").contains("initial\\-cluster\\-state"));

@@ -1,4 +1,4 @@
-//! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
+//! Locks, semaphores and elections: who holds, which command runs, and that it has ended before another client holds.
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ fn signal(going: &Going, signal: Signal) {
     kill_process(Pid::from_child(&going.child), signal).unwrap();
 }
 
-/// `bowline lock` with these arguments.
+/// Returns `bowline lock` with these arguments.
 fn lock(server: &Server, arguments: &[&str]) -> Command {
     let mut lock = command(server);
     lock.arg("lock").args(arguments);
@@ -30,13 +30,13 @@ fn code(going: &mut Going) -> i32 {
     going.child.wait().unwrap().code().unwrap_or(-1)
 }
 
-/// Whether a process of this id runs.
+/// Returns whether a process is running.
 fn runs(pid: &str) -> bool {
     if pid.trim().is_empty() {
         return false;
     }
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-    // Dead, and only not waited for, is not running.
+    // A zombie is not running.
     let is_dead =
         |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
     stat.is_ok_and(|stat| !is_dead(&stat))
@@ -102,7 +102,7 @@ fn what_a_command_finds_in_its_environment_is_no_option_of_ours() {
     for hold in [lock, semaphore, elect] {
         assert_eq!(run(hold, b"").done(), "OK\n");
     }
-    // Names are bytes.
+    // Names are arbitrary bytes.
     let mut odd = command(&server);
     odd.arg("lock").arg(OsStr::from_bytes(b"m\xff"));
     odd.args(["--", "sh", "-c", "printf '%s' \"$BOWLINE_NAME $BOWLINE_LOCK_KEY\""]);
@@ -126,7 +126,7 @@ fn who_waits_too_long_or_is_told_to_go_leaves_the_line() {
     signal(&waits, Signal::TERM);
     assert_eq!((code(&mut waits), waits.line()), (143, String::new()));
     assert_eq!(ask(&server, &["get", "m/", "--prefix", "--keys-only"]).done(), format!("{key}\n"));
-    // Without a command, a signal means: let go.
+    // Without a command, a signal releases the lock.
     signal(&holds, Signal::INT);
     assert_eq!(code(&mut holds), 0);
     assert_eq!(ask(&server, &["get", "m/", "--prefix"]).done(), "");
@@ -176,9 +176,9 @@ fn signals_are_passed_on_and_nothing_survives_who_holds() {
         if !pid.is_empty() {
             break (killed, pid);
         }
-        // It stood still for as long as its lease lives, before it had a command to start.
+        // The process was suspended for longer than its TTL before it could start the command.
         assert_eq!(code(&mut killed), 123);
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never holds");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the lock was never acquired");
     };
     signal(&killed, Signal::KILL);
     killed.child.wait().unwrap();
@@ -200,12 +200,12 @@ fn a_command_that_stands_still_ends_when_it_is_told_to() {
     assert!(!runs(&pid));
 }
 
-/// Waits until a process was stopped.
+/// Waits until a process is stopped.
 fn stands_still(pid: &str) {
     let begun = Instant::now();
     let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
     while !stat().rsplit_once(") ").unwrap().1.starts_with('T') {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{pid} runs on");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{pid} is still running");
     }
 }
 
@@ -220,7 +220,7 @@ fn the_command_is_gone_before_the_hold_ends_while_the_one_that_holds_stands_stil
     signal(&holds, Signal::STOP);
     let stopped = Instant::now();
     while pids.iter().any(|pid| runs(pid)) {
-        assert!(stopped.elapsed() < ttl, "{pids:?} run on");
+        assert!(stopped.elapsed() < ttl, "{pids:?} are still running");
     }
     signal(&holds, Signal::CONT);
     assert_eq!(code(&mut holds), 123);
@@ -260,7 +260,7 @@ fn what_is_left_behind_by_a_command_that_was_told_to_end_ends_with_it() {
     assert!(!runs(&left));
 }
 
-/// A port on which nobody answers, as of a machine that is gone: who asks for a connection is not refused either.
+/// Opens a port that does not respond, like a machine that is down: connection attempts are not rejected either.
 pub(crate) fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
     let at: SocketAddr = address.rsplit('/').next().unwrap().parse().unwrap();
     let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
@@ -278,7 +278,7 @@ fn who_holds_ends_in_time_where_servers_can_only_be_waited_for() {
     let server = Server::alone(&dir, &[]);
     let address = server.address.clone();
     let mut lock = lock(&server, &["m", "--ttl", "5", "--", "sh", "-c", "echo held; sleep 1000"]);
-    // Whoever waits for a connection does so for longer than this test takes.
+    // A connection attempt would last longer than the test.
     lock.env("BOWLINE_DIAL_TIMEOUT", "1000s");
     let mut holds = Going::start(lock);
     assert_eq!(holds.line(), "held\n");
@@ -287,21 +287,21 @@ fn who_holds_ends_in_time_where_servers_can_only_be_waited_for() {
     assert_eq!(code(&mut holds), 123);
 }
 
-/// What a stubborn command is, that also leaves something in the background. It says its processes' ids.
+/// A command that ignores SIGTERM and leaves a background process. It prints its processes' ids.
 const STUBBORN: &str = "trap '' TERM; sh -c \"trap '' TERM; echo \\$\\$; exec sleep 1000\" & \
                         setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.1; echo $$; \
                         while :; do sleep 0.02; done";
 
-/// Waits until none of them runs.
+/// Waits until none of the processes runs.
 fn are_gone(pids: &[String]) {
     assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
     let begun = Instant::now();
     while pids.iter().any(|pid| runs(pid)) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{pids:?} run on");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{pids:?} are still running");
     }
 }
 
-/// The process between the one that holds and its command.
+/// Returns the supervisor between `bowline lock` and its command.
 fn keeper_of(going: &Going) -> Pid {
     let id = going.child.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
@@ -323,7 +323,7 @@ fn whatever_is_killed_nothing_that_the_command_has_started_survives() {
         } else {
             signal(&killed, Signal::KILL);
             are_gone(&pids);
-            // Its lease is left.
+            // The killed process did not revoke its lease, so its key is still there.
             let key = ask(&server, &["get", "m/", "--prefix", "--keys-only"]).done();
             ask(&server, &["del", key.trim()]).done();
         }
@@ -356,9 +356,9 @@ fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
     assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
     server.pause();
     let paused = Instant::now();
-    // What was renewed last was renewed before that.
+    // The last renewal was before the pause, so the commands must end within a TTL from here.
     while pids.iter().any(|pid| runs(pid)) {
-        assert!(paused.elapsed() < ttl, "{pids:?} run on");
+        assert!(paused.elapsed() < ttl, "{pids:?} are still running");
     }
     assert_eq!(code(&mut holds), 123);
     server.go_on();
@@ -392,13 +392,13 @@ fn a_hold_goes_on_when_a_server_dies_or_stands_still() {
     let mut servers = Server::three(&dirs);
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
     let mut lock = command_at(&all.join(","));
-    // It has to leave a server that stands still as soon as anybody does who says nothing about that.
+    // With default timeouts, the command must switch away from a suspended server soon enough.
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
     // Longer than the TTL.
     lock.args(["lock", "m", "--ttl", "8", "--", "sh", "-c", "echo held; sleep 10; echo still"]);
     let mut holds = Going::start(lock);
     assert_eq!(holds.line(), "held\n");
-    // The one that it asks.
+    // The server that the command is connected to.
     servers[0].pause();
     assert_eq!(holds.line(), "still\n");
     assert_eq!(code(&mut holds), 0);
@@ -425,7 +425,7 @@ fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
     assert_eq!((lines.len(), lines[0]), (4, "rw"));
     assert!(lines[1].starts_with("  holds read since ") && lines[2].starts_with("  holds read"));
     assert!(lines[3].starts_with("  waits write since ") && lines[3].ends_with(": to write"));
-    assert_eq!(ask(&server, &["locks", "r"]).done(), "", "a name without --prefix is one lock's");
+    assert_eq!(ask(&server, &["locks", "r"]).done(), "", "a name without --prefix names one lock");
     assert_eq!(ask(&server, &["locks", "rw"]).done().lines().count(), 4);
     let table = ask(&server, &["-w", "table", "locks"]).done();
     assert!(table.contains("| STATE |") && table.contains("| to write |"), "{table}");
@@ -448,7 +448,7 @@ fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
     other.args(["semaphore", "s", "3", "true"]);
     let other = run(other, b"");
     assert_eq!(other.code, 125);
-    assert!(other.err.contains("something else"), "{}", other.err);
+    assert!(other.err.contains("in use as another kind"), "{}", other.err);
     signal(&holds[0], Signal::INT);
     assert_eq!(run(semaphore(&["echo", "in"]), b"").done(), "in\n");
 }
@@ -473,7 +473,7 @@ fn one_leads_and_who_listens_is_told() {
     waits_in_line(&server, "e", 2);
     signal(&first, Signal::TERM);
     assert_eq!(second.line(), "leads\n");
-    // It leads until whoever listens has heard of it.
+    // It leads until the listener has printed it.
     assert!(listens.lines(2).ends_with("\ntwo\n"));
     let listed = ask(&server, &["locks", "e"]).done();
     assert!(listed.starts_with("e\n  holds election since "), "{listed}");
@@ -499,7 +499,7 @@ fn who_listens_goes_on_when_the_server_hangs_up_and_comes_again() {
     assert_eq!(listens.lines(2), format!("{key}\none\n"));
     let address = server.address.clone();
     server.stop();
-    // More than once in all the attempts of one request.
+    // More often than one request is attempted.
     hang_up(&address, 6);
     let server = start();
     ask(&server, &["put", "--lease", &lease, &key, "two"]).done();
@@ -529,7 +529,7 @@ fn who_waits_hears_that_a_writer_has_become_a_reader_and_that_the_limit_is_anoth
     waits_in_line(&server, "s", 2);
     let keys = ask(&server, &["get", "s/", "--prefix", "--keys-only"]).done();
     let own = keys.split_whitespace().find(|key| !key.ends_with(&lease)).unwrap();
-    // Its own row first: by then the two speak of different limits.
+    // The waiter's own key is changed first, so that the two keys have different limits for a while.
     ask(&server, &["put", "--ignore-lease", own, "bowline:1 semaphore 2 1\nhere\n\n"]).done();
     stands("s", "semaphore 2 1");
     assert!(waits.line().starts_with("s/"));
@@ -542,7 +542,7 @@ fn who_holds_hears_of_the_end_through_another_server_while_its_first_one_stands_
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
     let mut lock = command_at(&all.join(","));
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
-    // Its connection is not found dead by itself: only a renewal finds that it is.
+    // The connection's keepalive does not detect the failure, so only a renewal can.
     lock.args(["--keepalive-time", "600s", "lock", "m", "--ttl", "9", "--", "sh", "-c"]);
     lock.arg("echo $BOWLINE_LOCK_KEY; sleep 100; echo 'not told'");
     let mut holds = Going::start(lock);

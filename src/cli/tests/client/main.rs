@@ -1,12 +1,12 @@
-//! The commands that ask a server, as processes, against servers that are processes.
+//! Runs the client commands as processes against servers that are processes.
 
 #[path = "../../src/generated/mod.rs"]
-#[allow(dead_code, reason = "the server's half is not used here")]
+#[allow(dead_code, reason = "only the client types are used here")]
 mod generated;
 #[path = "../serve/ports.rs"]
 mod ports;
 #[path = "../serve/process.rs"]
-#[allow(dead_code, reason = "shared with the server's own tests")]
+#[allow(dead_code, reason = "shared with the server tests")]
 mod process;
 
 mod ask;

@@ -28,7 +28,7 @@ fn members_and_servers_are_shown() {
         crate::ask::run(command, b"")
     };
     let leads = |line: &str| line.split(", ").nth(8) == Some("true");
-    // Who leads whom in which term, once all agree.
+    // Waits until all agree, and returns the leader and the term.
     let led = || {
         let begun = Instant::now();
         loop {
@@ -62,7 +62,7 @@ fn members_and_servers_are_shown() {
             );
             break;
         }
-        // Somebody else leads by now, whom nobody asked to; or who was to lead stands still.
+        // Either another member was elected meanwhile, or the intended leader is slow.
         assert!(moved.err.contains("timed out") || led().0 > term, "{moved:?}");
         assert!(begun.elapsed() < Duration::from_secs(60), "{moved:?}");
     }
@@ -110,7 +110,7 @@ fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
     }
 }
 
-/// As etcdctl 3.6 says it.
+/// The status as etcdctl 3.6 prints it.
 #[test]
 fn a_servers_status_has_all_that_it_says() {
     let dir = tempdir().unwrap();
@@ -218,12 +218,12 @@ fn the_role_of_who_may_do_all_has_all_keys() {
     assert_eq!(ask(&server, &["role", "get", "r"]).done(), one);
 }
 
-/// Who may read and may not ask for alarms has no word that there are none.
+/// A user who may read keys but not alarms gets no confirmation that there are none.
 #[test]
 fn a_server_that_does_not_tell_its_alarms_is_not_well() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    // Between both: it lets one request through, that for a key, and no other.
+    // A proxy that forwards one request for a key, and no other.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let between = listener.local_addr().unwrap().to_string();
     let address = server.address.clone();
@@ -238,7 +238,7 @@ fn a_server_that_does_not_tell_its_alarms_is_not_well() {
             server.write_all(&preface).unwrap();
             let mut head = [0; 9];
             while client.read_exact(&mut head).is_ok() {
-                // A frame of the kind HEADERS begins a request.
+                // A frame of type HEADERS starts a request.
                 requests += u32::from(head[3] == 1);
                 if requests > 1 {
                     break;
@@ -269,24 +269,24 @@ fn authentication_is_off_at_first() {
     let status = ask(&server, &["-w", "protobuf", "auth", "status"]);
     let status = <pb::AuthStatusResponse as prost::Message>::decode(&status.out[..]).unwrap();
     assert!(!status.enabled && status.auth_revision == 1 && status.header.is_some(), "{status:?}");
-    // Who says who they are is let in as before.
+    // While authentication is disabled, credentials are ignored.
     assert_eq!(ask(&server, &["--user", "ann:x", "put", "k", "v"]).done(), "OK\n");
 }
 
-/// Real etcd, alone, until it is dropped.
+/// A single etcd server, stopped on drop.
 struct Etcd {
     child: std::process::Child,
     asked: Asked,
     _dir: tempfile::TempDir,
 }
 
-/// A server that is asked by both.
+/// A server that both commands contact.
 struct Asked {
     address: String,
 }
 
 impl Etcd {
-    /// Starts one; skips the test where it is not installed.
+    /// Starts etcd. Skips the test if it is not installed.
     fn start() -> Option<Self> {
         let dir = tempdir().unwrap();
         let [client, peer] =
@@ -342,7 +342,7 @@ fn users_and_roles_are_managed_as_by_etcdctl() {
     compare(&Asked { address: server.address.clone() }, &["simple"]);
 }
 
-/// Asks by one and by the other, and compares what they print.
+/// Runs both commands and compares their output.
 fn compare(etcd: &Asked, formats: &[&str]) {
     let lines = [
         "role add r1",
@@ -372,12 +372,12 @@ fn compare(etcd: &Asked, formats: &[&str]) {
     ];
     for &format in formats {
         for line in lines {
-            // etcdctl cannot print these so.
+            // etcdctl cannot print these in this format.
             if format == "fields" && ["user get u1", "user list"].contains(&line) {
                 continue;
             }
             let words: Vec<_> = ["-w", format].into_iter().chain(line.split(' ')).collect();
-            // What theirs has changed ours changes again, so it is undone before.
+            // Both commands make the same change, so it is undone in between.
             let theirs = etcd.theirs(&words, b"secret\n");
             let undo = match line {
                 "role add r1" => Some("role delete r1"),
@@ -396,7 +396,7 @@ fn compare(etcd: &Asked, formats: &[&str]) {
                 etcd.theirs(&undo.split(' ').collect::<Vec<_>>(), b"").done();
             }
             let ours = etcd.ours(&words, b"secret\n");
-            // An older etcdctl says a revision that there is none of.
+            // An older etcdctl prints a revision for responses without one.
             let shared = theirs.text().replace("\"Revision\" : 0\n", "");
             assert_eq!(shared, ours.text(), "{line}: {theirs:?} {ours:?}");
             assert_eq!(theirs.code == 0, ours.code == 0, "{line}: {theirs:?} {ours:?}");
@@ -420,14 +420,14 @@ fn asks_who(etcd: &Asked) {
     assert_eq!(etcd.ours(&["auth", "enable"], b"").done(), "Authentication Enabled\n");
     let nobody = etcd.ours(&["get", "k"], b"");
     assert_eq!(nobody.code, 1);
-    assert!(nobody.err.contains("hint: authentication is on"), "{}", nobody.err);
+    assert!(nobody.err.contains("hint: authentication is enabled"), "{}", nobody.err);
     let wrong = etcd.ours(&["--user", "root:wrong", "get", "k"], b"");
     assert_eq!(wrong.code, 1, "{wrong:?}");
     assert_eq!(etcd.ours(&["--user", "root:rp", "get", "k"], b"").done(), "k\nv\n");
     let said =
         etcd.ours(&["--user", "root", "--password", "rp", "lock", "m", "--", "echo", "in"], b"");
     assert_eq!(said.done(), "in\n");
-    // What a user may hold is what it may write.
+    // A user needs write permission to hold a lock.
     let as_root = |line: &str| {
         let words = line.split(' ').chain(["--user", "root:rp"]).collect::<Vec<_>>();
         etcd.ours(&words, b"").done()
@@ -459,7 +459,7 @@ fn a_load_is_borne_or_not_and_nothing_of_it_stays() {
     assert!(scaled.starts_with(begun), "{scaled}");
     assert!(scaled.contains("\nPASS: Approximate system memory used : "), "{scaled}");
     assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "0\n");
-    // A file may be called so.
+    // `data` may be a file name, or an abbreviation of `datascale`.
     let unclear = ask(&server, &["check", "data"]);
     assert!(unclear.code == 2 && unclear.err.contains("check datascale"), "{unclear:?}");
     let help = ask(&server, &["lock", "--help"]).done();

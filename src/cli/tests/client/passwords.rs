@@ -1,4 +1,4 @@
-//! Passwords that are asked for: at a terminal, once, and never an empty one of who types it.
+//! Password prompts: at a terminal, once, and without accepting an empty password that was typed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use tempfile::tempdir;
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::process::Server;
 
-/// A terminal: what is typed at it, and what a program has of it.
+/// Opens a pseudoterminal. Returns the keyboard side and the program's side.
 fn terminal() -> (File, OwnedFd) {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
     let keys = openpt(flags).unwrap();
@@ -23,7 +23,7 @@ fn terminal() -> (File, OwnedFd) {
     (File::from(keys), end)
 }
 
-/// Starts a command at a terminal, and waits until it asks for something.
+/// Starts a command at a terminal, and waits until it prompts.
 fn asked(mut command: Command, end: &OwnedFd, words: &str) -> Going {
     command.stdin(end.try_clone().unwrap()).stderr(Stdio::piped());
     let mut going = Going::start(command);
@@ -31,10 +31,10 @@ fn asked(mut command: Command, end: &OwnedFd, words: &str) -> Going {
     let mut said = String::new();
     while !said.contains(words) {
         let mut byte = [0];
-        assert_eq!(err.read(&mut byte).unwrap(), 1, "it has ended: {said}");
+        assert_eq!(err.read(&mut byte).unwrap(), 1, "the output has ended: {said}");
         said.push(char::from(byte[0]));
     }
-    // It goes on to be read, by nobody.
+    // Discards the rest of standard error.
     std::thread::spawn(move || std::io::copy(&mut err, &mut std::io::sink()));
     going
 }
@@ -54,7 +54,7 @@ fn a_password_is_asked_for_before_any_time_runs_and_once() {
     let mut slow = command_at(&format!("127.0.0.1:1,{}", server.address));
     slow.args(["--user", "root", "put", "k", "v", "--command-timeout", "2s"]);
     let mut slow = asked(slow, &end, "Password of root: ");
-    // Whoever types takes longer than a server may.
+    // Typing takes longer than the command timeout.
     std::thread::sleep(Duration::from_secs(3));
     keys.write_all(b"rp\n").unwrap();
     assert_eq!((slow.line(), slow.child.wait().unwrap().code()), ("OK\n".to_owned(), Some(0)));
@@ -78,7 +78,7 @@ fn who_does_not_want_to_type_a_password_has_the_terminal_back_as_it_was() {
         asks.args(arguments);
         let mut asks = asked(asks, &end, "Password of root: ");
         while shows(&end) {}
-        // As Ctrl-C does it.
+        // As Ctrl-C does.
         keys.write_all(b"\x03").unwrap();
         assert_eq!(asks.child.wait().unwrap().code(), Some(130));
         assert!(shows(&end), "{arguments:?}");
@@ -98,12 +98,12 @@ fn an_empty_password_is_typed_by_nobody() {
     for arguments in [["user", "add", "ann"], ["user", "passwd", "bob"]] {
         let said = of(&arguments, b"\n\n");
         assert_eq!(said.code, 2, "{arguments:?}: {said:?}");
-        assert!(said.err.contains("empty password"), "{said:?}");
+        assert!(said.err.contains("the password is empty"), "{said:?}");
     }
     let nameless = of(&["user", "add", ":x"], b"");
     assert!(nameless.code == 2 && nameless.err.contains("empty user name"), "{nameless:?}");
     assert_eq!(ask(&server, &["user", "list"]).done(), "bob\n");
-    // Where nobody types it, it is what was said. Without one the name is all of the word.
+    // Without a prompt the password is taken as given. Without a password the whole word is the name.
     let read = "--interactive=false";
     let said: [(&[&str], &[u8]); 7] = [
         (&["user", "add", "a", read], b""),

@@ -1,4 +1,4 @@
-//! Restore runbooks that were written for etcd.
+//! Restore procedures written for etcd.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tempfile::{TempDir, tempdir};
 use crate::ask::{Said, ask, run};
 use crate::process::{Server, bowline, flags, free_ports};
 
-/// A directory with `a.snap`, a snapshot of three keys, and the snapshot's revision.
+/// Returns a directory with `a.snap`, a snapshot of three keys, and the snapshot's revision.
 fn snapshot() -> (TempDir, u64) {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
@@ -36,7 +36,7 @@ fn status(place: &Path, form: &str) -> String {
 fn snapshot_status_prints_etcdutls_forms_and_names() {
     let (place, revision) = snapshot();
     let json: Value = serde_json::from_str(&status(place.path(), "json")).unwrap();
-    // The file is padded as etcd's is, and its hash follows: that is no part of the size.
+    // The file has padding and a hash after it, like etcd's, which are not part of the size.
     let bytes = json["totalSize"].as_u64().unwrap();
     assert!(bytes > 0 && bytes <= fs::metadata(place.path().join("a.snap")).unwrap().len());
     assert_eq!(json["totalKey"], 3);

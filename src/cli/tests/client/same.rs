@@ -1,6 +1,6 @@
-//! What is printed is what etcdctl prints, to the byte: both are asked the same, each of a server of its own. Where
-//! etcdctl is not installed the test says so and passes. What is said since 3.6 only (more columns, ids in hexadecimal) has
-//! tests of its own: Debian's is older.
+//! Compares the output with etcdctl's byte for byte. Both commands run against servers of their own. Skipped if etcdctl
+//! is not installed. Output that exists only since etcd 3.6 (more columns, hexadecimal ids) has separate tests, because
+//! Debian's etcdctl is older.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use tempfile::tempdir;
 use crate::ask::{Going, Said, command, run};
 use crate::process::{Server, etcdctl_is_installed};
 
-/// What is refused, of what is asked.
+/// The requests that are rejected.
 const REFUSED: [&str; 9] = [
     "get k --rev 5000",
     "get k --consistency=x",
@@ -28,8 +28,7 @@ fn etcdctl(server: &Server) -> Command {
     command
 }
 
-/// Without what differs between two clusters: long numbers, their ids. And without what differs between two moments: of 600
-/// seconds some are over.
+/// Masks what differs between two clusters, such as long numbers and ids, and elapsed seconds of a TTL of 600.
 fn masked(said: &Said) -> String {
     let text = String::from_utf8_lossy(&said.out).into_owned();
     let mut masked = String::new();
@@ -48,11 +47,11 @@ fn masked(said: &Said) -> String {
         number.clear();
         masked.push(c);
     }
-    // Lists of leases stand in any order, and addresses are each server's own.
+    // The order of leases varies, and addresses differ between servers.
     masked
 }
 
-/// The two of them, and the last lease of each.
+/// The two servers, and the last lease of each.
 struct Pair {
     servers: [Server; 2],
     leases: [String; 2],
@@ -87,7 +86,7 @@ fn answers_are_printed_as_etcdctl_prints_them() {
     pair.ask("", &["lease", "grant", "600"]);
     for format in ["simple", "json", "fields"] {
         let mut ask = |line: &str| {
-            // What is refused is refused alike in all formats.
+            // Rejections are the same in all formats.
             if format != "simple" && REFUSED.contains(&line) {
                 return;
             }
@@ -234,7 +233,7 @@ fn watches_are_printed_as_etcdctl_prints_them() {
                 Going::start(command)
             };
             let (mut theirs, mut ours) = (start(etcdctl(&server)), start(command(&server)));
-            // All of it has happened, so it comes at once. One line more would be the next change.
+            // All changes have happened, so the lines are available at once. One more line would be the next change.
             let lines = match format {
                 "json" => 1,
                 _ => 3,

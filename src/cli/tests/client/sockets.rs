@@ -1,4 +1,4 @@
-//! A server at a socket file, and the command that asks it there.
+//! A server at a Unix socket, and commands that contact it there.
 
 use std::os::unix::fs::FileTypeExt;
 
@@ -30,7 +30,7 @@ fn clients_reach_a_server_at_a_unix_socket() {
     ask(&["put", "k", "v"]);
     assert_eq!(ask(&["get", "k", "--print-value-only"]), "v\n");
     assert!(ask(&["endpoint", "health"]).contains("is healthy"));
-    // Killed, it leaves its file behind, which is replaced.
+    // A killed server leaves its socket file, which the next one replaces.
     drop(server);
     assert!(path.exists());
     let server = start();

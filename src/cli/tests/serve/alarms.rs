@@ -1,4 +1,4 @@
-//! Alarms that operators raise: what is answered, what is refused to whom meanwhile, and who tells of them.
+//! Alarms raised by operators: responses, rejected requests, and where the alarms are reported.
 
 use tempfile::tempdir;
 use tonic::transport::Channel;
@@ -44,8 +44,8 @@ async fn alarms_are_raised_listed_and_ended_as_in_etcd() {
     let ask = async |action, member, kind| ask(&channel, action, member, kind).await.unwrap();
     let (full, one, corrupt) = (alarm(0, Nospace), alarm(12345, Nospace), alarm(0, Corrupt));
     assert_eq!(ask(Activate, 0, Nospace).await, [full]);
-    assert_eq!(ask(Activate, 0, Nospace).await, [full], "there already");
-    assert_eq!(ask(Activate, 12345, Nospace).await, [one], "whether there is such a member or not");
+    assert_eq!(ask(Activate, 0, Nospace).await, [full], "the alarm is active already");
+    assert_eq!(ask(Activate, 12345, Nospace).await, [one], "whether such a member exists or not");
     assert_eq!(ask(Activate, 0, Any).await, []);
     assert_eq!(ask(Activate, 0, Corrupt).await, [corrupt]);
     assert_eq!(ask(Get, 0, Any).await, [full, corrupt, one]);
@@ -57,7 +57,7 @@ async fn alarms_are_raised_listed_and_ended_as_in_etcd() {
     assert_eq!(ask(Get, 0, Any).await, [corrupt, one]);
     assert_eq!(ask(Deactivate, 12345, Any).await, [one]);
     assert_eq!(ask(Activate, 12345, Nospace).await, [one]);
-    assert_eq!(ask(Deactivate, 0, Any).await, [corrupt, one], "all that there are");
+    assert_eq!(ask(Deactivate, 0, Any).await, [corrupt, one], "all alarms");
     assert_eq!(ask(Get, 0, Any).await, []);
 
     let mut maintenance = MaintenanceClient::new(channel.clone());
@@ -85,8 +85,8 @@ fn txn(op: Request) -> pb::TxnRequest {
     pb::TxnRequest { success, ..Default::default() }
 }
 
-/// A request of each kind that an alarm may forbid, and what became of it: those that add something, those that take
-/// something away, and those that look.
+/// Sends each kind of request that an alarm may forbid, and returns the results: requests that add, requests that
+/// remove, and reads.
 async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
     let (mut kv, mut leases) = (KvClient::new(channel.clone()), LeaseClient::new(channel.clone()));
     let lock = v3lockpb::LockRequest { name: "door".into(), lease };
@@ -154,7 +154,7 @@ async fn what_an_alarm_forbids_is_refused_in_etcds_words_on_all_servers_and_the_
             for tried in &takes {
                 let is_due = match (kind, tried) {
                     (Nospace, Ok(())) => true,
-                    // There is none with that id, and a revision is compacted once.
+                    // There is no lease with that id, and a revision can be compacted only once.
                     (Nospace, Err(status)) => {
                         status.message().contains("lease not found")
                             || status.message().contains("has been compacted")
@@ -167,7 +167,7 @@ async fn what_an_alarm_forbids_is_refused_in_etcds_words_on_all_servers_and_the_
         }
         assert_eq!(ask(&channels[1], Deactivate, 0, kind).await.unwrap(), [alarm(0, kind)]);
         for channel in &channels {
-            // Nothing of what is so by itself was raised by what was refused.
+            // The rejected requests have raised no alarms of their own.
             assert_eq!(listed(channel).await, []);
             KvClient::new(channel.clone()).put(put()).await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! Users and roles: who may do what, over every method, with every kind of caller.
+//! Users and roles: permissions of every method, for every kind of caller.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::{Buf, BufMut, Bytes};
@@ -22,7 +22,7 @@ use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
 
-/// What checks passwords as fast as it can be told to.
+/// The fastest setting for password checks.
 pub(crate) const CHEAP: [&str; 2] = ["--bcrypt-cost", "4"];
 
 pub(crate) fn by<T>(token: &str, message: T) -> Request<T> {
@@ -44,13 +44,13 @@ pub(crate) async fn login(channel: &Channel, name: &str) -> Result<String, Statu
     Ok(auth.authenticate(request).await?.into_inner().token)
 }
 
-/// Users of their own names' passwords: `root`, `ann` who may read and write below `app/`, `rob` who may read there, and
-/// `bob` who has no role. In force.
+/// Creates users and enables authentication: `root`, `ann` who may read and write below `app/`, `rob` who may read
+/// there, and `bob` without a role. Passwords derive from the names.
 pub(crate) async fn guarded(server: &Server) -> Channel {
     guard(server.channel().await).await
 }
 
-/// The same for whatever server is behind a channel.
+/// The same for the server behind a channel.
 pub(crate) async fn guard(channel: Channel) -> Channel {
     let mut auth = AuthClient::new(channel.clone());
     for name in ["root", "ann", "rob", "bob"] {
@@ -88,7 +88,7 @@ fn get(key: &'static str) -> pb::RangeRequest {
     pb::RangeRequest { key: key.into(), ..Default::default() }
 }
 
-/// Messages as they are on the wire.
+/// Sends messages without encoding.
 pub(crate) struct Raw;
 
 impl Codec for Raw {
@@ -125,8 +125,7 @@ impl Decoder for Raw {
     }
 }
 
-/// Whatever method there is, also one that nobody thought of here: without a user it does nothing, and what only root
-/// may do nobody else may.
+/// Covers every method, even future ones: without a user it fails, and methods for root fail for other users.
 #[tokio::test]
 async fn no_method_is_open_to_nobody_and_none_of_the_operators_to_users() {
     let (_dir, _server, channel) = alone().await;
@@ -207,7 +206,7 @@ async fn keys_are_open_to_those_who_were_granted_them() {
         says(kv.range(by(&ann, all.clone())).await, Code::PermissionDenied, denied);
         assert_eq!(kv.range(by(&root, all)).await.unwrap().into_inner().count, 2);
     }
-    // A transaction that hides what it does, and one that only compares.
+    // A transaction whose operations are nested, and one that only compares.
     let op = |request| pb::RequestOp { request: Some(request) };
     let inner = pb::TxnRequest {
         failure: vec![op(pb::request_op::Request::RequestRange(get("secret")))],
@@ -267,7 +266,10 @@ async fn a_lease_is_ended_and_its_keys_are_named_only_for_who_may_touch_them() {
     assert!(roots.get_mut().message().await.unwrap().unwrap().ttl > 0);
     kv.put(by(&root, put("secret"))).await.unwrap();
     let mut hers = leases.lease_keep_alive(by(&ann, tokio_stream::once(again))).await.unwrap();
-    assert!(hers.get_mut().message().await.unwrap().unwrap().ttl > 0, "no key hangs on it now");
+    assert!(
+        hers.get_mut().message().await.unwrap().unwrap().ttl > 0,
+        "no key is attached to it now"
+    );
     leases.lease_revoke(by(&root, revoke)).await.unwrap();
     let all = leases.lease_leases(by(&ann, list)).await.unwrap().into_inner();
     assert_eq!(all.leases, [], "nothing is hidden any more");
@@ -287,7 +289,7 @@ async fn a_watch_is_refused_beyond_what_may_be_read_and_ends_when_it_may_not_be_
     let (ask, asked) = tokio::sync::mpsc::channel(8);
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
     let mut told = watch.watch(by(&rob, asked)).await.unwrap().into_inner();
-    // To the end of the keys, as GHSA-xg4h-6gfc-h4m8 has it.
+    // To the end of the keys, as in GHSA-xg4h-6gfc-h4m8.
     for (key, end) in [("secret", ""), ("app/", "\0"), ("app/a", "\0"), ("", "\0")] {
         ask.send(create(key, end)).await.unwrap();
         let refusal = told.message().await.unwrap().unwrap();
@@ -299,7 +301,7 @@ async fn a_watch_is_refused_beyond_what_may_be_read_and_ends_when_it_may_not_be_
     let mut kv = KvClient::new(channel.clone());
     kv.put(by(&root, put("app/a"))).await.unwrap();
     assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
-    // Another user changes, and nothing happens; then rob does.
+    // A change of another user has no effect; then rob loses the role.
     let mut auth = AuthClient::new(channel);
     let role = |user: &str, role: &str| pb::AuthUserRevokeRoleRequest {
         name: user.to_owned(),
@@ -358,7 +360,7 @@ async fn a_token_is_void_when_its_user_has_another_password_and_all_are_when_it_
     );
     auth.auth_disable(by(&root, pb::AuthDisableRequest {})).await.unwrap();
     kv.put(by("", put("anything"))).await.unwrap();
-    kv.put(by(&ann, put("anything"))).await.expect("nobody looks at tokens");
+    kv.put(by(&ann, put("anything"))).await.expect("tokens are ignored");
 }
 
 #[tokio::test]
@@ -366,16 +368,16 @@ async fn users_are_the_same_on_all_members() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     guarded(&servers[0]).await;
-    // Who logs somebody in knows all users: what is shown to one that lags is another matter.
+    // A login reads the newest users, even at a member that lags.
     let mut tokens = Vec::new();
     for server in &servers {
         tokens.push(login(&server.channel().await, "ann").await.unwrap());
     }
     for (at, token) in tokens.iter().enumerate() {
-        assert!(!token.contains("ann"), "names are not shown");
+        assert!(!token.contains("ann"), "the token must not contain the name");
         let (channel, other) = (servers[at].channel().await, &servers[(at + 1) % 3]);
         let mut elsewhere = KvClient::new(other.channel().await);
-        elsewhere.put(by(token, put("app/a"))).await.expect("every member knows the token");
+        elsewhere.put(by(token, put("app/a"))).await.expect("every member accepts the token");
         ClusterClient::new(channel.clone())
             .member_list(by(token, pb::MemberListRequest { linearizable: true }))
             .await
@@ -388,7 +390,7 @@ async fn users_are_the_same_on_all_members() {
     }
 }
 
-/// As in etcd: an empty password is none, and nobody gets in by it.
+/// As in etcd, an empty password allows no login.
 #[tokio::test]
 async fn whose_password_is_empty_does_not_get_in() {
     let (_dir, _server, channel) = alone().await;
@@ -407,7 +409,7 @@ async fn whose_password_is_empty_does_not_get_in() {
         by(&root, pb::AuthUserChangePasswordRequest { name, password, ..Default::default() })
     };
     auth.user_change_password(change("ann", "")).await.unwrap();
-    // It stays without.
+    // The user still has no password.
     auth.user_change_password(change("none", "none's")).await.unwrap();
     let failed = "etcdserver: authentication failed, invalid user ID or password";
     for name in ["none", "empty", "ann"] {
@@ -416,7 +418,7 @@ async fn whose_password_is_empty_does_not_get_in() {
             says(auth.authenticate(request).await, Code::InvalidArgument, failed);
         }
     }
-    // The others can be let in again.
+    // The others can log in again with a new password.
     for name in ["empty", "ann"] {
         auth.user_change_password(change(name, &format!("{name}'s"))).await.unwrap();
         login(&channel, name).await.unwrap();
@@ -458,7 +460,7 @@ async fn a_permission_of_no_known_kind_and_a_hash_that_costs_too_much_are_refuse
     let grant = pb::AuthRoleGrantPermissionRequest { name: "look".into(), perm: Some(perm) };
     let refused = auth.role_grant_permission(by(&root, grant)).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("unknown kind 3"), "{refused:?}");
+    assert!(refused.message().contains("unknown permission type 3"), "{refused:?}");
     let look = pb::AuthRoleGetRequest { role: "look".into() };
     assert_eq!(auth.role_get(by(&root, look)).await.unwrap().into_inner().perm.len(), 1);
     let hash = format!("$2b$31${}", ".".repeat(53));

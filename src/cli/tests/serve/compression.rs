@@ -1,4 +1,4 @@
-//! Messages that are compressed with gzip: calls and streams, and requests that are small until they are decompressed.
+//! gzip-compressed messages: calls and streams, and requests that are small only while compressed.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderName, TE};
@@ -20,7 +20,7 @@ use pb::watch_request::RequestUnion;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
-/// The encoding in the headers of an answer.
+/// Returns the encoding in the headers of a response.
 fn encoding<T>(response: &tonic::Response<T>) -> Option<String> {
     let headers = response.metadata().clone().into_headers();
     headers.get(ENCODING).map(|encoding| encoding.to_str().unwrap().to_owned())
@@ -67,7 +67,7 @@ async fn puts_ranges_watches_and_leases_speak_gzip() {
     }
 }
 
-/// As servers in Go do: a client may accept gzip and send none.
+/// Like Go servers: a client that accepts gzip need not send it.
 #[tokio::test]
 async fn answers_to_uncompressed_requests_are_not_compressed() {
     let dir = tempdir().unwrap();
@@ -77,7 +77,7 @@ async fn answers_to_uncompressed_requests_are_not_compressed() {
     assert_eq!(encoding(&put), None);
 }
 
-/// A gzip file of zeros, without its end: each 13 bits of it stand for 258 bytes.
+/// Returns a truncated gzip file of zeros, in which every 13 bits expand to 258 bytes.
 fn zeros(compressed_bytes: usize) -> Vec<u8> {
     let mut file = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let (mut bits, mut count) = (0_u64, 0);
@@ -90,7 +90,7 @@ fn zeros(compressed_bytes: usize) -> Vec<u8> {
         }
         file.len()
     };
-    // The last block, with the fixed codes. One zero, and then copies of 258 bytes from a distance of 1.
+    // The last block, with the fixed codes: one zero, and then copies of 258 bytes from a distance of 1.
     write(0b011, 3);
     write(0b0000_1100, 8);
     while write(0b1010_0011, 8) + 2 < compressed_bytes {
@@ -132,7 +132,7 @@ async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
     for service in pool.unwrap().services() {
         for method in service.methods().filter(|method| method.name() != "RangeStream") {
             let path = format!("/{}/{}", service.full_name(), method.name());
-            // Small enough as it is sent, and too large after that.
+            // Small enough as sent, and too large after decompression.
             let (bytes, max) = match path.as_str() {
                 "/etcdserverpb.Auth/Authenticate" => (1 << 10, 16 << 10),
                 _ if path.starts_with("/grpc.health") => (1 << 10, 4 << 10),
@@ -153,7 +153,7 @@ async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
         }
     }
     assert!(methods > 40, "{methods}");
-    // 300 MB each, if they were not refused.
+    // 300 MB each, if accepted.
     let before = server.peak_memory_bytes();
     let bomb: Bytes = zeros(2 << 20).into();
     let mut sent = tokio::task::JoinSet::new();
@@ -177,7 +177,7 @@ async fn compressed_requests_of_open_streams_keep_little_memory() {
     let before = server.peak_memory_bytes();
     let mut streams = Vec::new();
     for _ in 0..300 {
-        // A key of 200 KB, which is some hundred bytes on the wire.
+        // A key of 200 KB, which takes about a hundred bytes on the wire.
         let create = pb::WatchCreateRequest { key: vec![7; 200_000].into(), ..Default::default() };
         let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let mut client = WatchClient::new(channel.clone()).send_compressed(Gzip);

@@ -1,6 +1,6 @@
-//! One lock, and clients of four kinds that want it: Go's concurrency package, `etcdctl lock`, `v3lockpb.Lock` over
-//! gRPC, and a program that embeds the library and is a member of the same cluster. All of them stand in one line,
-//! and servers are killed meanwhile.
+//! One lock with four kinds of clients: Go's concurrency package, `etcdctl lock`, `v3lockpb.Lock` over gRPC, and a
+//! program that embeds the library and is a member of the same cluster. All of them share one queue, and servers are
+//! killed meanwhile.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -22,26 +22,26 @@ use crate::process::etcdctl_is_installed;
 use pb::lease_client::LeaseClient;
 use v3lockpb::lock_client::LockClient;
 
-/// The lock and the counter, as the program in Go calls them.
+/// The lock and the counter, as the Go program names them.
 const NAME: &str = "shared";
 const COUNTER: &str = "shared-counter";
 
-/// Longer than any of it takes: no lease ends by itself.
+/// Longer than the test takes, so that no lease expires.
 const LEASE_SECONDS: i64 = 60;
 
-/// How long a contender may take for its next hold.
+/// Time limit for a contender's next hold.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long to wait before trying again.
+/// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What all contenders of this process share.
+/// State shared by all contenders of this process.
 #[derive(Default)]
 struct Ring {
     ended: AtomicBool,
     inside: AtomicUsize,
     counts: Mutex<Vec<(&'static str, Count)>>,
-    /// What must not be, once it was seen.
+    /// First observed violation.
     wrong: Mutex<Option<String>>,
 }
 
@@ -50,7 +50,7 @@ impl Ring {
         !self.ended.load(Ordering::SeqCst)
     }
 
-    /// What a holder does: nobody else of this process may be inside.
+    /// Holds the lock; no other contender of this process may hold it.
     async fn hold(&self, kind: &'static str, channel: &Channel, key: &str) {
         let others = self.inside.fetch_add(1, Ordering::SeqCst);
         let count = count(channel, key, COUNTER).await;
@@ -66,7 +66,7 @@ impl Ring {
     }
 }
 
-/// Ends a lease and what hangs on it, for certain.
+/// Revokes a lease, retrying until that succeeds.
 async fn revoke(channel: &Channel, id: i64) {
     loop {
         let request = pb::LeaseRevokeRequest { id };
@@ -80,7 +80,7 @@ async fn revoke(channel: &Channel, id: i64) {
 
 const GRPC: &str = "v3lock";
 
-/// Takes and releases over gRPC, each time with another lease: of a call that failed nobody knows what it did.
+/// Acquires and releases over gRPC, each time with another lease, because the outcome of a failed call is unknown.
 async fn over_grpc(ring: Arc<Ring>, channel: Channel) {
     while ring.goes_on() {
         let grant = pb::LeaseGrantRequest { ttl: LEASE_SECONDS, id: 0 };
@@ -102,7 +102,7 @@ async fn over_grpc(ring: Arc<Ring>, channel: Channel) {
 
 const EMBEDDED: &str = "embedded";
 
-/// A program that embeds the library. A task that says why has a place of its own in the line.
+/// A program that embeds the library. A task with a reason has its own queue entry.
 async fn embedded(ring: Arc<Ring>, session: Session, why: Option<&'static str>, channel: Channel) {
     let mutex = session.mutex(NAME);
     while ring.goes_on() {
@@ -113,16 +113,16 @@ async fn embedded(ring: Arc<Ring>, session: Session, why: Option<&'static str>, 
         };
         let key = std::str::from_utf8(guard.key()).unwrap();
         ring.hold(EMBEDDED, &channel, key).await;
-        assert!(guard.is_held(), "a session has ended that lived");
+        assert!(guard.is_held(), "a session ended although it was renewed");
         guard.release().await.unwrap();
     }
 }
 
 const TERMINAL: &str = "etcdctl";
 
-/// Somebody at a terminal: `etcdctl lock`, and Ctrl-C when the work is done.
+/// A user at a terminal: `etcdctl lock`, and Ctrl-C when the work is done.
 struct Terminal {
-    /// What runs there now.
+    /// The running command.
     child: Arc<Mutex<Option<Child>>>,
     hands: Option<JoinHandle<()>>,
 }
@@ -140,14 +140,14 @@ impl Terminal {
         Self { child, hands: Some(hands) }
     }
 
-    /// Waits until the last hold is over.
+    /// Waits until the last hold has ended.
     fn ends(mut self) {
         self.hands.take().unwrap().join().unwrap();
     }
 }
 
 impl Drop for Terminal {
-    /// Nothing is left running where a test has failed.
+    /// Kills the command if a test has failed.
     fn drop(&mut self) {
         if let Some(child) = self.child.lock().unwrap().as_mut() {
             drop(child.kill());
@@ -179,12 +179,12 @@ fn lock_once(
     if !ended.success()
         && let Some((_, lease)) = key.rsplit_once('/')
     {
-        // Its server died under it. What it leaves ends with its lease; here it is known which.
+        // Its server died. The lease would expire eventually; revoke it now.
         runtime.block_on(revoke(channel, i64::from_str_radix(lease, 16).unwrap()));
     }
 }
 
-/// A node of the library in this process, in the last place of the crew.
+/// Starts a node of the library in this process, as the last member of the crew.
 fn embed(crew: &Crew) -> Node {
     let members = crew.members();
     let (name, address) = members.last().unwrap().clone();
@@ -192,10 +192,10 @@ fn embed(crew: &Crew) -> Node {
         .listen(address.clone())
         .advertise(address)
         .members(members)
-        // What `bowline serve` takes where nobody says otherwise.
+        // The default token of `bowline serve`.
         .cluster_token("etcd-cluster")
         .insecure_peers(true)
-        // Nothing of its own ends while servers are killed, however long that takes.
+        // No session may expire while servers are killed.
         .session_ttl(Duration::from_secs(60))
         .call_deadline(Duration::from_secs(60))
         .heartbeat(Duration::from_millis(20))
@@ -203,12 +203,12 @@ fn embed(crew: &Crew) -> Node {
     Node::start(config).block().unwrap()
 }
 
-/// Waits until a kind of this process has held once more.
+/// Waits until a kind of contender of this process holds again.
 fn holds_again(ring: &Ring, kind: &'static str) {
     let (before, begun) = (ring.holds_of(kind), Instant::now());
     while ring.holds_of(kind) == before {
         assert_eq!(*ring.wrong.lock().unwrap(), None);
-        assert!(begun.elapsed() < PATIENCE, "{kind} stands still");
+        assert!(begun.elapsed() < PATIENCE, "{kind} makes no progress");
         std::thread::sleep(AGAIN);
     }
 }
@@ -218,7 +218,7 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let inside = runtime.enter();
     let crew = Crew::still(3, 4);
-    // It begins without a quorum, as the others do.
+    // Started before there is a quorum, like the others.
     let node = embed(&crew);
     let mut crew = crew.begun();
     let (ring, addresses) = (Arc::new(Ring::default()), crew.addresses());
@@ -254,7 +254,7 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
     let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
     judge(all, counter).unwrap();
     drop(inside);
-    // A shutdown waits for a second only.
+    // A shutdown waits for only one second.
     let mut hanging = node.shutdown().block().hanging;
     let begun = Instant::now();
     while !hanging.is_empty() {
@@ -264,18 +264,18 @@ fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
     }
 }
 
-/// Whether this process has a thread of this name, as far as the operating system says.
+/// Returns whether this process has a thread with this name, if the operating system tells.
 fn is_alive(name: &str) -> bool {
-    /// As much of a name as Linux keeps.
+    /// Length to which Linux truncates thread names.
     const NAME_BYTES_MAX: usize = 15;
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    // One that ends meanwhile cannot be read.
+    // A thread that has just ended cannot be read.
     let mut names = threads.filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
     let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
     names.any(|comm| comm.trim_end() == kept)
 }
 
-/// Two terminals, one lock, three servers of which one after the other is killed.
+/// Two terminals, one lock, and three servers killed one after the other.
 #[test]
 fn two_terminals_hold_one_lock_in_turn_while_servers_are_killed() {
     if !etcdctl_is_installed() {

@@ -1,4 +1,4 @@
-//! Members of one cluster, each a process of its own, of which one after the other is killed and started again.
+//! Members of one cluster as processes, which are killed and restarted in turn.
 
 use std::path::PathBuf;
 
@@ -10,39 +10,40 @@ use crate::ports::lasting_ports;
 use crate::process::{Server, flags};
 use pb::maintenance_client::MaintenanceClient;
 
-/// How often a member is killed where nobody says otherwise: each of three once, and whoever leads then.
+/// Default number of kills: each of three members once, and then the leader.
 const KILLS: usize = 4;
 
-/// Quick elections: what is killed is missed for a moment.
+/// Short timeouts, so that elections are quick.
 const QUICK: [&str; 3] =
     ["--heartbeat-interval=20", "--election-timeout=200", "--watch-progress-notify-interval=100ms"];
 
-/// See the module.
+/// The processes of a cluster.
 pub(crate) struct Crew {
     dir: TempDir,
     peers: Vec<u16>,
     clients: Vec<u16>,
     /// Flags of all members.
     flags: &'static [&'static str],
-    /// `None` where a member is down.
+    /// `None` while a member is down.
     servers: Vec<Option<Server>>,
 }
 
 impl Crew {
-    /// Starts a cluster of processes. `places` are all of its members: more than there are processes if others join.
+    /// Starts a cluster of processes. `places` is the number of members, which exceeds that of the processes if other
+    /// nodes join.
     pub(crate) fn of(processes: usize, places: usize) -> Self {
         let crew = Self::still(processes, places);
         crew.begun()
     }
 
-    /// The same, before anything runs.
+    /// The same, without starting the processes.
     pub(crate) fn still(processes: usize, places: usize) -> Self {
         let (peers, clients) = (lasting_ports(places), lasting_ports(processes));
         let servers = clients.iter().map(|_| None).collect();
         Self { dir: tempfile::tempdir().unwrap(), peers, clients, flags: &QUICK, servers }
     }
 
-    /// Starts a cluster of processes with etcd's default times.
+    /// Starts a cluster of processes with etcd's default timeouts.
     pub(crate) fn with_default_times(processes: usize) -> Self {
         Self { flags: &[], ..Self::still(processes, processes) }.begun()
     }
@@ -65,41 +66,41 @@ impl Crew {
         Server::start(&flags, self.clients[at], self.flags)
     }
 
-    /// Where a member keeps its data.
+    /// Returns the data directory of a member.
     pub(crate) fn data(&self, at: usize) -> PathBuf {
         self.dir.path().join(format!("m{at}"))
     }
 
-    /// The members as they are told of each other: names and addresses.
+    /// Returns the names and peer addresses of all members.
     pub(crate) fn members(&self) -> Vec<(String, String)> {
         let member = |(at, port): (usize, &u16)| (format!("m{at}"), format!("127.0.0.1:{port}"));
         self.peers.iter().enumerate().map(member).collect()
     }
 
-    /// Where clients reach the processes, whether they run or not.
+    /// Returns the client addresses of the processes, running or not.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.clients.iter().map(|port| format!("127.0.0.1:{port}")).collect()
     }
 
-    /// One that runs.
+    /// Returns a running server.
     pub(crate) fn server(&self) -> &Server {
         self.servers.iter().flatten().next().unwrap()
     }
 
-    /// A channel to all of them: a call goes to one of those that can be reached.
+    /// Returns a channel to all processes, which sends each call to a reachable one.
     pub(crate) fn channel(&self) -> Channel {
         let endpoint = |address| Endpoint::from_shared(format!("http://{address}")).unwrap();
         Channel::balance_list(self.addresses().into_iter().map(endpoint))
     }
 
-    /// How often to kill: `BOWLINE_KILLS` says more.
+    /// Returns the number of kills, which `BOWLINE_KILLS` can increase.
     pub(crate) fn kills() -> usize {
         let kills = std::env::var("BOWLINE_KILLS").ok();
         kills.map_or(KILLS, |kills| kills.parse().expect("BOWLINE_KILLS is a number"))
     }
 
-    /// Kills one process after the other, each second one being the leader. `lived` is called while all run, and
-    /// `missed` while one is down: the caller sees to it that something happens meanwhile.
+    /// Kills processes in turn, every second time the leader. `lived` is called while all run, and `missed` while one
+    /// is down; they let the test make progress in each state.
     pub(crate) fn kill_in_turn(&mut self, mut lived: impl FnMut(), mut missed: impl FnMut()) {
         for turn in 0..Self::kills() {
             lived();
@@ -110,7 +111,7 @@ impl Crew {
                 Some(leads) if turn % 2 == 0 || others.is_empty() => leads,
                 _ => others[turn / 2 % others.len()],
             };
-            // Dropped, it is killed with SIGKILL, and waited for.
+            // Dropping kills the process with SIGKILL and waits for it.
             drop(self.servers[at].take());
             missed();
             self.servers[at] = Some(self.start(at).ready());
@@ -136,7 +137,7 @@ impl Crew {
         lived();
     }
 
-    /// Who leads, if it is one of the processes.
+    /// Returns the leader, if it is one of the processes.
     fn leader(&self) -> Option<usize> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

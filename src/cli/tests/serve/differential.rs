@@ -1,8 +1,7 @@
-//! The same random requests, one after the other, to etcd and to Bowline: the answers are compared, errors by code and
-//! text, after what must differ (ids of cluster and member, terms) is taken out, and so is what watches are told of
-//! all that. What is asked is the etcd that `BOWLINE_ETCD` names, or Debian's `etcd-server`; where that is not
-//! installed the test says so and passes. `BOWLINE_DIFFERENTIAL` is how many requests to make, `BOWLINE_SEED` where
-//! to begin.
+//! Sends the same random requests to etcd and to Bowline, and compares the responses, errors by code and text, and the
+//! events of watches. Ids of clusters and members, and terms, are masked. Uses the etcd named by `BOWLINE_ETCD` or
+//! Debian's `etcd-server`; skipped if neither is installed. `BOWLINE_DIFFERENTIAL` sets the number of requests,
+//! `BOWLINE_SEED` the first seed.
 
 mod requests;
 mod watches;
@@ -22,22 +21,22 @@ use pb::lease_client::LeaseClient;
 use requests::Chance;
 use watches::{PATIENCE, Watches};
 
-/// How many requests are made unless the environment says otherwise.
+/// Default number of requests.
 const REQUESTS: u64 = 500;
 
-/// What watches were told is compared after so many requests, at the latest.
+/// Maximum number of requests between comparisons of the watches.
 const LOOK_EVERY: u64 = 50;
 
-/// How many watches there are at most, beside the one of everything.
+/// Maximum number of watches, in addition to the one of all keys.
 const WATCHES_MAX: usize = 5;
 
-/// etcd's measurement of watches that have not been told the past yet.
+/// etcd's metric of watches that have not caught up with the history.
 const BEHIND: &str = "etcd_debugging_mvcc_slow_watcher_total";
 
-/// What is compared: an answer as text, or an error.
+/// A comparable result: a response as text, or an error.
 type Said = Result<String, (Code, String)>;
 
-/// One of the two, as a client sees it.
+/// A client of one of the two servers.
 struct Side {
     kv: KvClient<Channel>,
     lease: LeaseClient<Channel>,
@@ -57,14 +56,14 @@ impl Side {
         self.kv.range(any).await.unwrap().into_inner().header.unwrap().revision
     }
 
-    /// The first answer of a stream of renewals.
+    /// Returns the first response of a renewal stream.
     async fn renew(&mut self, id: i64) -> Result<Response<pb::LeaseKeepAliveResponse>, Status> {
         let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id });
         let mut answers = self.lease.lease_keep_alive(request).await?.into_inner();
         answers.next().await.expect("an answer").map(Response::new)
     }
 
-    /// Grants a lease that would end soon, or under an id that the server chooses, and ends it.
+    /// Grants a lease with a short TTL, or with an id that the server chooses, and revokes it.
     async fn grant_and_revoke(
         &mut self,
         request: pb::LeaseGrantRequest,
@@ -74,7 +73,7 @@ impl Side {
         let pb::LeaseGrantResponse { id, ttl, .. } = *granted.get_ref();
         assert!(id != 0 && granted.get_ref().error.is_empty());
         match self.lease.lease_revoke(pb::LeaseRevokeRequest { id }).await {
-            // It has ended by itself, if it may have.
+            // The lease may have expired already.
             Err(gone)
                 if gone.code() == Code::NotFound && asked.elapsed().as_secs_f64() >= ttl as f64 => {
             }
@@ -84,7 +83,7 @@ impl Side {
     }
 }
 
-/// Takes out what differs from server to server.
+/// Masks fields that differ between servers.
 fn unlike(header: &mut Option<pb::ResponseHeader>) {
     if let Some(header) = header {
         (header.cluster_id, header.member_id, header.raft_term) = (0, 0, 0);
@@ -102,7 +101,7 @@ fn said<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)
     }
 }
 
-/// A request, to be made of both.
+/// A request for both servers.
 #[derive(Clone, Debug)]
 enum Ask {
     Range(pb::RangeRequest),
@@ -157,7 +156,7 @@ impl Ask {
             }
             Ask::GrantAndRevoke(request) => said(side.grant_and_revoke(request).await, |r| {
                 unlike(&mut r.header);
-                // The server has chosen it.
+                // The server chooses the lease ID, so it differs.
                 r.id = 0;
             }),
             Ask::Revoke(request) => {
@@ -165,7 +164,7 @@ impl Ask {
             }
             Ask::ToLive(request) => said(lease.lease_time_to_live(request).await, |r| {
                 unlike(&mut r.header);
-                // They were granted at different moments.
+                // They were granted at different times.
                 r.ttl = r.ttl.signum();
                 r.keys.sort();
             }),
@@ -178,20 +177,20 @@ impl Ask {
     }
 }
 
-/// Both, and what is known of where they are.
+/// Both clients, and the state of the comparison.
 struct Pair {
     theirs: Side,
     ours: Side,
     seed: u64,
-    /// How many requests were made.
+    /// Number of requests made.
     made: u64,
-    /// How many of them were answered with something else than an error.
+    /// Number of successful requests.
     answered: u64,
-    /// The greatest revision that a compaction was asked for with success.
+    /// Greatest revision that was compacted.
     compacted: i64,
-    /// The watches that go on, but for the one of everything.
+    /// Open watches, except the one of all keys.
     open: Vec<i64>,
-    /// The greatest revision from which one of them was to begin.
+    /// Greatest start revision of an open watch.
     begins: i64,
     /// Whether this etcd is older than 3.6.
     is_old: bool,
@@ -221,9 +220,9 @@ impl Pair {
         }
     }
 
-    /// Compares what the watches were told.
+    /// Compares the events of the watches.
     async fn look(&mut self, mut newest: i64) {
-        // Neither says how far all are while one waits for what is still to come.
+        // Neither server reports progress while a watch waits for a future revision.
         while newest < self.begins {
             let more = pb::PutRequest { key: "more".into(), ..Default::default() };
             self.ask(Ask::Put(more)).await;
@@ -240,22 +239,22 @@ impl Pair {
         self.open.retain(|id| !has_ended(id));
     }
 
-    /// Waits until no watch of etcd's is behind, of those that have nothing to be told either: a compaction would end it.
-    /// How many are, its measurements say; an answer to a question of progress may never come.
+    /// Waits until no watch of etcd's is behind, including those without events, because a compaction would cancel
+    /// them. The number comes from its metrics, because a progress request may never be answered.
     async fn none_behind(&self, etcd: &Etcd) {
         let begun = Instant::now();
         let none = format!("\n{BEHIND} 0\n");
         while !http(&etcd.address, "GET", "/metrics", "").1.text().contains(&none) {
-            assert!(begun.elapsed() < PATIENCE, "a watch stays behind");
+            assert!(begun.elapsed() < PATIENCE, "a watch does not catch up");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Begins a watch, or ends one where there are enough.
+    /// Creates a watch, or cancels one if there are enough.
     async fn watch(&mut self, chance: &mut Chance, newest: i64) {
         if self.open.len() < WATCHES_MAX {
             let mut request = chance.watch(newest, self.compacted);
-            // An id that is taken, one that is not, or none: the server chooses.
+            // An id in use, a free one, or none, so that the server chooses.
             request.watch_id = match chance.below(8) {
                 0 => self.open.first().copied().unwrap_or_default(),
                 1 => 1000 + self.made as i64,
@@ -284,8 +283,8 @@ impl Pair {
     }
 }
 
-/// Whether a transaction was refused for another of several reasons. Bowline measures it before it looks for keys that are
-/// written twice; etcd before 3.6 looks at all puts before it looks at any range.
+/// Returns whether a transaction with several errors was rejected for different ones. Bowline checks the size before it
+/// checks for duplicate keys; etcd before 3.6 checks all puts before any range.
 fn are_both_reasons(theirs: &Said, ours: &Said, is_old: bool) -> bool {
     let why = |said: &Said, reasons: &[&str]| {
         said.as_ref().is_err_and(|(_, text)| reasons.iter().any(|reason| text.ends_with(reason)))
@@ -321,7 +320,7 @@ async fn etcd_and_bowline_answer_the_same() {
         if chance.one_in(20) {
             pair.watch(&mut chance, newest).await;
         }
-        // What is compacted is not told any more.
+        // Compacted events would not be delivered any more.
         if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(LOOK_EVERY) {
             pair.look(newest).await;
         }
@@ -333,5 +332,5 @@ async fn etcd_and_bowline_answer_the_same() {
     }
     let newest = pair.theirs.newest().await;
     pair.look(newest).await;
-    assert!(pair.answered > requests / 4, "most were refused: {}", pair.answered);
+    assert!(pair.answered > requests / 4, "most requests were rejected: {}", pair.answered);
 }

@@ -1,4 +1,4 @@
-//! Where clients come in: what is served at which port, and which may be shared.
+//! Client ports: what is served on which port, and which listeners may share a port.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -43,7 +43,7 @@ async fn json_and_http_may_have_a_port_of_their_own_and_health_another() {
     let (found, mut range) = http(&json, "POST", "/v3/kv/range", r#"{"key":"aw=="}"#);
     assert_eq!(found, 200);
     assert!(range.text().contains(r#""value":"dg==""#));
-    // At which of the three each is.
+    // The status codes on each of the three ports.
     for (path, codes) in [
         ("/metrics", [404, 200, 200]),
         ("/health", [404, 200, 200]),
@@ -136,7 +136,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
         assert_eq!(code(&server.address, "/health"), 200);
         until("WATCHDOG=1");
         until("WATCHDOG=1");
-        // A held process sends none. What it sent before is read first.
+        // A paused process sends none. What it sent before is read first.
         server.pause();
         socket.set_nonblocking(true).unwrap();
         while socket.recv(&mut [0; 256]).is_ok() {}
@@ -148,7 +148,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
     }
 }
 
-/// How long a member may take to say how it is.
+/// How long a member may take to report its health.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
@@ -160,7 +160,7 @@ fn a_member_without_a_quorum_says_how_it_is() {
     let start = |at: usize, more: &[&str]| {
         Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], more)
     };
-    // Whether there ever was one or not.
+    // Whether or not there ever was a quorum.
     for has_met_the_others in [false, true] {
         if has_met_the_others {
             drop([0, 1, 2].map(|at| start(at, &[])).map(Server::ready));
@@ -179,7 +179,7 @@ fn a_member_without_a_quorum_says_how_it_is() {
             write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
             HttpBody::of(stream).0
         };
-        // A machine that is busy may keep it still for longer than these few ticks.
+        // On a busy machine the status may change only after many ticks.
         let begun = Instant::now();
         loop {
             let found = ["/livez", "/metrics", "/health", "/readyz/serving"].map(ask);
@@ -188,7 +188,7 @@ fn a_member_without_a_quorum_says_how_it_is() {
             }
             assert!(begun.elapsed() < LIMIT, "{has_met_the_others}: {found:?}");
         }
-        // It is fine but for that.
+        // Nothing else is wrong.
         assert_eq!(ask("/readyz?exclude=linearizable_read"), 200, "{has_met_the_others}");
         assert!(!alone.has_said("ready to serve client requests"));
         assert!(alone.stop().0.success());
@@ -213,7 +213,7 @@ async fn one_port_can_speak_with_tls_and_without() {
     put_at(office.channel(&server.address, None).await).await.unwrap();
     assert_eq!(code(&server.address, "/health"), 200);
     drop(server);
-    // The same twice is a mistake.
+    // The same URL twice is an error.
     let dir = tempdir().unwrap();
     let twice = format!("http://127.0.0.1:{client},http://127.0.0.1:{client}");
     let refused = bowline()
@@ -227,7 +227,7 @@ async fn one_port_can_speak_with_tls_and_without() {
     assert!(said.contains("cannot listen for clients on 127.0.0.1"), "{said}");
 }
 
-/// As pools of connections keep theirs: for longer than the 30 s that the library for HTTP would give it.
+/// Connection pools keep idle connections for longer than the default of the HTTP library, 30 s.
 #[test]
 fn a_connection_of_http_without_a_request_is_kept() {
     let dir = tempdir().unwrap();
@@ -238,7 +238,7 @@ fn a_connection_of_http_without_a_request_is_kept() {
     let mut answer = [0; 4096];
     assert!(stream.read(&mut answer).unwrap() > 0);
     stream.set_read_timeout(Some(Duration::from_secs(33))).unwrap();
-    let silent = stream.read(&mut answer).expect_err("it is closed");
+    let silent = stream.read(&mut answer).expect_err("the connection is closed");
     assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock);
     stream.write_all(asks.as_bytes()).unwrap();
     assert!(stream.read(&mut answer).unwrap() > 0);
@@ -265,7 +265,7 @@ fn founding_member_is_alive_and_names_whom_it_waits_for() {
         let (code, mut body) = http(&format!("127.0.0.1:{health}"), "GET", path, "");
         (code, body.text())
     };
-    // kubeadm's probes ask for these. The process must not be restarted.
+    // kubeadm's probes request these. They must not cause a restart of the process.
     let (code, body) = ask("/health?serializable=true");
     assert_eq!((code, body.as_str()), (200, r#"{"health":"true","reason":""}"#));
     assert_eq!(ask("/health").0, 503);

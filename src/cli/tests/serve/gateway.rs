@@ -1,4 +1,4 @@
-//! The JSON gateway: requests and answers as text.
+//! The JSON gateway: requests and responses as text.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -9,9 +9,8 @@ use tempfile::tempdir;
 
 use crate::process::{Etcd, HttpBody, Server, http, http_with};
 
-/// Requests in the order in which they are made of a new store, and what is answered: the code, and the body without
-/// what differs from server to server. All but the last column's are the same in etcd 3.4; what is said of JSON that
-/// makes no sense is not.
+/// Requests to a new store, in this order, with the expected status code and body (without what differs between
+/// servers). Rows marked `Both` have the same answer in etcd 3.4, except for the error messages for invalid JSON.
 const TABLE: &[(&str, &str, u16, &str, Where)] = &[
     ("kv/put", r#"{"key":"Zm9v","value":"YmFy"}"#, 200, r#"{"header":{"revision":"2"}}"#, Both),
     (
@@ -28,7 +27,7 @@ const TABLE: &[(&str, &str, u16, &str, Where)] = &[
         r#"{"header":{"revision":"3"},"kvs":[{"key":"Zm9v","create_revision":"2","mod_revision":"3","version":"2","value":"YmF6"}],"count":"1"}"#,
         Both,
     ),
-    // Numbers as such and as strings, enums by name and by number, names of fields in either spelling.
+    // Numbers as numbers and as strings, enums by name and by number, field names in either spelling.
     (
         "kv/range",
         r#"{"key":"AA==","rangeEnd":"AA==","limit":"1","sort_order":"DESCEND","sortTarget":2,"revision":2,"keys_only":true}"#,
@@ -85,7 +84,7 @@ const TABLE: &[(&str, &str, u16, &str, Where)] = &[
     ("kv/range", r#"{"key":"Zm9v","limit":1.5}"#, 400, r#"{"code":3}"#, Both),
     ("kv/range", r#"{"key":"not base64"}"#, 400, r#"{"code":3}"#, Both),
     ("kv/range", r#"{"key":"Zm9v","sort_target":"BEAUTY"}"#, 400, r#"{"code":3}"#, Both),
-    // Base64 for URLs, and without padding.
+    // The URL-safe base64 alphabet, and base64 without padding.
     ("kv/put", r#"{"key":"_-8","value":"_w=="}"#, 200, r#"{"header":{"revision":"4"}}"#, Ours),
     (
         "kv/range",
@@ -268,17 +267,18 @@ const TABLE: &[(&str, &str, u16, &str, Where)] = &[
 
 use Where::{Both, Ours, Theirs};
 
-/// Who is asked.
+/// The servers to which a row applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Both,
-    /// Ours; etcd 3.4 does it another way, or not at all.
+    /// Bowline only: etcd 3.4 answers differently, or not at all.
     Ours,
-    /// etcd's, to bring it where ours is.
+    /// etcd only, to bring it to the same state.
     Theirs,
 }
 
-/// What is compared of some answers: not who answers, and not how JSON without sense is complained of.
+/// Returns the parts of a body that are compared: without the answering member, and without the text of JSON parser
+/// errors.
 fn masked(body: &str, wanted: &[Value]) -> Vec<Value> {
     let answers = serde_json::Deserializer::from_str(body).into_iter::<Value>();
     let mut answers: Vec<_> = answers.map(|answer| answer.expect(body)).collect();
@@ -328,7 +328,7 @@ fn json_is_answered_as_grpc_is() {
     assert_eq!((code, body.contains("Method Not Allowed")), (501, true), "{body}");
     let old = server.http("POST", "/v3beta/kv/range", r#"{"key":"Zm9v"}"#);
     assert!(old.0 == 200 && old.1.contains("YmF6"), "{old:?}");
-    // What has no text, and what is long.
+    // Responses whose values vary: the status, and the member list.
     let status: Value =
         serde_json::from_str(&server.http("POST", "/v3/maintenance/status", "{}").1).unwrap();
     for number in ["dbSize", "leader", "raftIndex", "raftTerm", "raftAppliedIndex"] {
@@ -338,10 +338,10 @@ fn json_is_answered_as_grpc_is() {
     let list: Value = serde_json::from_str(&list).unwrap();
     assert_eq!(list["members"][0]["clientURLs"], json!([format!("http://{}", server.address)]));
     assert!(list["members"][0]["peerURLs"][0].as_str().unwrap().starts_with("http://"));
-    assert!(list["members"][0]["isLearner"].is_null(), "what is false is left out");
+    assert!(list["members"][0]["isLearner"].is_null(), "false is omitted");
 }
 
-/// The table is what etcd answers, too.
+/// Checks the table against etcd.
 #[test]
 fn etcd_answers_json_in_the_same_way() {
     let Some(etcd) = Etcd::alone() else { return };
@@ -369,12 +369,12 @@ fn a_watch_is_a_line_for_each_answer() {
     let second = json!({"key": "YQ==", "create_revision": "2", "mod_revision": "3", "version": "2", "value": "Mg=="});
     let events = json!([{"kv": second, "prev_kv": first}]);
     assert_eq!(next(), json!({"result": {"header": {"revision": "3"}, "events": events}}));
-    // Who goes away in the middle harms nobody.
+    // A client that disconnects in the middle of a stream affects nobody else.
     drop(body);
     put("Mw==");
 }
 
-/// Requests that arrive one after the other, in pieces, over one connection whose answers are read meanwhile.
+/// Requests that arrive one by one, in pieces, over one connection whose responses are read at the same time.
 #[test]
 fn a_stream_is_asked_and_answers_at_the_same_time() {
     let dir = tempdir().unwrap();
@@ -410,7 +410,7 @@ fn a_stream_is_asked_and_answers_at_the_same_time() {
         "{last}"
     );
     assert!(error["message"].as_str().unwrap().contains("line 1"), "{last}");
-    assert_eq!(body.line(), None, "that was the end");
+    assert_eq!(body.line(), None, "the stream has ended");
 }
 
 #[test]
@@ -437,19 +437,22 @@ fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
         "{code} {words}"
     );
     let (code, words) = put(1_200_000);
-    assert!(code == 429 && words.starts_with("bowline: no request of at most"), "{code} {words}");
-    // A stream's.
+    assert!(
+        code == 429 && words.starts_with("bowline: cannot read the request, of at most"),
+        "{code} {words}"
+    );
+    // The limit for requests of a stream.
     let long = format!(r#"{{"create_request":{{"key":"{}"#, "AAAA".repeat(100_000));
     let (code, mut body) = http(&server.address, "POST", "/v3/watch", &long);
     let line: Value = serde_json::from_str(&body.line().unwrap()).unwrap();
     assert_eq!((code, &line["error"]["http_code"]), (200, &json!(429)), "{line}");
-    // Deep.
+    // Deep nesting.
     let deep = format!("{}{{}}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
     let (code, body) = server.http("POST", "/v3/kv/txn", &deep);
     assert!(code == 400 && body.contains("recursion limit"), "{code} {body}");
 }
 
-/// Who is answered while it still sends can take that for a broken connection, as curl does.
+/// A client that receives the response while it still sends can take that for a broken connection, as curl does.
 #[test]
 fn a_small_request_that_is_refused_has_been_read_when_it_is_answered() {
     let dir = tempdir().unwrap();
@@ -477,14 +480,14 @@ fn a_small_request_that_is_refused_has_been_read_when_it_is_answered() {
             HttpBody::of(stream).0
         };
         assert_eq!(ask(key), refused, "{line}");
-        // One that does not come is waited for, but not for long.
+        // The server waits for a body that does not arrive, but not for long.
         let begun = Instant::now();
         assert_eq!(ask(""), refused, "{line}");
         assert!(begun.elapsed() > Duration::from_millis(900), "{line}: {:?}", begun.elapsed());
     }
 }
 
-/// What stands behind `Grpc-Metadata-`, that is; a token stands in `Authorization`.
+/// Headers that begin with `Grpc-Metadata-` become metadata. A token is sent in `Authorization`.
 #[test]
 fn headers_reach_the_service() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -501,7 +504,7 @@ fn headers_reach_the_service() {
         let (code, mut body) = HttpBody::of(stream);
         (code, body.text())
     };
-    // A member looks at itself with each tick only.
+    // A member updates its health only at each tick.
     let until = |server: &Server, wanted: u16| loop {
         let (code, body) = ask(server, "Grpc-Metadata-Hasleader: true\r\n");
         if code == wanted {
@@ -516,7 +519,7 @@ fn headers_reach_the_service() {
     assert_eq!(ask(&left, "").0, 200, "a local read");
 }
 
-/// What `Grpc-Timeout` says: the call ends as if the client had gone, and it is told so.
+/// After the time in `Grpc-Timeout`, the call ends as if the client had disconnected, and the client gets an error.
 #[test]
 fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
     let dir = tempdir().unwrap();
@@ -525,7 +528,7 @@ fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
         let header = format!("Grpc-Timeout: {timeout}\r\n");
         http_with(&server.address, "POST", path, &header, body)
     };
-    // Both take the lock `m`.
+    // Both calls lock `m`.
     let lock = |timeout: &str| ask("/v3/lock/lock", timeout, r#"{"name":"bQ=="}"#);
     let (code, mut held) = lock("60S");
     assert_eq!(code, 200, "{}", held.text());
@@ -540,15 +543,15 @@ fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
         if rows.contains(r#""count":"1""#) {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "its key stays: {rows}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "its key is still there: {rows}");
     }
-    // What streams ends in the middle.
+    // A response stream ends in the middle.
     let (code, mut watch) = ask("/v3/watch", "300m", r#"{"create_request":{"key":"YQ=="}}"#);
     assert_eq!(code, 200);
     assert!(watch.line().unwrap().contains(r#""created":true"#));
     let last: Value = serde_json::from_str(&watch.line().unwrap()).unwrap();
     assert_eq!((&last["error"]["code"], &last["error"]["http_code"]), (&json!(4), &json!(504)));
-    assert_eq!(watch.line(), None, "that was the end");
+    assert_eq!(watch.line(), None, "the stream has ended");
     let (code, mut wrong) = ask("/v3/kv/range", "soon", r#"{"key":"YQ=="}"#);
     let wrong = wrong.text();
     assert!(code == 400 && wrong.contains("malformed grpc-timeout"), "{wrong}");
@@ -580,14 +583,14 @@ fn an_empty_password_opens_nothing_in_json_either() {
         assert!(code == 400 && answer.contains("authentication failed"), "{body}: {code} {answer}");
     }
     assert_eq!(ask("authenticate", r#"{"name":"root","password":"root's"}"#).0, 200);
-    // What streams is refused as a stream that fails, under the code of HTTP all the same, as in etcd.
+    // A rejected streaming call has a stream error as its body, but still an HTTP error code, as in etcd.
     let (code, answer) = server.http("POST", "/v3/election/observe", r#"{"name":"YQ=="}"#);
     let answer: Value = serde_json::from_str(&answer).unwrap();
     let said = (&answer["error"]["code"], &answer["error"]["message"]);
     assert_eq!((code, said), (400, (&json!(3), &json!("etcdserver: user name is empty"))));
 }
 
-/// JSON parsers disagree on which of two values counts, so a deletion could mean two ranges.
+/// JSON parsers disagree about which of two values counts, so a deletion could mean two ranges.
 #[test]
 fn json_field_given_twice_is_refused_and_named() {
     let dir = tempdir().unwrap();
@@ -660,7 +663,7 @@ fn json_field_given_twice_ends_a_stream() {
     }
 }
 
-/// Posts a range, and returns the status code and the `Location` header.
+/// Posts a range request. Returns the status code and the `Location` header.
 fn asked_at(address: &str, path: &str) -> (u16, Option<String>) {
     let mut stream = TcpStream::connect(address).unwrap();
     let body = r#"{"key":"YQ=="}"#;

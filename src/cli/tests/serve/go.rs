@@ -1,5 +1,5 @@
-//! Programs in Go that use etcd's client and its concurrency package (`src/cli/tests/go`), while servers are killed.
-//! The tests are skipped where Go is not installed or etcd's modules cannot be downloaded.
+//! Go programs that use etcd's client and its concurrency package (`src/cli/tests/go`), while servers are killed. The
+//! tests are skipped if Go is not installed or etcd's modules cannot be downloaded.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::crew::Crew;
 use crate::ledger::{Count, judge, row};
 use crate::process::skip;
 
-/// How long a program may take for its next step: several elections, on a machine that is busy.
+/// How long a program may take for its next step: time for several elections on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How many lines a program is to say between two kills.
+/// How many lines a program must print between two kills.
 const STEPS: usize = 2;
 
-/// The program, built once; none where that cannot be.
+/// Builds the program once. Returns `None` if it cannot be built.
 pub(crate) fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     PROGRAM.get_or_init(build).as_deref()
@@ -47,10 +47,10 @@ fn build() -> Option<PathBuf> {
     Some(program)
 }
 
-/// A scene that is being played.
+/// A running scenario of the Go program.
 pub(crate) struct Scene {
     child: Child,
-    /// It goes on while this is open.
+    /// The scenario runs until this is closed.
     goes_on: Option<ChildStdin>,
     heard: Arc<(Mutex<Heard>, Condvar)>,
     listens: Option<JoinHandle<()>>,
@@ -82,7 +82,7 @@ impl Scene {
         Self { child, goes_on, heard, listens: Some(listens) }
     }
 
-    /// Waits until it has done something more.
+    /// Waits until the program has made [`STEPS`] more steps.
     pub(crate) fn goes_on(&mut self) {
         let heard = self.heard.0.lock().unwrap();
         let enough = heard.lines.len() + STEPS;
@@ -93,11 +93,11 @@ impl Scene {
         if stands || ended {
             drop(self.child.kill());
             let said = said(self.child.stderr.take().unwrap());
-            panic!("the program in Go {}: {said}", if ended { "ended" } else { "stands still" });
+            panic!("the Go program {}: {said}", if ended { "exited" } else { "makes no progress" });
         }
     }
 
-    /// Ends it, which must end well. What it has said.
+    /// Ends the scenario, which must succeed. Returns the lines that it printed.
     pub(crate) fn end(mut self) -> Vec<Value> {
         drop(self.goes_on.take());
         self.listens.take().unwrap().join().unwrap();
@@ -119,7 +119,7 @@ fn said(stderr: ChildStderr) -> String {
     io::read_to_string(stderr).unwrap_or_default()
 }
 
-/// The counts among what was said.
+/// Returns the counts among the printed lines.
 pub(crate) fn counts(said: &[Value]) -> Vec<Count> {
     let counts = said.iter().filter(|line| line.get("put").is_some());
     let count = |line: &Value| {
@@ -129,7 +129,7 @@ pub(crate) fn counts(said: &[Value]) -> Vec<Count> {
     counts.map(count).collect()
 }
 
-/// All scenes at a time, while one server after the other is killed and started again.
+/// Runs all scenarios at the same time, while the servers are killed and restarted one after the other.
 fn play(nodes: usize) {
     let Some(program) = program() else { return };
     let mut crew = Crew::of(nodes, nodes);
@@ -137,7 +137,7 @@ fn play(nodes: usize) {
     let begin = |scene| Scene::begin(program, scene, &addresses);
     let scenes = std::cell::RefCell::new(["mutex", "cron", "watch", "stm"].map(begin));
     let all_go_on = || scenes.borrow_mut().iter_mut().for_each(Scene::goes_on);
-    // Who is alone is missed by everybody.
+    // Without a second member, nothing works while the only one is down.
     let missed = || {
         if nodes > 1 {
             all_go_on()
@@ -145,7 +145,7 @@ fn play(nodes: usize) {
     };
     crew.kill_in_turn(all_go_on, missed);
     let [mutex, cron, watch, stm] = scenes.into_inner().map(Scene::end);
-    assert!(cron.iter().any(|line| line.get("observed").is_some()), "somebody was observed");
+    assert!(cron.iter().any(|line| line.get("observed").is_some()), "a leader was observed");
     assert!(!watch.is_empty() && !stm.is_empty());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -167,7 +167,7 @@ fn programs_in_go_go_on_when_the_only_server_is_killed_and_comes_back() {
     play(1);
 }
 
-/// How many leaders are killed under sessions and watches that require one.
+/// How many leaders are killed while sessions and watches that require a leader are open.
 const LEADERS_KILLED: usize = 10;
 
 #[test]

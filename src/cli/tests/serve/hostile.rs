@@ -1,5 +1,5 @@
-//! Clients that mean no good, or nothing at all: bytes without sense, too much of everything, and connections that only
-//! cost. Whatever they do, the server answers the others, keeps its memory and its descriptors, and stops in good order.
+//! Hostile clients: garbage, excess, and connections that only use resources. Whatever they do, the server serves its
+//! other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -30,16 +30,16 @@ use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
-/// How soon a put is answered, whatever else goes on. The machine may be busy with other tests.
+/// How soon a put must be answered under any load. The machine may be busy with other tests.
 const IN_TIME: Duration = Duration::from_secs(20);
 
-/// How much memory may be left of it all, in bytes: allocators keep some.
+/// How many bytes of memory the server may keep afterwards: allocators do not return all of it.
 const LEFT_MAX: u64 = 96 << 20;
 
-/// What HTTP/2 begins with, and settings without a wish.
+/// The HTTP/2 preface and an empty SETTINGS frame.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Numbers that look random and are the same in every run: splitmix64.
+/// A generator of pseudo-random numbers that are the same in every run: splitmix64.
 struct Dice(u64);
 
 impl Dice {
@@ -66,28 +66,32 @@ async fn put(channel: &Channel, value: Vec<u8>) -> Result<(), Status> {
     KvClient::new(channel.clone()).put(request).await.map(drop)
 }
 
-/// A put is answered, in time.
+/// Checks that a put is answered in time.
 async fn answers(channel: &Channel) {
     let put = tokio::time::timeout(IN_TIME, put(channel, b"v".to_vec()));
     put.await.expect("in time").expect("answered");
 }
 
-/// Says something, ends, and hears what there is to hear.
+/// Sends bytes, closes the sending side, and returns what the server sends.
 fn say(address: &str, words: &[u8]) -> Vec<u8> {
     let Ok(mut stream) = TcpStream::connect(address) else { return Vec::new() };
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    // It may have been sent away in the middle of it.
+    // The server may close the connection while the bytes are sent.
     if stream.write_all(words).is_ok() {
         stream.shutdown(std::net::Shutdown::Write).ok();
     }
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {
-        assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "it hangs: {words:?}");
+        assert_ne!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock,
+            "no response, and the connection stays open: {words:?}"
+        );
     }
     answer
 }
 
-/// It is as it was, and has nothing to say against itself.
+/// Stops the server, and checks that it stops cleanly and has logged no errors.
 fn is_well(server: Server) {
     let (status, said) = server.stop();
     assert!(status.success(), "{said}");
@@ -111,7 +115,7 @@ async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else
         b"POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET /",
         b"\x16\x03\x01",
-        // A frame of headers on stream 1.
+        // A HEADERS frame on stream 1.
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x05\0\0\0\x01",
     ];
     let address = server.address.clone();
@@ -127,14 +131,14 @@ async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else
     });
     speaking.await.unwrap();
     answers(&channel).await;
-    // The same as messages of every method, in frames that are right.
+    // Random bytes as messages of every method, in valid frames.
     let mut dice = Dice(7);
     let pool = prost_reflect::DescriptorPool::decode(
         include_bytes!("../../src/generated/descriptors.bin").as_slice(),
     );
     for service in pool.unwrap().services() {
         for method in service.methods() {
-            // They would stop or change the server itself.
+            // These would stop the server or change its configuration.
             if ["Snapshot", "Defragment", "AuthEnable"].contains(&method.name()) {
                 continue;
             }
@@ -148,7 +152,7 @@ async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else
                     let answers = grpc.streaming(asked, path.parse().unwrap(), Raw).await?;
                     answers.into_inner().message().await
                 };
-                // Whatever it says, and if it waits for more.
+                // Any response is fine, and so is none.
                 drop(tokio::time::timeout(Duration::from_millis(300), heard).await);
             }
         }
@@ -160,7 +164,7 @@ async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else
     is_well(server);
 }
 
-/// Transactions in each other, as bytes of protobuf: made from the inside, since no library would write them.
+/// Encodes nested transactions as protobuf bytes: from the innermost outwards, because no library would encode them.
 fn nested_txn(depth: usize) -> Bytes {
     let put = pb::PutRequest { key: "n".into(), ..Default::default() };
     let innermost = pb::RequestOp { request: Some(Op::RequestPut(put)) };
@@ -174,7 +178,7 @@ fn nested_txn(depth: usize) -> Bytes {
         field.freeze()
     };
     for _ in 1..depth {
-        // `success` of a transaction, and in it an operation that is one.
+        // Field `success` of a transaction, and in it an operation that is a transaction.
         bytes = field(2, &field(4, &bytes));
     }
     bytes
@@ -227,7 +231,7 @@ async fn what_is_nested_too_deeply_is_refused_in_either_language() {
     is_well(server);
 }
 
-/// A request of gRPC by hand: the head of its one message may say anything of it.
+/// Sends a gRPC message whose frame header is written by hand, and may be wrong.
 async fn framed(channel: &Channel, message: Vec<u8>) -> Result<(), Status> {
     put(channel, message).await
 }
@@ -246,12 +250,12 @@ async fn what_is_too_large_is_refused_before_it_costs() {
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         assert!(refused.message().starts_with("grpc: received message larger than max"));
     }
-    // More operations, keys and members than there may be.
+    // More operations, keys and members than the limits allow.
     let op = || pb::RequestOp { request: Some(Op::RequestPut(pb::PutRequest::default())) };
     let many = pb::TxnRequest { success: (0..129).map(|_| op()).collect(), ..Default::default() };
     let refused = KvClient::new(channel.clone()).txn(many).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: too many operations in txn request");
-    // JSON: by its length, by what comes, and without an end.
+    // JSON: too long by its declared length, too long by its content, and without an end.
     let post = |head: &str, body: &[u8]| {
         let head =
             format!("POST /v3/kv/put HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n\r\n");
@@ -318,9 +322,9 @@ async fn absurd_headers_are_refused_or_passed_over() {
         ("grpc-encoding", "gzip".to_owned()),
         ("grpc-encoding", "nonsense".to_owned()),
     ] {
-        // Answered, one way or the other.
+        // Any answer is fine.
         let answered = tokio::time::timeout(IN_TIME, kv.range(request(name, value))).await;
-        drop(answered.unwrap_or_else(|_| panic!("{name} is not answered")));
+        drop(answered.unwrap_or_else(|_| panic!("no response to {name}")));
     }
     let refused = kv.range(request("x", "y".repeat(1 << 20))).await;
     assert!(refused.is_err(), "{refused:?}");
@@ -329,7 +333,8 @@ async fn absurd_headers_are_refused_or_passed_over() {
     is_well(server);
 }
 
-/// A request that streams JSON, a byte at a time: looking at all of it with each byte would cost its square.
+/// A JSON stream request that arrives one byte at a time: a parser that restarts with each byte would take quadratic
+/// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     let dir = tempdir().unwrap();
@@ -338,7 +343,7 @@ async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     stream.set_nodelay(true).unwrap();
     let head = "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
-    // Space before it may be as long as it likes, and is not kept.
+    // Any amount of white space may precede a request. It is not buffered.
     let space = [b' '; 64 << 10];
     for _ in 0..64 {
         write!(stream, "{:x}\r\n", space.len()).unwrap();
@@ -351,7 +356,7 @@ async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     for _ in 0..60_000 {
         stream.write_all(b"4\r\n0,0,\r\n").unwrap();
     }
-    // It has all been read, since it is answered.
+    // A response shows that all of it was read.
     let end = "0]}}";
     write!(stream, "{:x}\r\n{end}\r\n", end.len()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -359,18 +364,18 @@ async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     let read = stream.read(&mut answer).unwrap();
     assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
     let took = server.worked().saturating_sub(before);
-    assert!(took < Duration::from_secs(20), "{took:?} of a processor's time");
+    assert!(took < Duration::from_secs(20), "{took:?} of CPU time");
     drop(stream);
     is_well(server);
 }
 
-/// A message of gRPC that says how long it is, begins, and does not end.
+/// An incomplete gRPC message: its length prefix, and only some of the bytes.
 struct Half {
     begin: Option<Bytes>,
 }
 
 impl Half {
-    /// Of a message that is to have so many bytes, as many as are sent.
+    /// Returns a message that declares `says` bytes and sends only `sends`.
     fn of(says: u32, sends: usize) -> Self {
         let mut begin = BytesMut::new();
         begin.put_u8(0);
@@ -392,7 +397,7 @@ impl HttpBody for Half {
     }
 }
 
-/// Begins a call with half of its message. Ends with the answer's status, if there is one.
+/// Begins a call with an incomplete message. The task returns the response's status, if there is one.
 fn half(channel: &Channel, path: &'static str, body: Half) -> JoinHandle<Option<Status>> {
     let mut channel = channel.clone();
     tokio::spawn(async move {
@@ -404,7 +409,7 @@ fn half(channel: &Channel, path: &'static str, body: Half) -> JoinHandle<Option<
     })
 }
 
-/// What is open to anybody, while users are asked for, costs little: however much of it is begun.
+/// Methods that need no token while authentication is enabled must be cheap, however many calls are begun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little() {
     let many = 400;
@@ -422,23 +427,25 @@ async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little(
     let before = server.memory_bytes();
     let path = "/etcdserverpb.Auth/Authenticate";
     let hostile = server.channel().await;
-    // Much too long: all of them are refused by their first bytes.
+    // Much too long: all of them are rejected by their declared length.
     let begin = |_| half(&hostile, path, Half::of(2_000_000, 1 << 20));
     for call in (0..many).map(begin).collect::<Vec<_>>() {
-        let refused = tokio::time::timeout(IN_TIME * 4, call).await.expect("not waited for");
+        let refused = tokio::time::timeout(IN_TIME * 4, call)
+            .await
+            .expect("rejected without waiting for the rest");
         if let Some(refused) = refused.unwrap() {
             assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         }
     }
-    // Short enough: some are waited for, and the others are sent away.
+    // Short enough: the server waits for the rest of some, and rejects the others.
     let begin = |_| half(&hostile, path, Half::of(16_000, 8_000));
     let calls: Vec<_> = (0..many).map(begin).collect();
     let begun = Instant::now();
     while calls.iter().filter(|call| !call.is_finished()).count() > 128 {
-        assert!(begun.elapsed() < IN_TIME * 4, "all are waited for");
+        assert!(begun.elapsed() < IN_TIME * 4, "the server waits for all of them");
         is_answered().await;
     }
-    // On a connection of its own: those of the other are not its fault.
+    // On a connection of their own, apart from the calls above.
     let watches = server.channel().await;
     let mut watching = Vec::new();
     for _ in 0..many {
@@ -456,11 +463,11 @@ async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little(
     is_answered().await;
     let during = server.memory_bytes();
     assert!(during < before + LEFT_MAX, "{during} bytes, before {before}");
-    // Those who have gone make room.
+    // Clients that disconnect free their places.
     drop(watching);
     let begun = Instant::now();
     while HealthClient::new(watches.clone()).watch(HealthCheckRequest::default()).await.is_err() {
-        assert!(begun.elapsed() < IN_TIME * 4, "it has no room any more");
+        assert!(begun.elapsed() < IN_TIME * 4, "no place has become free");
     }
     login(&server.channel().await, "ann").await.unwrap();
     for call in calls {
@@ -470,7 +477,7 @@ async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little(
     is_well(server);
 }
 
-/// Every descriptor that this process may have, in words of the system.
+/// Raises the limit of file descriptors of this process to the hard limit, and returns it.
 fn raise_descriptors() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -478,7 +485,8 @@ fn raise_descriptors() -> usize {
     getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize)
 }
 
-/// Idle connections: opened, all let in, and gone again. How much memory there is while they are there.
+/// Opens idle connections, waits until all are accepted, and closes them. Returns the server's memory while they are
+/// open.
 async fn idle(server: &Server, count: usize) -> u64 {
     let before = server.descriptors();
     let address = server.address.clone();
@@ -486,14 +494,14 @@ async fn idle(server: &Server, count: usize) -> u64 {
         let connect = |_| {
             let mut stream = TcpStream::connect(&address).unwrap();
             stream.write_all(HTTP2).unwrap();
-            // It is in: it is told the server's own settings.
+            // The server's SETTINGS frame shows that the connection is accepted.
             stream.read_exact(&mut [0; 9]).unwrap();
             stream
         };
         (0..count).map(connect).collect::<Vec<_>>()
     });
     let idle = connecting.await.unwrap();
-    assert!(server.descriptors() >= count, "all are there");
+    assert!(server.descriptors() >= count, "all connections are open");
     let channel = server.channel().await;
     answers(&channel).await;
     let during = server.memory_bytes();
@@ -506,8 +514,9 @@ async fn idle(server: &Server, count: usize) -> u64 {
     during
 }
 
-/// Ten thousand, where there are descriptors for them. The allocator keeps what the first ones had, in pieces, so that
-/// those after them need a part of it anew; they would need all, and more, if something of the first ones were left.
+/// Ten thousand connections, if there are enough file descriptors. The allocator keeps the memory of the first batch in
+/// fragments, so the second batch may need a part of it again. If the server leaked connections, the second batch would
+/// need as much again, or more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_cost_little_and_leave_nothing() {
     let wanted = 10_000;
@@ -515,14 +524,14 @@ async fn idle_connections_cost_little_and_leave_nothing() {
     let server = Server::alone(&dir, &[]);
     answers(&server.channel().await).await;
     let before = server.memory_bytes();
-    // Other tests of this process need some too; and the server keeps some of its own.
+    // Other tests of this process need file descriptors too, and so does the server.
     let count = raise_descriptors().saturating_sub(2048).min(wanted);
     if count < 100 {
         skip(&format!("only {count} descriptors are left for idle connections: see ulimit -Hn"));
         return;
     }
     if count < wanted {
-        // Past the test harness, which would keep it to itself.
+        // Written to standard error directly, because the test harness captures `eprintln!`.
         let words = format!("SHORT: {count} idle connections and not {wanted}: see ulimit -Hn");
         drop(writeln!(std::io::stderr(), "{words}"));
     }
@@ -532,12 +541,12 @@ async fn idle_connections_cost_little_and_leave_nothing() {
     let others = count / 2;
     let second = idle(&server, others).await;
     let grown = second.saturating_sub(first) / others as u64;
-    assert!(grown < each, "{each} bytes for each, and {grown} for each that came later");
+    assert!(grown < each, "{each} bytes for each, and {grown} for each of the second batch");
     is_well(server);
 }
 
-/// In JSON over HTTP/1 a stream's request and its answers have one connection, of which only the one that writes
-/// notices the end.
+/// In JSON over HTTP/1, a stream's requests and responses share a connection, and only the side that writes notices
+/// that the client has disconnected.
 #[test]
 fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
     let dir = tempdir().unwrap();
@@ -551,7 +560,7 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
             let mut stream = TcpStream::connect(&server.address).unwrap();
             stream.write_all(&[head.as_bytes(), begin].concat()).unwrap();
             if path == "/v3/watch" {
-                // It is under way by then.
+                // The response shows that the call has begun.
                 stream.read_exact(&mut [0; 12]).unwrap();
             }
         }
@@ -565,8 +574,8 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
     is_well(server);
 }
 
-/// A byte behind a request is the beginning of the next one, which nobody reads before the first is answered; and what is
-/// waited for here is answered never.
+/// A byte after a request belongs to the next request, which is not read before the first one is answered; and these
+/// requests wait for something that never happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_goes_away_with_something_unread_leaves_nothing() {
     let dir = tempdir().unwrap();
@@ -581,7 +590,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
     let before = server.sockets();
     let mut gone = Vec::new();
     for (at, kind) in ["json", "json", "json", "grpc"].iter().cycle().take(16).enumerate() {
-        // Those that wait in the line are two of each.
+        // Lock and campaign calls that wait come in pairs of the same lease.
         let (path, body) = match at % 4 {
             0 if at < 8 => ("/v3/lock/lock", lock(2 + at as u64)),
             0 => ("/v3/watch", "{}".to_owned()),
@@ -595,7 +604,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
             body.len()
         );
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        // By more than one, too.
+        // Also with more than one unread byte.
         let unread = if at % 2 == 0 { "X".to_owned() } else { "GET / HTTP/1.1\r\n".repeat(1000) };
         stream.write_all(&[head, body, unread].concat().into_bytes()).unwrap();
         gone.push(stream);
@@ -608,7 +617,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
     };
     let begun = Instant::now();
     while in_line() != "5" {
-        assert!(begun.elapsed() < IN_TIME, "{} in the line", in_line());
+        assert!(begun.elapsed() < IN_TIME, "{} in the queue", in_line());
     }
     drop(gone);
     let begun = Instant::now();
@@ -620,8 +629,8 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
     is_well(server);
 }
 
-/// Who stood still for longer than its clients wait finds calls that were given up before it could look at them: no reason
-/// to end their connection, and what else is under way on it.
+/// After a pause that is longer than its clients' timeouts, a server finds calls that were cancelled before it read
+/// them. That is no reason to close the connection and with it all other calls.
 #[test]
 fn calls_that_are_given_up_unseen_end_no_connection() {
     let dir = tempdir().unwrap();
@@ -629,7 +638,7 @@ fn calls_that_are_given_up_unseen_end_no_connection() {
     let mut words = HTTP2.to_vec();
     for call in 0..500u32 {
         let stream = (2 * call + 1).to_be_bytes();
-        // The head of `GET /`, in the short words of HTTP/2, and its end.
+        // The headers of `GET /` in HPACK's short form, and RST_STREAM.
         words.extend([&[0, 0, 3, 1, 4], &stream[..], &[0x82, 0x86, 0x84]].concat());
         words.extend([&[0, 0, 4, 3, 0], &stream[..], &8u32.to_be_bytes()].concat());
     }
@@ -639,10 +648,10 @@ fn calls_that_are_given_up_unseen_end_no_connection() {
     stream.write_all(&words).unwrap();
     let answer = loop {
         let mut head = [0; 9];
-        stream.read_exact(&mut head).expect("it goes on");
+        stream.read_exact(&mut head).expect("the connection is open");
         let mut frame = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
         stream.read_exact(&mut frame).unwrap();
-        assert_ne!(head[3], 7, "it is told to go away: {}", String::from_utf8_lossy(&frame));
+        assert_ne!(head[3], 7, "GOAWAY: {}", String::from_utf8_lossy(&frame));
         if head[3] == 6 {
             break frame;
         }
@@ -652,7 +661,7 @@ fn calls_that_are_given_up_unseen_end_no_connection() {
     is_well(server);
 }
 
-/// A server that may have 256 descriptors, of which clients get half.
+/// Starts a server with a limit of 256 file descriptors, half of which are for client connections.
 fn with_few_descriptors(dir: &TempDir) -> Server {
     let [peer, client] = free_ports();
     let mut command = Command::new("sh");
@@ -662,7 +671,7 @@ fn with_few_descriptors(dir: &TempDir) -> Server {
     Server::run(command, client).ready()
 }
 
-/// Whoever says nothing has a seat for as long as nobody else needs it.
+/// A silent connection keeps its place until an active client needs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_take_no_seat_from_who_has_something_to_say() {
     let dir = tempdir().unwrap();
@@ -692,7 +701,7 @@ async fn clients_never_get_the_last_descriptors() {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let_in += usize::from(stream.read_exact(&mut [0; 9]).is_ok());
     }
-    // Half of them, but for the channel's own.
+    // Half of the limit, minus the channel's own connection.
     assert_eq!(let_in, 127);
     assert!(server.descriptors() < 200, "{} descriptors", server.descriptors());
     answers(&channel).await;
@@ -703,29 +712,29 @@ async fn clients_never_get_the_last_descriptors() {
         let asked = async { put(&endpoint.connect().await.ok()?, Vec::new()).await.ok() };
         match tokio::time::timeout(IN_TIME, asked).await {
             Ok(Some(())) => break,
-            _ => assert!(begun.elapsed() < Duration::from_secs(30), "nobody comes in any more"),
+            _ => assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "new connections are not accepted any more"
+            ),
         }
     }
     let (status, said) = server.stop();
-    assert!(
-        status.success() && said.contains("all connections that there may be are taken"),
-        "{said}"
-    );
+    assert!(status.success() && said.contains("no connection slots left"), "{said}");
 }
 
-/// A watch's request.
+/// Returns a watch request.
 fn watch_request(union: RequestUnion) -> pb::WatchRequest {
     pb::WatchRequest { request_union: Some(union) }
 }
 
-/// Each asks all watches of the stream, and all of them are at hand at once.
+/// Each progress request concerns all watches of the stream, and the client sends many at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_anything() {
     let (watches, asks) = (200, 100_000);
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    // There is room on the way for all that is answered: a server that cannot send does not listen either.
+    // The flow-control window has room for all responses: a server that cannot send does not read requests either.
     let roomy = Channel::from_shared(format!("http://{}", server.address)).unwrap();
     let roomy = roomy.initial_stream_window_size(64 << 20).initial_connection_window_size(64 << 20);
     let (requests, receiver) = tokio::sync::mpsc::channel(1024);
@@ -746,7 +755,7 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
             let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
             requests.send(watch_request(ask)).await.unwrap();
         }
-        // By this one it is seen from outside that those before it were taken.
+        // The metric for this watch shows that all requests before it were read.
         requests.send(create()).await.unwrap();
         requests
     });
@@ -759,9 +768,9 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
         if server.http("GET", "/metrics", "").1.contains(&all) {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(300), "the requests are not taken");
+        assert!(begun.elapsed() < Duration::from_secs(300), "the requests are not read");
     }
-    // Who listens at last has been answered.
+    // A client that finally reads gets its responses.
     let requests = flood.await.unwrap();
     let heard = async {
         let (mut created, mut told) = (false, 0u32);
@@ -776,7 +785,7 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
     is_well(server);
 }
 
-/// JSON of every kind where something else belongs: an error each time, and never one of the server's own.
+/// JSON values of every kind where another kind is expected: each is the client's error, never an internal error.
 #[test]
 fn json_of_the_wrong_kind_is_the_clients_mistake() {
     let dir = tempdir().unwrap();
@@ -803,7 +812,7 @@ fn json_of_the_wrong_kind_is_the_clients_mistake() {
     is_well(server);
 }
 
-/// Everything that there is, asked for on one stream after the other and never read.
+/// A range of all keys, requested on many streams and never read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_answers_that_nobody_takes_have_so_much_room_and_no_more() {
     let (rows, streams) = (48, 30);
@@ -827,7 +836,7 @@ async fn large_answers_that_nobody_takes_have_so_much_room_and_no_more() {
     };
     reads_all().await.unwrap();
     let before = server.memory_bytes();
-    // Nothing of what is sent is read but its beginning.
+    // The client reads only the beginning of each response.
     let narrow = Channel::from_shared(format!("http://{}", server.address)).unwrap();
     let narrow =
         narrow.initial_stream_window_size(64 << 10).initial_connection_window_size(8 << 20);
@@ -850,18 +859,18 @@ async fn large_answers_that_nobody_takes_have_so_much_room_and_no_more() {
             Err(refused) => assert_eq!(refused.message(), "etcdserver: too many requests"),
         }
     }
-    // 512 MiB of them.
+    // Unread responses of 512 MiB in all.
     assert_eq!(unread.len(), 512 / rows);
     let during = server.memory_bytes();
     assert!(during < before + (640 << 20) + LEFT_MAX, "{during} bytes, before {before}");
-    // Whoever comes now waits, and is answered when somebody has gone.
+    // The next request waits, and is answered when others have ended.
     let (waits, ()) = tokio::join!(reads_all(), async {
         answers(&channel).await;
         unread.truncate(unread.len() / 2);
     });
     waits.unwrap();
     drop(unread);
-    // In JSON too.
+    // The same in JSON.
     for _ in 0..2 {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         let body = r#"{"key":"cg==","range_end":"cw=="}"#;

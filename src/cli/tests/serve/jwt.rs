@@ -1,4 +1,4 @@
-//! `--auth-token jwt`: tokens that are made and checked with keys in files, by any member and by etcd.
+//! `--auth-token jwt`: tokens that any member, and etcd, can sign and verify with keys in files.
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn file(name: &str) -> String {
     keys.join(name).to_str().unwrap().to_owned()
 }
 
-/// The flags of a kind of tokens; a key that is not named is not given.
+/// Returns the flags for a kind of token. A key with an empty name is left out.
 fn tokens(method: &str, private: &str, public: &str) -> [String; 2] {
     let option = |name: &str, key: &str| match key {
         "" => String::new(),
@@ -45,13 +45,13 @@ fn refused(code: Code, words: &str) -> Result<(), (Code, String)> {
     Err((code, words.to_owned()))
 }
 
-/// What a token says, whether it is signed or not.
+/// Returns the claims of a token without verifying its signature.
 fn claims(token: &str) -> Value {
     let part = token.split('.').nth(1).unwrap();
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
 }
 
-/// Any change of users.
+/// Changes the auth tables.
 async fn add_role(channel: &Channel, token: &str) {
     let add = pb::AuthRoleAddRequest { name: "another".into() };
     AuthClient::new(channel.clone()).role_add(by(token, add)).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_token_of_one_member_is_good_at_all_until_users_change_and_who_only_ch
     let wrong = pb::AuthenticateRequest { name: "ann".into(), password: "x".into() };
     let wrong = AuthClient::new(third.clone()).authenticate(wrong).await.unwrap_err();
     let words = "etcdserver: authentication failed, invalid user ID or password";
-    assert_eq!(wrong.message(), words, "who has no password learns nothing");
+    assert_eq!(wrong.message(), words, "the error must not show whether the user has a password");
     let of_first = login(&first, "ann").await.unwrap();
     let of_second = login(&second, "ann").await.unwrap();
     assert_eq!(claims(&of_first)["username"], "ann");
@@ -98,7 +98,7 @@ async fn a_token_of_one_member_is_good_at_all_until_users_change_and_who_only_ch
     assert_eq!(watches.create("app/a").await, Err(OLD.to_owned()));
     let again = login(&first, "ann").await.unwrap();
     assert_eq!(put(&first, &again, "app/a").await, Ok(()));
-    assert_eq!(watches.next().await.events.len(), 1, "what was open goes on");
+    assert_eq!(watches.next().await.events.len(), 1, "an open watch continues");
     let forged = [again.split_at(again.rfind('.').unwrap()).0, ".AAAA"].concat();
     assert_eq!(put(&first, &forged, "app/a").await, refused(Code::Unauthenticated, VOID));
 }
@@ -119,11 +119,12 @@ async fn a_token_ends_at_its_time_however_much_it_is_used() {
         }
     };
     let ended = tokio::time::timeout(Duration::from_secs(60), used).await;
-    assert_eq!(ended.expect("it does not end"), refused(Code::Unauthenticated, VOID));
+    assert_eq!(ended.expect("the watch does not end"), refused(Code::Unauthenticated, VOID));
     assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
 }
 
-/// The same users in the same order have the same revision there and here, and the token of the one is the other's.
+/// The same changes of users in the same order lead to the same auth revision in etcd and in Bowline, so each accepts
+/// the other's tokens.
 #[tokio::test]
 async fn tokens_of_etcd_are_known_here_and_ours_there() {
     let cases = [
@@ -171,7 +172,7 @@ fn keys_that_cannot_be_used_are_refused_before_anything_is_touched() {
     let data = dir.path().join("data");
     for (flags, words) in [
         (tokens("RS256", "none.pem", ""), "the keys of --auth-token: cannot read"),
-        (tokens("RS256", "p256.pem", ""), "p256.pem: it is not for RS256"),
+        (tokens("RS256", "p256.pem", ""), "p256.pem: the key cannot be used for RS256"),
         (tokens("ES256", "p256.pem", "p256.other.pub.pem"), "is not the public key of"),
     ] {
         let mut command = bowline();
@@ -182,6 +183,6 @@ fn keys_that_cannot_be_used_are_refused_before_anything_is_touched() {
         let output = command.args(&flags).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{words:?}: {said}");
-        assert!(!data.exists(), "{words:?}: nothing was touched");
+        assert!(!data.exists(), "{words:?}: nothing was written");
     }
 }

@@ -1,4 +1,4 @@
-//! Keys: ranges, puts, deletes, transactions, compaction; starting and stopping.
+//! Keys: ranges, puts, deletes, transactions, compaction; starting and stopping a server.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -67,7 +67,7 @@ async fn keys_are_put_read_and_deleted_with_revisions_as_etcd_gives_them() {
     let past = pb::RangeRequest { revision: 2, ..all() };
     let rows = kv.range(past).await.unwrap().into_inner();
     assert_eq!((keys(&rows), &rows.kvs[0].value[..]), (vec!["a"], &b"1"[..]));
-    assert_eq!(rows.header.unwrap().revision, 4, "of the store, not the one that was asked for");
+    assert_eq!(rows.header.unwrap().revision, 4, "the revision of the store, not of the request");
 
     let delete = pb::DeleteRangeRequest { key: "a".into(), prev_kv: true, ..Default::default() };
     let deleted = kv.delete_range(delete.clone()).await.unwrap().into_inner();
@@ -189,7 +189,7 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
     let inner = first.header.as_ref().unwrap();
     assert_eq!((inner.revision, inner.member_id), (2, 0));
     let Some(Response::ResponseTxn(second)) = &second.response else { panic!("a transaction") };
-    assert!(second.succeeded, "compares are judged on the state before");
+    assert!(second.succeeded, "compares use the state before the transaction");
     assert_eq!(second.header, Some(pb::ResponseHeader::default()));
     let Some(Response::ResponseRange(third)) = &third.response else { panic!("a range") };
     assert_eq!(keys(third), ["a", "b"]);
@@ -238,7 +238,7 @@ async fn three_servers_are_one_store() {
         for other in &servers {
             let mut kv = KvClient::new(other.channel().await);
             let rows = kv.range(all()).await.unwrap().into_inner();
-            assert_eq!(rows.kvs[0].version, at as i64 + 1, "a read sees what was acknowledged");
+            assert_eq!(rows.kvs[0].version, at as i64 + 1, "a read sees acknowledged writes");
         }
     }
     assert!(clusters.windows(2).all(|pair| pair[0] == pair[1]), "{clusters:?}");
@@ -251,13 +251,13 @@ fn what_cannot_be_done_is_said_and_not_done() {
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(said(&["--nmae", "x"]).contains("there is no flag --nmae"));
+    assert!(said(&["--nmae", "x"]).contains("unknown flag --nmae"));
     assert!(said(&["--discovery-srv=x"]).contains("name the members with --initial-cluster"));
     let help = bowline().args(["serve", "--help"]).output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("--initial-cluster"));
 }
 
-/// The command of etcd's first steps, for one member in a container.
+/// The command line of etcd's quick start, for one member in a container.
 #[test]
 fn one_member_may_be_told_to_be_at_all_interfaces() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
@@ -273,7 +273,7 @@ fn one_member_may_be_told_to_be_at_all_interfaces() {
         "--initial-cluster-token=tkn".to_owned(),
         "--initial-cluster-state=new".to_owned(),
     ];
-    // It begins, and goes on with what it has.
+    // The first start, and a restart with the same data directory.
     for _ in 0..2 {
         let server = Server::start(&flags, client, &[]).ready();
         let (status, said) = server.stop();
@@ -360,11 +360,11 @@ async fn calls_are_counted_under_the_names_that_servers_in_go_give_them() {
     for line in wanted {
         assert!(body.lines().any(|found| found == line), "{line}: {body}");
     }
-    // Of the store the driver says at its next tick how it is.
+    // The driver updates the store's metrics at its next tick.
     for line in ["etcd_debugging_mvcc_keys_total 1", "etcd_debugging_mvcc_current_revision 3"] {
         while !server.http("GET", "/metrics", "").1.lines().any(|found| found == line) {}
     }
-    // A stream is counted when it is over, whoever has ended it.
+    // A stream is counted when it ends, no matter which side has ended it.
     let streams = |body: &str| {
         let is_one = |line: &&str| {
             line.contains("handled") && line.contains("\"Watch\"") && line.contains("bidi_stream")

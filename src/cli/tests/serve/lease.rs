@@ -70,14 +70,18 @@ async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
     put(&mut kv, "b", -7).await;
     let status = to_live(&mut lease, -7).await;
     assert_eq!((status.granted_ttl, status.keys.len()), (100, 2));
-    // Whole seconds: what is left of one does not count.
+    // The TTL is in whole seconds, rounded down.
     let least = 99.0 - asked.elapsed().as_secs_f64();
     assert!(status.ttl <= 100 && status.ttl as f64 >= least, "{least} {status:?}");
     assert_eq!(to_live(&mut lease, 12345).await.ttl, -1);
     let all = lease.lease_leases(pb::LeaseLeasesRequest {}).await.unwrap().into_inner();
     assert_eq!(all.leases.len(), 2);
     for short in [0, 1, -5] {
-        assert_eq!(grant(&mut lease, short, 0).await.ttl, 2, "it must outlive an election");
+        assert_eq!(
+            grant(&mut lease, short, 0).await.ttl,
+            2,
+            "the TTL must be longer than an election"
+        );
     }
 
     lease.lease_revoke(pb::LeaseRevokeRequest { id: -7 }).await.unwrap();
@@ -102,7 +106,7 @@ async fn a_stream_of_renewals_is_answered_in_its_order() {
     let (sender, requests) = mpsc::channel(1);
     let mut answers =
         lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
-    // More than are under way at a time; and some that do not exist.
+    // More than are processed at a time, and some leases that do not exist.
     let asked: Vec<_> = ids.iter().cycle().take(1000).chain(&[7, 0, -9]).copied().collect();
     let ask = asked.clone();
     let asks = tokio::spawn(async move {
@@ -121,13 +125,13 @@ async fn a_stream_of_renewals_is_answered_in_its_order() {
         revision = newest;
     }
     assert_eq!(told, asked);
-    // It ends when nothing more comes.
+    // The response stream ends when the request stream ends.
     drop(asks.await.unwrap());
     assert!(answers.message().await.unwrap().is_none());
 }
 
-/// The HTTP/2 library ends a connection, with all that is under way on it, on which some thousands of small messages lie
-/// unread: a client that renews while nobody can answer would take all others of its connection with it.
+/// The HTTP/2 library closes a connection, with all its calls, if some thousands of small messages on it are unread. A
+/// client that renews leases without a quorum would otherwise break all other calls on its connection.
 #[tokio::test]
 async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -135,7 +139,7 @@ async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
     let mut lease = LeaseClient::new(servers[0].channel().await);
     let id = grant(&mut lease, 600, 0).await.id;
     servers.truncate(1);
-    // One at a time, on one thread: each is a message of its own on the wire.
+    // One at a time, on one thread: each is a separate frame on the wire.
     let (sender, requests) = mpsc::channel(1);
     let mut answers =
         lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
@@ -148,7 +152,7 @@ async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
     });
     let ended = loop {
         match answers.message().await {
-            Ok(answer) => assert!(answer.is_some(), "it does not end as if all were well"),
+            Ok(answer) => assert!(answer.is_some(), "the stream must end with an error"),
             Err(status) => break status,
         }
     };
@@ -161,11 +165,11 @@ async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
     assert_eq!(asks.await.unwrap().0, 20_000);
 }
 
-/// What the short leases live.
+/// The TTL of the short leases.
 const TTL: Duration = Duration::from_secs(2);
 
-/// A lease that was kept alive for twice as long as it lives, and the key on it. `None` if whoever was to do that stood
-/// still for as long as it lives: then it may have ended, and no earlier.
+/// Keeps a lease alive for twice its TTL, and checks that it and its key then expire. Returns `None` if this test was
+/// itself paused for longer than the TTL, because the lease may have expired then.
 async fn kept_alive(through: &mut [Lease], kv: &mut KvClient<Channel>) -> Option<i64> {
     let mut renewed = Instant::now();
     let kept = grant(&mut through[0], 2, 0).await.id;
@@ -182,7 +186,7 @@ async fn kept_alive(through: &mut [Lease], kv: &mut KvClient<Channel>) -> Option
         let asked = Instant::now();
         let answer = keep_alive(&mut through[turn % 3], kept).await;
         if answer.ttl == 0 {
-            assert!(renewed.elapsed() >= TTL, "it has ended after {:?}", renewed.elapsed());
+            assert!(renewed.elapsed() >= TTL, "the lease expired after {:?}", renewed.elapsed());
             return None;
         }
         assert_eq!((answer.ttl, answer.id), (2, kept));
@@ -210,10 +214,10 @@ async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
         if let Some(kept) = kept_alive(&mut through, &mut kv).await {
             break kept;
         }
-        assert!(began.elapsed() < Duration::from_secs(120), "this test stands still all the time");
+        assert!(began.elapsed() < Duration::from_secs(120), "this test is paused all the time");
     };
     let began = Instant::now();
-    // Nobody renews it any more.
+    // It is not renewed any more.
     while count(&mut kv).await > 0 {
         assert!(began.elapsed() < Duration::from_secs(30));
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -222,7 +226,7 @@ async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
     assert_eq!(to_live(&mut through[2], kept).await.ttl, -1);
 }
 
-/// Puts one key again and again.
+/// Puts a key again and again.
 async fn writer(channel: Channel, number: usize) {
     let mut kv = KvClient::new(channel);
     loop {
@@ -231,7 +235,7 @@ async fn writer(channel: Channel, number: usize) {
     }
 }
 
-/// A client that watches from the next revision must not skip what others have written.
+/// A client that watches from the next revision must not miss what others have written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoke_answers_with_the_revision_that_deleted_the_keys() {
     const LEASES: i64 = 200;
@@ -256,7 +260,7 @@ async fn revoke_answers_with_the_revision_that_deleted_the_keys() {
     assert_eq!(answered, deleted);
 }
 
-/// The revisions of the first deletions below `leased/`.
+/// Returns the revisions of the first deletions below `leased/`.
 async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
     let create = pb::WatchCreateRequest {
         key: "leased/".into(),
@@ -271,13 +275,13 @@ async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
     let stream = WatchClient::new(channel).watch(ReceiverStream::new(requests)).await.unwrap();
     let (mut stream, mut found) = (stream.into_inner(), Vec::new());
     while found.len() < wanted {
-        let events = stream.message().await.unwrap().expect("the stream goes on").events;
+        let events = stream.message().await.unwrap().expect("the stream is open").events;
         found.extend(events.into_iter().map(|event| event.kv.unwrap().mod_revision));
     }
     found
 }
 
-/// Go's sessions compare the two.
+/// Go's sessions compare the remaining TTL with the granted one.
 #[tokio::test]
 async fn ttl_right_after_a_grant_is_below_the_whole() {
     let dir = tempdir().unwrap();

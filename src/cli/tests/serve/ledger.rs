@@ -1,25 +1,25 @@
-//! What was counted under a lock, by whoever held it, and whether that can be.
+//! A record of the counts that lock holders made, and a check that no count was lost and none was made out of order.
 
 use tonic::transport::Channel;
 
 use crate::generated::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 
-/// How long to wait before asking again where nobody answers.
+/// How long to wait before a retry.
 const AGAIN: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// One count: the holder read the counter, and wrote one more, guarded by nothing but the lock.
+/// One count: the holder read the counter and wrote it plus one, guarded only by the lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Count {
-    /// The revision at which it was written.
+    /// The revision at which the counter was written.
     pub(crate) put: i64,
-    /// What was written.
+    /// The value that was written.
     pub(crate) value: i64,
-    /// The revision at which the holder's key was created: the order of the line.
+    /// The revision at which the holder's key was created: the order of the lock queue.
     pub(crate) created: i64,
 }
 
-/// Judges the counts of all holders: none was lost, and nobody held out of turn.
+/// Checks the counts of all holders: none was lost, and none was made by a holder out of order.
 pub(crate) fn judge(mut counts: Vec<Count>, counter: i64) -> Result<(), String> {
     counts.sort_unstable();
     for (at, count) in counts.iter().enumerate() {
@@ -44,7 +44,7 @@ pub(crate) fn judge(mut counts: Vec<Count>, counter: i64) -> Result<(), String> 
     Ok(())
 }
 
-/// What a row holds, as a number, and when it was written and created; zeros if there is none.
+/// Returns a key's value as a number, its mod revision and its create revision; zeros if the key does not exist.
 pub(crate) async fn row(channel: &Channel, key: &str) -> (i64, i64, i64) {
     loop {
         let range = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };
@@ -59,7 +59,8 @@ pub(crate) async fn row(channel: &Channel, key: &str) -> (i64, i64, i64) {
     }
 }
 
-/// Counts, as the holder of a key. Where a put's outcome is not known the holder looks: nobody else writes.
+/// Counts once, as the holder of `key`. If the outcome of a put is not known, the counter is read again: nobody else
+/// writes it.
 pub(crate) async fn count(channel: &Channel, key: &str, counter: &str) -> Count {
     let (_, _, created) = row(channel, key).await;
     let value = row(channel, counter).await.0 + 1;

@@ -1,4 +1,4 @@
-//! `v3lockpb` and `v3electionpb`: one line, whoever stands in it.
+//! `v3lockpb` and `v3electionpb`: the lock queue is the same for every client.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn rows(channel: &Channel, prefix: &'static str, end: &'static str) -> Vec
 async fn until(channel: &Channel, prefix: &'static str, end: &'static str, count: usize) {
     let begun = Instant::now();
     while rows(channel, prefix, end).await.len() != count {
-        assert!(begun.elapsed() < Duration::from_secs(30), "never {count} in the line");
+        assert!(begun.elapsed() < Duration::from_secs(30), "never {count} in the queue");
     }
 }
 
@@ -45,7 +45,7 @@ async fn a_lock_is_held_by_one_and_passes_in_the_order_of_the_line() {
     let (one, two) = (grant(&channel).await, grant(&channel).await);
     let held = locks.lock(lock("m", one)).await.unwrap().into_inner();
     assert_eq!(held.key, format!("m/{one:x}"));
-    // Again, by the same lease: the same hold.
+    // Another call with the same lease returns the same hold.
     assert_eq!(locks.lock(lock("m", one)).await.unwrap().into_inner().key, held.key);
 
     let mut other = LockClient::new(channel.clone());
@@ -57,8 +57,8 @@ async fn a_lock_is_held_by_one_and_passes_in_the_order_of_the_line() {
     let next = waits.await.unwrap().unwrap().into_inner();
     assert_eq!(next.key, format!("m/{two:x}"));
     assert!(next.header.unwrap().revision >= 4);
-    locks.unlock(unlock).await.expect("what is gone may be unlocked");
-    // Without a lease one is lent.
+    locks.unlock(unlock).await.expect("a missing key may be unlocked");
+    // Without a lease, the server grants one.
     let lent = locks.lock(lock("n", 0)).await.unwrap().into_inner();
     assert!(lent.key.starts_with(b"n/"));
     let unknown = locks.lock(lock("n", 77)).await.unwrap_err();
@@ -86,11 +86,12 @@ async fn who_gives_up_or_loses_its_lease_leaves_the_line() {
     let revoke = pb::LeaseRevokeRequest { id: lease };
     LeaseClient::new(channel.clone()).lease_revoke(revoke).await.unwrap();
     let lost = call.await.unwrap().unwrap_err();
-    assert_eq!(lost.message(), "mutex: session is expired", "it is told while it waits");
+    assert_eq!(lost.message(), "mutex: session is expired", "the error arrives while it waits");
     assert_eq!(rows(&channel, "m/", "m0").await, [String::from_utf8(held.to_vec()).unwrap()]);
 }
 
-/// A client whose call has taken too long asks again with its lease: what it gave up must not take that away.
+/// A client whose call has timed out calls again with its lease: the cancelled call must not delete the key of the new
+/// one.
 #[tokio::test]
 async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() {
     let dir = tempdir().unwrap();
@@ -117,18 +118,19 @@ async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() 
     let waits = wait(other);
     until(&channel, "m/", "m0", 3).await;
     locks.unlock(v3lockpb::UnlockRequest { key: held.key }).await.unwrap();
-    let key = again.await.unwrap().expect("it still waits").into_inner().key;
+    let key = again.await.unwrap().expect("the call still waits").into_inner().key;
     assert_eq!(key, format!("m/{own:x}"));
-    // What would be taken away is so by the time that another lock has come and gone.
+    // A deletion by the cancelled call would be applied before another lock is taken and released.
     for _ in 0..20 {
         let lock = locks.lock(lock("n", own)).await.unwrap().into_inner();
         locks.unlock(v3lockpb::UnlockRequest { key: lock.key }).await.unwrap();
     }
     assert_eq!(rows(&channel, "m/", "m0").await.len(), 2);
-    assert!(!waits.is_finished(), "it is held still");
+    assert!(!waits.is_finished(), "the lock is still held");
 }
 
-/// Each has come to what the other had: the last one takes it away, whoever made it.
+/// All calls of a lease wait for the same key. When the last of them is cancelled the key is deleted, no matter which
+/// call created it.
 #[tokio::test]
 async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
     let dir = tempdir().unwrap();
@@ -160,7 +162,7 @@ async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
         }
         until(&channel, "m/", "m0", 1).await;
     }
-    // One that is answered is another thing: nobody who comes to it takes it away.
+    // It is different if a call was answered: its key stays, even if later calls for it are cancelled.
     let holds = format!("m/{first:x}");
     assert_eq!(locks.lock(lock("m", first)).await.unwrap().into_inner().key, holds);
     for _ in 0..20 {
@@ -171,7 +173,8 @@ async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
     locks.unlock(v3lockpb::UnlockRequest { key: held.key }).await.unwrap();
 }
 
-/// What was told that it timed out may come to be when the others are back, and is taken back then.
+/// A call that has timed out without a quorum may still be applied when the other members are back. Its key is then
+/// deleted.
 #[tokio::test]
 async fn calls_of_one_lease_that_time_out_together_hold_nothing_in_the_end() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -211,13 +214,13 @@ async fn calls_of_one_lease_that_time_out_together_hold_nothing_in_the_end() {
     let is_taken_back = async {
         loop {
             let response = told.message().await.unwrap().unwrap();
-            // The second of the two kinds.
+            // A DELETE event.
             if response.events.iter().any(|event| event.r#type == 1) {
                 return;
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), is_taken_back).await.expect("it stays");
+    tokio::time::timeout(Duration::from_secs(60), is_taken_back).await.expect("the key stays");
     assert!(rows(&channel, "m/", "m0").await.is_empty());
 }
 
@@ -249,7 +252,7 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
 
     let mut sees = async |value: &str| {
         let seen = tokio::time::timeout(Duration::from_secs(60), observed.message()).await;
-        let kv = seen.expect("it is told").unwrap().unwrap().kv.unwrap();
+        let kv = seen.expect("the stream is open").unwrap().unwrap().kv.unwrap();
         assert_eq!(kv.value, value);
     };
     sees("a").await;
@@ -257,7 +260,7 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
         leader: Some(leader.clone()),
         value: "a2".into(),
     };
-    // Whoever names no lease keeps the one of its campaign.
+    // A proclaim request without a lease keeps the lease of the campaign.
     let unleased = v3electionpb::LeaderKey { lease: 0, ..leader.clone() };
     elections.proclaim(proclaim(&unleased)).await.unwrap();
     sees("a2").await;
@@ -271,12 +274,12 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     sees("b").await;
     let late = elections.proclaim(proclaim(&leader)).await.unwrap_err();
     assert_eq!(late.message(), "election: not leader");
-    elections.resign(resign).await.expect("who has resigned may say so again");
+    elections.resign(resign).await.expect("a second resignation succeeds");
     let nobody = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
     assert_eq!(nobody.message(), "\"leader\" field must be provided");
 }
 
-/// etcd's clients write the number of a lease as Go does, with its sign: both must mean one place in the line.
+/// etcd's clients format a lease ID as Go does, with a sign: both formats must mean the same queue entry.
 #[tokio::test]
 async fn a_lease_below_zero_stands_where_etcds_clients_put_it() {
     let dir = tempdir().unwrap();
@@ -292,7 +295,7 @@ async fn a_lease_below_zero_stands_where_etcds_clients_put_it() {
     assert_eq!(won.leader.unwrap().key, "e/-1a");
 }
 
-/// Who asks for it is told that nothing can be believed any more; whoever does not goes on waiting.
+/// An observer that requires a leader gets an error when there is none. Other observers go on waiting.
 #[tokio::test]
 async fn who_observes_and_wants_a_leader_is_told_when_there_is_none() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -312,13 +315,13 @@ async fn who_observes_and_wants_a_leader_is_told_when_there_is_none() {
     }
     servers.truncate(1);
     let told = tokio::time::timeout(Duration::from_secs(60), wants.message());
-    let lost = told.await.expect("it is told").unwrap_err();
+    let lost = told.await.expect("the stream is open").unwrap_err();
     assert_eq!((lost.code(), lost.message()), (Code::Unavailable, "etcdserver: no leader"));
     let goes_on = tokio::time::timeout(Duration::ZERO, waits.message()).await;
     assert!(goes_on.is_err(), "{goes_on:?}");
 }
 
-/// As in etcd: no key has been created at such a revision, and one that is not there neither.
+/// As in etcd: no key was created at such a revision, whether the key exists or not.
 #[tokio::test]
 async fn a_leadership_of_a_revision_below_zero_is_none() {
     let dir = tempdir().unwrap();

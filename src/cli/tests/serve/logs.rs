@@ -1,4 +1,4 @@
-//! Where the log of a server goes, and how its files are rotated.
+//! Where a server writes its log, and how log files are rotated.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use tempfile::{TempDir, tempdir};
 use crate::process::{Server, bowline, flags, free_ports};
 
 const READY: &str = "ready to serve client requests";
-const STOPPED: &str = "the member has stopped in good order";
+const STOPPED: &str = "the member has stopped cleanly";
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -76,7 +76,7 @@ fn a_log_file_that_cannot_be_opened_ends_the_start_with_the_reason() {
         assert_eq!(done.status.code(), Some(1), "{said}");
         let words = format!("cannot open the log file {}: {why}", path.display());
         assert!(said.contains(&words), "{said}");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the data is not touched");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the data directory is unchanged");
     }
 }
 

@@ -1,5 +1,4 @@
-//! `bowline serve`, as a process, asked by a client of gRPC, over HTTP, and by etcd's own tools where they are
-//! installed.
+//! `bowline serve` as a process, called over gRPC, over HTTP, and by etcd's own tools if they are installed.
 
 #[path = "../../src/generated/mod.rs"]
 mod generated;
@@ -26,7 +25,7 @@ mod office;
 mod operate;
 mod p521;
 mod ports;
-#[allow(dead_code, reason = "shared with the tests of the commands")]
+#[allow(dead_code, reason = "shared with the command tests")]
 mod process;
 mod projects;
 mod restarts;

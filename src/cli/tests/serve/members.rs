@@ -1,4 +1,4 @@
-//! Members that come as etcd's do: announced first, then started.
+//! Members that are added as in etcd: first announced, then started.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ async fn list(cluster: &mut Cluster) -> Vec<pb::Member> {
     cluster.member_list(list).await.unwrap().into_inner().members
 }
 
-/// Waits until a member is as it should be.
+/// Waits until the member list shows the member as wanted.
 pub(crate) async fn until(
     cluster: &mut Cluster,
     id: u64,
@@ -66,7 +66,7 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
     put(&channel).await;
-    // A URL given twice, without a port, with two schemes, or without HTTP.
+    // A known URL, none, one without a scheme, two schemes, not HTTP, and one without a port.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
     let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
     assert_eq!((again.code(), again.message()), expected);
@@ -80,7 +80,7 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     let early = cluster.member_promote(early).await.unwrap_err();
     let words = "etcdserver: can only promote a learner member which is in sync with leader";
     assert_eq!(early.message(), words);
-    // One that is given up.
+    // A member that is removed before it has started.
     let spare = add(&mut cluster, 1, false).await.unwrap().member.unwrap();
     cluster.member_remove(pb::MemberRemoveRequest { id: spare.id }).await.unwrap();
     assert_eq!(list(&mut cluster).await.len(), 2);
@@ -93,13 +93,14 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     let other = start(1);
     let voter = until(&mut cluster, second.id, |member| !member.is_learner).await;
     assert_eq!((voter.name.as_str(), &voter.peer_ur_ls), ("m1", &second.peer_ur_ls));
-    assert_eq!(list(&mut cluster).await.len(), 2, "it took the place that was kept");
+    assert_eq!(list(&mut cluster).await.len(), 2, "it took the reserved member's place");
 
     let third = add(&mut cluster, peers[2], true).await.unwrap().member.unwrap();
     let last = start(2);
     let learner = until(&mut cluster, third.id, |member| member.name == "m2").await;
     assert!(learner.is_learner);
-    // It lags, another voter does, or what was asked for takes longer than a call may; then it may be done.
+    // The learner lags, another voter lags, or the change takes longer than a call may. In the last case it may be
+    // applied.
     let (begun, mut is_unknown) = (Instant::now(), false);
     loop {
         let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;
@@ -125,9 +126,9 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     {
         assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), said);
     }
-    // It is where it was all the same, and counts.
+    // Its URL is unchanged, and it counts for the quorum.
     put(&last.channel().await).await;
-    // Each knows where clients reach the others.
+    // Each member knows the client URLs of the others.
     for server in [&first, &other, &last] {
         let mut cluster = ClusterClient::new(server.channel().await);
         for (member, port) in list(&mut cluster).await.into_iter().zip(clients) {
@@ -135,7 +136,7 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
             until(&mut cluster, member.id, |member| member.client_ur_ls == told).await;
         }
     }
-    // Two of three go on without the first.
+    // Two of three members go on without the first.
     drop(first);
     put(&last.channel().await).await;
     put(&other.channel().await).await;
@@ -170,7 +171,7 @@ async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
         refused.message(),
         "etcdserver: re-configuration failed due to not enough started members"
     );
-    // Of one that is to vote it is said at once; it is a learner until then.
+    // The response already shows a voter, though the member is a learner at first.
     let added = add(&mut cluster, 9, false).await.unwrap();
     let said = added.member.unwrap();
     assert!(!said.is_learner);
@@ -180,7 +181,7 @@ async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
     put(&channel).await;
 }
 
-/// Two founders that cannot meet: they log what differs, a few lines at most, and health says it.
+/// Two first members that cannot connect: they log the difference in a few lines at most, and health reports it.
 #[test]
 fn founders_with_different_lists_or_tokens_say_what_differs() {
     type Change<'a> = &'a dyn Fn(&mut Vec<String>);
@@ -196,7 +197,7 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
     for (differs, words) in cases {
         let dirs = [(); 2].map(|()| tempdir().unwrap());
         let (peers, clients): ([u16; 3], [u16; 2]) = (free_ports(), free_ports());
-        // The clients' port opens once the cluster is founded; the health port is open before.
+        // The client port opens after bootstrap; the metrics port is open before.
         let health: [u16; 2] = free_ports();
         let begun = Instant::now();
         let start = |at: usize| {
@@ -210,7 +211,7 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
         let servers = [0, 1].map(start);
         for (server, port) in servers.iter().zip(health) {
             words.iter().for_each(|words| server.until_said(words));
-            // Health has it from the same turn of the node on, within a tick.
+            // Health reports it within a tick.
             loop {
                 let address = format!("127.0.0.1:{port}");
                 let (code, mut body) = http(&address, "GET", "/readyz/serving?verbose", "");
@@ -226,13 +227,13 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
         for server in servers {
             let (_, said) = server.stop();
             let lines = said.matches("connection between members rejected").count();
-            // The first may come before this end has seen the other's list.
+            // The first rejection may come before this member has seen the other's list.
             assert!(lines as u64 <= 1 + minutes, "{said}");
         }
     }
 }
 
-/// Each listens at two addresses and advertises both; at the first, two of them are not reached.
+/// Each member listens at two addresses and advertises both. The first URL of two members is unreachable.
 #[tokio::test]
 async fn members_with_two_urls_each_form_a_cluster() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -263,7 +264,7 @@ async fn members_with_two_urls_each_form_a_cluster() {
     let mut expected = [0, 1, 2].map(|at| urls(at).to_vec());
     expected.sort();
     assert_eq!(known, expected);
-    // One that is to come may have two as well, and neither may be another's.
+    // An added member may have two URLs as well, and neither may belong to another member.
     let add = |urls: &[&str]| pb::MemberAddRequest {
         peer_ur_ls: urls.iter().map(|url| (*url).to_owned()).collect(),
         is_learner: true,

@@ -1,5 +1,5 @@
-//! The measurements under etcd's names: put beside a real etcd's, for the same requests; and the log that says where the
-//! time of slow requests went.
+//! Metrics under etcd's names, compared with a real etcd's after the same requests; and the log of slow requests with
+//! the time of each step.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request;
 
-/// Families that count what was asked for: the same requests must move them by as much.
+/// Metric families that count requests: the same requests must increase them equally in both servers.
 const SAME: [&str; 7] = [
     "etcd_mvcc_put_total",
     "etcd_mvcc_delete_total",
@@ -24,7 +24,7 @@ const SAME: [&str; 7] = [
     "etcd_network_client_grpc_received_bytes_total",
 ];
 
-/// A page of measurements: the types of the families, and the samples without labels.
+/// A metrics page: the types of the families, and the samples without labels.
 #[derive(Default)]
 struct Page {
     types: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ fn op(request: Request) -> pb::RequestOp {
     pb::RequestOp { request: Some(request) }
 }
 
-/// Some of everything.
+/// Sends a few requests of every kind.
 async fn ask(channel: Channel) {
     let mut kv = KvClient::new(channel.clone());
     for key in ["a", "b", "c"] {
@@ -96,7 +96,7 @@ async fn ask(channel: Channel) {
     leases.lease_revoke(pb::LeaseRevokeRequest { id: 77 }).await.unwrap();
 }
 
-/// How far the same requests move the counters.
+/// Returns how much the same requests increase the counters.
 async fn moved(address: &str) -> Vec<(&'static str, f64)> {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await;
     let before = Page::of(address);
@@ -122,7 +122,8 @@ async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
         }
     }
     assert!(shared > 40, "{shared} families have a name of etcd's");
-    // Whatever the page names is there, and whatever is not there is on the page too; of `a_b_...`, all that begin so.
+    // Every metric that the page names exists, and every other metric of etcd's is listed there as missing. `a_b_...`
+    // means all names with that prefix.
     let page = include_str!("../../../../docs/operating/metrics.md");
     let (_, there) = page.split_once("## Under etcd's names").unwrap();
     let (there, _) = there.split_once("What is not there:").unwrap();
@@ -141,11 +142,11 @@ async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
         let is_named = named.iter().any(|word| match word.strip_suffix("...") {
             Some(start) if start.starts_with('_') => name.contains(start),
             Some(start) => name.starts_with(start),
-            // As of the one before, with another end.
+            // `_suffix` stands for the name before it with another suffix.
             None if word.starts_with('_') => name.ends_with(word),
             None => name == word,
         });
-        assert!(is_named, "{name} is neither here nor in docs/operating/metrics.md");
+        assert!(is_named, "{name} is neither served nor in docs/operating/metrics.md");
     }
 }
 
@@ -197,7 +198,7 @@ fn series_of_etcds_alerts_and_dashboard_are_served_or_on_the_page() {
     }
 }
 
-/// The histogram of one method: the buckets by their bounds, and the count.
+/// Returns the histogram of a method: the buckets by their bounds, and the count.
 fn handling(server: &Server, method: &str) -> (Vec<(String, u64)>, u64) {
     let page = server.http("GET", "/metrics", "").1;
     let samples = |suffix: &str| {
@@ -230,7 +231,7 @@ async fn handling_time_of_calls_and_streams_is_measured_if_metrics_are_extensive
     assert_eq!((bounds, count), (expected.to_vec(), 7));
     assert!(buckets.is_sorted_by_key(|(_, count)| *count), "{buckets:?}");
     assert_eq!(buckets.last().unwrap().1, 7);
-    // A stream is measured when it ends, and was open for so long.
+    // The duration of a stream is observed when it ends.
     let mut leases = LeaseClient::new(channel);
     let (sender, requests) = tokio::sync::mpsc::channel(1);
     let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
@@ -244,7 +245,7 @@ async fn handling_time_of_calls_and_streams_is_measured_if_metrics_are_extensive
     assert_eq!((count, within), (1, 0), "{buckets:?}");
 }
 
-/// The ratio of the two is what etcd's alert on fragmentation looks at.
+/// etcd's alert on fragmentation uses the ratio of the two.
 #[tokio::test]
 async fn size_in_use_equals_total_size() {
     let dir = tempdir().unwrap();
@@ -282,23 +283,23 @@ fn the_process_and_its_health_are_measured_too() {
     let memory = page.at("process_resident_memory_bytes") / server.memory_bytes() as f64;
     assert!((0.5..2.0).contains(&memory), "{memory}");
     let files = page.at("process_open_fds") - server.descriptors() as f64;
-    assert!(files.abs() <= 3.0, "{files} more than there are");
+    assert!(files.abs() <= 3.0, "{files} more than expected");
     assert!(page.at("process_max_fds") >= page.at("process_open_fds"));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let age = now.as_secs_f64() - page.at("process_start_time_seconds");
     assert!((-2.0..600.0).contains(&age), "{age} seconds old");
 }
 
-/// A server that calls every request slow is asked until it says so of a put, and stopped. What it has said.
+/// Starts a server for which every request is slow, and puts until the server logs a slow put. Returns the log.
 async fn told_of_a_slow_put(more: &[&str]) -> String {
     let dir = tempdir().unwrap();
     let flags = [&["--log-level=debug", "--warning-unary-request-duration=1ns"], more].concat();
     let server = Server::alone(&dir, &flags);
     let mut kv = KvClient::new(server.channel().await);
-    // There is a line a second at most, and the member itself may have asked for something slow.
+    // At most one line a second is logged, and one of the member's own requests may have been slow.
     let begun = std::time::Instant::now();
     while !server.has_said(SLOW_PUT) {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "none of them is slow");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "no request was slow");
         kv.put(put("k")).await.unwrap();
     }
     let (status, said) = server.stop();

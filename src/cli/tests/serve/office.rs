@@ -1,4 +1,4 @@
-//! An authority that signs what a test asks for, and clients that show it.
+//! A certificate authority for tests, and clients that use its certificates.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use rustls::{
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-/// An authority, and the files of those whom it signs for.
+/// A certificate authority, and the files of the certificates that it has signed.
 pub(crate) struct Office {
     dir: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -35,7 +35,7 @@ pub(crate) struct Card {
     pub(crate) number: u64,
 }
 
-/// What a certificate says.
+/// The content of a certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Says<'a> {
     pub(crate) names: &'a [&'a str],
@@ -45,7 +45,7 @@ pub(crate) struct Says<'a> {
     pub(crate) uses: &'a [ExtendedKeyUsagePurpose],
 }
 
-/// Good for both ends, on this machine, for long, in nobody's name.
+/// Valid on this machine for servers and clients, for a long time, without a common name.
 pub(crate) const GOOD: Says<'_> = Says {
     names: &[],
     hosts: &["127.0.0.1", "localhost"],
@@ -68,7 +68,8 @@ impl Office {
         office
     }
 
-    /// Makes an authority that this one has signed. Clients with its certificates must send its own certificate, too.
+    /// Makes an intermediate authority that this one has signed. Clients with its certificates must send its
+    /// certificate, too.
     pub(crate) fn intermediate(&mut self) -> (Self, Card) {
         self.issued += 1;
         let number = self.issued;
@@ -90,24 +91,24 @@ impl Office {
         self.dir.path().join(name)
     }
 
-    /// The authority's certificate.
+    /// Returns the authority's certificate.
     pub(crate) fn ca(&self) -> PathBuf {
         self.path("ca.pem")
     }
 
-    /// The same with its key, as whoever made it could show it.
+    /// Returns the authority's certificate and key, as a client would present them.
     pub(crate) fn own(&self) -> Card {
         let key = self.path("ca.key.pem");
         fs::write(&key, self.issuer.key().serialize_pem()).unwrap();
         Card { cert: self.ca(), key, number: 0 }
     }
 
-    /// Its revocation list.
+    /// Returns the path of the revocation list.
     pub(crate) fn crl(&self) -> PathBuf {
         self.path("crl.pem")
     }
 
-    /// A certificate that says so.
+    /// Issues a certificate with this content.
     pub(crate) fn issue(&mut self, says: Says<'_>) -> Card {
         self.issued += 1;
         let number = self.issued;
@@ -136,17 +137,17 @@ impl Office {
         card
     }
 
-    /// For a client of this name.
+    /// Issues a certificate for a client with this common name.
     pub(crate) fn client(&mut self, name: &str) -> Card {
         self.issue(Says { names: &[name], ..GOOD })
     }
 
-    /// For a member of the cluster `shop`.
+    /// Issues a certificate for a member of the cluster `shop`.
     pub(crate) fn member(&mut self, name: &str) -> Card {
         self.issue(Says { uri: Some(&format!("bowline://shop/{name}")), ..GOOD })
     }
 
-    /// From now on these are revoked, and no others.
+    /// Writes a revocation list with exactly these certificates.
     pub(crate) fn revoke(&self, cards: &[&Card]) {
         let revoked = |card: &&Card| RevokedCertParams {
             serial_number: SerialNumber::from(card.number),
@@ -167,7 +168,8 @@ impl Office {
         put(&self.crl().with_extension("der"), list.der());
     }
 
-    /// What a client says who trusts this authority and shows a card, or none.
+    /// Returns the TLS configuration of a client that trusts this authority and presents a certificate, if one is
+    /// given.
     pub(crate) fn config(
         &self,
         card: Option<&Card>,
@@ -190,7 +192,7 @@ impl Office {
         Arc::new(config)
     }
 
-    /// A connection; its handshake has not begun.
+    /// Connects. The TLS handshake has not begun.
     pub(crate) fn connect(
         &self,
         address: &str,
@@ -202,7 +204,7 @@ impl Office {
         StreamOwned::new(session, TcpStream::connect(address).unwrap())
     }
 
-    /// What is answered over HTTP/1, whole; or why there is no answer.
+    /// Sends a request over HTTP/1. Returns the whole response, or the error.
     pub(crate) fn http(
         &self,
         address: &str,
@@ -213,14 +215,14 @@ impl Office {
         let mut stream = self.connect(address, card, versions);
         let mut answer = String::new();
         let asked = stream.write_all(request.as_bytes()).and_then(|()| stream.flush());
-        // A refusal may have come before all was written: it is what counts.
+        // The server may reject the request before all of it is written. Then the response counts.
         match stream.read_to_string(&mut answer) {
             Ok(_) => asked.map(|()| answer).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// A channel of gRPC, which connects when it is used.
+    /// Returns a gRPC endpoint that connects at the first call.
     pub(crate) fn endpoint(&self, address: &str, card: Option<&Card>) -> Endpoint {
         let read = |path: &Path| fs::read(path).unwrap();
         let mut config =
@@ -232,13 +234,13 @@ impl Office {
         endpoint.tls_config(config).unwrap()
     }
 
-    /// The same, connected.
+    /// Returns a connected gRPC channel.
     pub(crate) async fn channel(&self, address: &str, card: Option<&Card>) -> Channel {
         self.endpoint(address, card).connect().await.unwrap()
     }
 }
 
-/// Replaces a file whole, so that nobody reads half of it.
+/// Replaces a file atomically, so that nobody reads half of it.
 pub(crate) fn put(path: &Path, content: &[u8]) {
     let new = path.with_extension("new");
     fs::write(&new, content).unwrap();

@@ -1,4 +1,4 @@
-//! Members, maintenance, health, and what is not offered.
+//! Members, maintenance, health, and methods that are not supported.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 
-/// How long anything may take.
+/// How long any step may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a member says of itself once it says that all is well: it looks at itself with each tick only.
+/// Waits until a member reports no errors, and returns its status. A member updates its health only at each tick.
 async fn settled(maintenance: &mut MaintenanceClient<Channel>) -> pb::StatusResponse {
     let began = Instant::now();
     loop {
@@ -33,7 +33,7 @@ async fn settled(maintenance: &mut MaintenanceClient<Channel>) -> pb::StatusResp
     }
 }
 
-/// Clients' suites ask a new server for these, and take nothing for no answer.
+/// Test suites of clients call these on a new server, and treat an empty value as a missing response.
 #[tokio::test]
 async fn an_empty_server_has_a_size_and_a_hash() {
     let dir = tempdir().unwrap();
@@ -68,7 +68,7 @@ async fn members_are_listed_hashed_led_and_removed() {
     let mut hashes = Vec::new();
     for server in &servers {
         let mut maintenance = MaintenanceClient::new(server.channel().await);
-        // So that it has applied what it is to hash.
+        // A linearizable read, so that the member has applied what it hashes.
         let mut kv = KvClient::new(server.channel().await);
         kv.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
         let hash =
@@ -101,7 +101,7 @@ async fn members_are_listed_hashed_led_and_removed() {
                 break members;
             }
         }
-        // Somebody else leads by now, whom nobody asked to; or who was to lead stands still.
+        // Either another member leads by now, or the chosen one was paused.
         let moved = led(&servers).await.term > term;
         assert!(moved || heard.last().unwrap().contains("timed out"), "{heard:?}");
         assert!(begun.elapsed() < LIMIT, "{heard:?}");
@@ -117,7 +117,7 @@ async fn members_are_listed_hashed_led_and_removed() {
     let left = loop {
         match cluster.member_remove(pb::MemberRemoveRequest { id: members[2] }).await {
             Ok(left) => break left.into_inner(),
-            // A new leader has heard of the others only when they answer.
+            // A new leader knows that the others are alive only after they respond.
             Err(refused) => {
                 assert_eq!(refused.message(), "etcdserver: unhealthy cluster");
                 assert!(begun.elapsed() < LIMIT, "{refused:?}");
@@ -128,16 +128,16 @@ async fn members_are_listed_hashed_led_and_removed() {
     assert_eq!(left.members.len(), 2);
 }
 
-/// Who leads whom.
+/// The leader of a cluster.
 struct Led {
-    /// The place of the leader.
+    /// The index of the leader in the list of servers.
     leader: usize,
     term: u64,
-    /// The members, by their places.
+    /// The member IDs, in the order of the servers.
     members: Vec<u64>,
 }
 
-/// Waits until all name the same leader, in one term.
+/// Waits until all servers name the same leader, in one term.
 async fn led(servers: &[Server]) -> Led {
     let began = Instant::now();
     loop {
@@ -170,7 +170,7 @@ async fn what_is_not_offered_says_so() {
     let future = maintenance.hash_kv(pb::HashKvRequest { revision: 99 }).await.unwrap_err();
     assert_eq!(future.code(), Code::OutOfRange);
     let cancel = pb::DowngradeRequest { action: 2, version: String::new() };
-    // As in etcd it is no error that none is under way.
+    // As in etcd, it is no error if no downgrade is in progress.
     assert_eq!(maintenance.downgrade(cancel).await.unwrap().into_inner().version, "3.6");
 
     let mut health = HealthClient::new(channel);
@@ -210,10 +210,10 @@ async fn what_was_refused_for_want_of_space_is_an_alarm_until_there_is_room_or_i
     assert_eq!(raised.iter().map(pb::AlarmMember::alarm).collect::<Vec<_>>(), [AlarmType::Nospace]);
     assert_eq!(alarms(AlarmAction::Deactivate).await, raised);
     assert_eq!(alarms(AlarmAction::Get).await, []);
-    assert_eq!(alarms(AlarmAction::Deactivate).await, [], "there was none any more");
+    assert_eq!(alarms(AlarmAction::Deactivate).await, [], "no alarm is active any more");
     kv.put(large()).await.unwrap_err();
     assert_eq!(alarms(AlarmAction::Get).await, raised);
-    // It looks at itself with each tick only.
+    // A member updates its health only at each tick.
     let mut until = async |is_done: fn(&pb::StatusResponse) -> bool| {
         let began = Instant::now();
         while !is_done(&operator.status(pb::StatusRequest {}).await.unwrap().into_inner()) {
@@ -222,26 +222,26 @@ async fn what_was_refused_for_want_of_space_is_an_alarm_until_there_is_room_or_i
         }
     };
     until(|status| status.db_size > 60_000).await;
-    assert_eq!(alarms(AlarmAction::Get).await, raised, "it is still so");
+    assert_eq!(alarms(AlarmAction::Get).await, raised, "the store is still full");
     kv.compact(pb::CompactionRequest { revision, physical: true }).await.unwrap();
-    // What is compacted is given back a little later.
+    // The space of compacted revisions is freed a little later.
     let began = Instant::now();
     while kv.put(large()).await.is_err() {
         assert!(began.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     until(|status| status.errors.is_empty()).await;
-    assert_eq!(alarms(AlarmAction::Get).await, [], "there is room");
+    assert_eq!(alarms(AlarmAction::Get).await, [], "there is enough space");
 }
 
-/// Longer than stopping takes on a busy machine, and much shorter than what must not be waited for.
+/// Longer than a shutdown takes on a busy machine, and much shorter than what it must not wait for.
 const STOPS_WITHIN: Duration = Duration::from_secs(30);
 
-/// Whoever joins asks around for a minute.
+/// A joining member retries for a minute.
 #[test]
 fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
-    // Connected to, and never answered.
+    // A peer that accepts connections and never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     silent.set_nonblocking(true).unwrap();
     let peers = [peer, silent.local_addr().unwrap().port()];
@@ -252,7 +252,7 @@ fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
         if let Ok((connection, _)) = silent.accept() {
             break connection;
         }
-        assert!(begun.elapsed() < LIMIT, "it does not begin to ask");
+        assert!(begun.elapsed() < LIMIT, "it does not contact the other member");
         std::thread::sleep(Duration::from_millis(20));
     };
     let told = Instant::now();
@@ -264,7 +264,7 @@ fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
 #[tokio::test]
 async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
     let dir = tempdir().unwrap();
-    // Hours of it.
+    // A cost for which the hash takes hours.
     let server = Server::alone(&dir, &["--bcrypt-cost", "25"]);
     let channel = server.channel().await;
     let (name, password) = ("ann".to_owned(), "ann's".to_owned());
@@ -274,12 +274,12 @@ async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
     until_begun(&server, "UserAdd", 1).await;
     let told = Instant::now();
     let (status, said) = server.stop();
-    assert!(status.success() && said.contains("stopped in good order"), "{status}: {said}");
+    assert!(status.success() && said.contains("stopped cleanly"), "{status}: {said}");
     assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
     adds.await.unwrap().unwrap_err();
 }
 
-/// A full disk, or a pipe whose reader has gone.
+/// A full disk, or a pipe whose reader has exited.
 #[test]
 fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
     let dir = tempdir().unwrap();
@@ -290,7 +290,7 @@ fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
     let server = Server::run(command, client);
     let begun = Instant::now();
     while std::net::TcpStream::connect(&server.address).is_err() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not accept connections");
         std::thread::sleep(Duration::from_millis(20));
     }
     server.until_well("/readyz");

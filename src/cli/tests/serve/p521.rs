@@ -1,4 +1,4 @@
-//! Keys on the curve P-521, of servers, clients and authorities, as openssl makes them.
+//! Keys on the curve P-521, made by openssl, for servers, clients and authorities.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -36,7 +36,7 @@ fn make_certificates(dir: &Path, hash: &str) -> bool {
             ),
         );
     }
-    // The other form in which keys are written.
+    // The older file format for private keys.
     openssl(dir, "ec -in server.key -out server.sec1.key")
 }
 

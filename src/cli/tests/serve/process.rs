@@ -1,4 +1,4 @@
-//! A server as a process, ours or etcd's own, and channels to it.
+//! A server process, Bowline's or etcd's, and channels to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -16,16 +16,16 @@ use tonic::transport::Channel;
 
 use crate::ports::lasting_ports;
 
-/// How often to look whether a server is there.
+/// How often to check whether a server responds.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// How long anything may take that a server must do: a machine with far too much to do must get there too.
+/// How long any step of a server may take, on a machine with far too much load.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a server says, as it comes.
+/// The log of a server, as it is written.
 #[derive(Default)]
 struct Said {
-    /// The text, and whether that is all.
+    /// The text so far, and whether the log has ended.
     state: Mutex<(String, bool)>,
     more: Condvar,
 }
@@ -42,29 +42,29 @@ impl Said {
         self.more.notify_all();
     }
 
-    /// Waits until it has said this, or all it ever will.
+    /// Waits until the log contains the text, or has ended.
     fn until(&self, words: &str) -> MutexGuard<'_, (String, bool)> {
         let goes_on = |state: &mut (String, bool)| !state.1 && !state.0.contains(words);
         self.more.wait_timeout_while(self.state.lock().unwrap(), LIMIT, goes_on).unwrap().0
     }
 }
 
-/// A member, running.
+/// A running member.
 pub(crate) struct Server {
     child: Child,
     said: Arc<Said>,
     listens: Option<JoinHandle<()>>,
-    /// Where clients reach it, `host:port`.
+    /// The client address, as `host:port`.
     pub(crate) address: String,
 }
 
-/// Ports that nobody has.
+/// Returns free ports.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     lasting_ports(N).try_into().unwrap()
 }
 
-/// A program takes over from whoever starts it which signals it ignores, though not which that one listens to. Where these
-/// tests run in the background, and a shell has them ignore some, what they start is to hear those all the same.
+/// Restores the default action of ignored signals. A program inherits ignored signals from its parent, and a shell
+/// makes background jobs ignore some. The servers that these tests start must receive them anyway.
 fn listen_to_what_is_ignored() {
     static ONCE: Once = Once::new();
     let listen = || {
@@ -79,11 +79,11 @@ fn listen_to_what_is_ignored() {
             }
         }
     };
-    // On a thread of its own: this one may have a runtime already.
+    // On a thread of its own: this one may already have a runtime.
     ONCE.call_once(|| std::thread::spawn(listen).join().unwrap());
 }
 
-/// The command, without variables that would change what it does.
+/// Returns the command, without environment variables that would change what it does.
 pub(crate) fn bowline() -> Command {
     listen_to_what_is_ignored();
     let mut command = Command::new(env!("CARGO_BIN_EXE_bowline"));
@@ -95,7 +95,7 @@ pub(crate) fn bowline() -> Command {
     command
 }
 
-/// The flags of one member of some.
+/// Returns the flags of member `own`.
 pub(crate) fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<String> {
     let member = |(at, port): (usize, &u16)| format!("m{at}=http://127.0.0.1:{port}");
     let cluster: Vec<_> = peers.iter().enumerate().map(member).collect();
@@ -111,12 +111,12 @@ pub(crate) fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<S
     ]
 }
 
-/// Asks something over plain HTTP: the first line's code, and the body as it comes.
+/// Sends a plain HTTP request. Returns the status code, and the body as a stream.
 pub(crate) fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBody) {
     http_with(address, method, path, "", body)
 }
 
-/// The same, with more headers, each with its line's end.
+/// The same with more headers, each with its line end.
 pub(crate) fn http_with(
     address: &str,
     method: &str,
@@ -134,16 +134,16 @@ pub(crate) fn http_with(
     HttpBody::of(stream)
 }
 
-/// The body of an answer over HTTP, whole or in chunks.
+/// The body of an HTTP response, whole or chunked.
 pub(crate) struct HttpBody {
     stream: BufReader<TcpStream>,
     chunked: bool,
-    /// What has arrived and was not asked for yet.
+    /// Bytes that were received and not consumed yet.
     read: Vec<u8>,
 }
 
 impl HttpBody {
-    /// Reads the head of an answer.
+    /// Reads the head of a response.
     pub(crate) fn of(stream: TcpStream) -> (u16, Self) {
         let mut body = Self { stream: BufReader::new(stream), chunked: false, read: Vec::new() };
         let head = body.head_line();
@@ -163,7 +163,7 @@ impl HttpBody {
         line.trim_end().to_owned()
     }
 
-    /// Reads on; says whether there was anything.
+    /// Reads more bytes. Returns whether there were any.
     fn more(&mut self) -> bool {
         if !self.chunked {
             return self.stream.read_to_end(&mut self.read).unwrap() > 0;
@@ -171,19 +171,19 @@ impl HttpBody {
         let length = u64::from_str_radix(&self.head_line(), 16).unwrap();
         (&mut self.stream).take(length).read_to_end(&mut self.read).unwrap();
         if length > 0 {
-            // Every chunk ends with a line's end.
+            // Every chunk ends with a line end.
             self.head_line();
         }
         length > 0
     }
 
-    /// All of it, once it has ended.
+    /// Returns the whole body, once it has ended.
     pub(crate) fn text(&mut self) -> String {
         while self.more() {}
         String::from_utf8(std::mem::take(&mut self.read)).unwrap()
     }
 
-    /// The next line, as it comes; none at the end.
+    /// Returns the next line, or `None` at the end.
     pub(crate) fn line(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
@@ -197,19 +197,19 @@ impl HttpBody {
     }
 }
 
-/// etcd's own server: `BOWLINE_ETCD` names the program, which otherwise is the one that Debian packages.
+/// An etcd server: the program that `BOWLINE_ETCD` names, or else the one of the Debian package.
 pub(crate) struct Etcd {
     child: Child,
-    /// Where clients reach it, `host:port`.
+    /// The client address, as `host:port`.
     pub(crate) address: String,
     _dir: TempDir,
 }
 
-/// The reason of a test that needs etcd's server.
+/// The reason to skip a test that needs etcd.
 pub(crate) const ETCD_IS_MISSING: &str = "etcd is not installed (Debian: etcd-server)";
 
-/// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous integration:
-/// there, every test must run.
+/// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous
+/// integration, where every test must run.
 pub(crate) fn skip(why: &str) {
     let required = std::env::var_os("BOWLINE_REQUIRE_TOOLS").is_some();
     assert!(!required, "BOWLINE_REQUIRE_TOOLS is set, but {why}");
@@ -217,7 +217,7 @@ pub(crate) fn skip(why: &str) {
     drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
 }
 
-/// Reports whether `etcdctl` is installed, and skips the test if it is not.
+/// Returns whether `etcdctl` is installed, and skips the test if it is not.
 pub(crate) fn etcdctl_is_installed() -> bool {
     let installed = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
     if !installed {
@@ -227,7 +227,7 @@ pub(crate) fn etcdctl_is_installed() -> bool {
 }
 
 impl Etcd {
-    /// Starts one, unless it is not installed, which it says then.
+    /// Starts a cluster of one etcd. Returns `None`, and skips the test, if etcd is not installed.
     pub(crate) fn alone() -> Option<Self> {
         Self::with(&[])
     }
@@ -240,7 +240,7 @@ impl Etcd {
         let mut command = Command::new(chosen.as_deref().unwrap_or("etcd".as_ref()));
         command.args(flags(0, &[peer], client, dir.path())).args(more).stdout(Stdio::null());
         let started = command.stderr(Stdio::null()).spawn();
-        // Who names one wants that one.
+        // A program that `BOWLINE_ETCD` names must exist.
         assert!(started.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {started:?}");
         let Ok(child) = started else {
             skip(ETCD_IS_MISSING);
@@ -266,30 +266,30 @@ impl Drop for Etcd {
 }
 
 impl Server {
-    /// Starts one that is a cluster of its own.
+    /// Starts a cluster of one member, and waits until it is ready.
     pub(crate) fn alone(dir: &TempDir, more: &[&str]) -> Self {
         let [peer, client] = free_ports();
         Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
     }
 
-    /// Starts three that are a cluster.
+    /// Starts a cluster of three members, and waits until they are ready.
     pub(crate) fn three(dirs: &[TempDir; 3]) -> Vec<Self> {
         let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
         let start = |at: usize| {
             Self::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
         };
-        // None is ready before a quorum runs.
+        // No member is ready before a quorum runs.
         [0, 1, 2].map(start).map(Self::ready).into()
     }
 
-    /// Starts a member, which is not ready yet.
+    /// Starts a member, without waiting until it is ready.
     pub(crate) fn start(flags: &[String], client: u16, more: &[&str]) -> Self {
         let mut command = bowline();
         command.arg("serve").args(flags).args(more);
         Self::run(command, client)
     }
 
-    /// Starts a member by a command, which may be a shell that becomes one.
+    /// Starts a member by a command, which may be a shell that calls exec.
     pub(crate) fn run(mut command: Command, client: u16) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (lines, said) = (child.stderr.take().unwrap(), Arc::<Said>::default());
@@ -298,24 +298,24 @@ impl Server {
         Self { child, said, listens: Some(listens), address: format!("127.0.0.1:{client}") }
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until the server is ready.
     pub(crate) fn ready(self) -> Self {
         self.until_said("ready to serve client requests");
         self
     }
 
-    /// Waits until it says this.
+    /// Waits until the log contains the text.
     pub(crate) fn until_said(&self, words: &str) {
         let said = self.said.until(words);
-        assert!(said.0.contains(words), "{words:?} is never said: {}", said.0);
+        assert!(said.0.contains(words), "{words:?} is not in the log: {}", said.0);
     }
 
-    /// Whether it has said this.
+    /// Returns whether the log contains the text.
     pub(crate) fn has_said(&self, words: &str) -> bool {
         self.said.state.lock().unwrap().0.contains(words)
     }
 
-    /// Waits until it answers this well, over plain HTTP: one that has just begun may have to look first.
+    /// Waits until a GET of this path succeeds: a server that has just started may not have checked its health yet.
     pub(crate) fn until_well(&self, path: &str) {
         let begun = Instant::now();
         loop {
@@ -328,34 +328,34 @@ impl Server {
         }
     }
 
-    /// A channel to it.
+    /// Returns a channel to the server.
     pub(crate) async fn channel(&self) -> Channel {
         let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
         endpoint.connect().await.unwrap()
     }
 
-    /// What it answers over plain HTTP: the first line's code, and the body.
+    /// Sends a plain HTTP request. Returns the status code and the body.
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let (code, mut body) = http(&self.address, method, path, body);
         (code, body.text())
     }
 
-    /// How much of a processor's time it has used.
+    /// Returns how much CPU time the server has used.
     pub(crate) fn worked(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // Behind the name, which may hold anything: the state is the third field, its own time and the system's are the
-        // 14th and the 15th.
+        // The fields after the command name, which may contain anything: the state is the third field of the line, the
+        // user time and the system time are the 14th and the 15th.
         let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
         let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
         Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
     }
 
-    /// How many bytes of memory it has.
+    /// Returns the resident memory in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.status_bytes("VmRSS:")
     }
 
-    /// The most bytes of memory that it has had.
+    /// Returns the peak of the resident memory in bytes.
     pub(crate) fn peak_memory_bytes(&self) -> u64 {
         self.status_bytes("VmHWM:")
     }
@@ -367,41 +367,41 @@ impl Server {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// How many descriptors it has open.
+    /// Returns the number of open file descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// The number of its sockets. Files come and go with its log.
+    /// Returns the number of open sockets. Regular files are not counted, because those of the log come and go.
     pub(crate) fn sockets(&self) -> usize {
         let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
         let links = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
         links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
     }
 
-    /// It stands still from now on. The signal is one of its threads' affair, which tells the others: on a busy machine
-    /// these go on, and answer, until that one has had its turn.
+    /// Pauses the server with SIGSTOP. One of its threads receives the signal and stops the others. On a busy machine
+    /// these can run, and answer, until that thread is scheduled, so this waits until all have stopped.
     pub(crate) fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
         let begun = Instant::now();
         let runs = |thread: std::fs::DirEntry| {
-            // One that ends meanwhile runs no more.
+            // A thread that ends meanwhile does not run either.
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['T', 'Z', 'X']))
         };
         let threads = format!("/proc/{}/task", self.child.id());
         while std::fs::read_dir(&threads).unwrap().flatten().any(runs) {
-            assert!(begun.elapsed() < LIMIT, "it goes on");
+            assert!(begun.elapsed() < LIMIT, "the server is still running");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// It goes on, as if nothing had been.
+    /// Resumes a paused server.
     pub(crate) fn go_on(&self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
-    /// Asks it to stop, and waits: how it ended, and all that it has said.
+    /// Stops the server and waits for it. Returns its exit status and its log.
     pub(crate) fn stop(mut self) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();

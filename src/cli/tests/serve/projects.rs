@@ -1,5 +1,5 @@
-//! Units, files and charts of public projects, written anew with what is particular to each: a server starts with them
-//! as they are, serves a write, and stops. Names of hosts, ports and paths are the test's own.
+//! Systemd units, configuration files and charts of public projects, reduced to what is special about each: a server
+//! starts with them as they are, serves a write, and stops. Host names, ports and paths are the test's own.
 
 use std::process::Command;
 
@@ -8,19 +8,19 @@ use tempfile::tempdir;
 use crate::office::{GOOD, Office};
 use crate::process::{Server, bowline, free_ports};
 
-/// The input of a project for the server. `$NODE` is the node's address, `$CLIENT`, `$PEER`, `$METRICS` and `$HTTP` are
-/// ports, `$DIR` is a directory, and `$CA`, `$CERT` and `$KEY` are files of certificates.
+/// A project's configuration of the server. `$NODE` is the node's address, `$CLIENT`, `$PEER`, `$METRICS` and `$HTTP`
+/// are ports, `$DIR` is a directory, and `$CA`, `$CERT` and `$KEY` are certificate files.
 struct Project {
     name: &'static str,
     /// Separated by white space.
     arguments: &'static str,
-    /// A variable a line.
+    /// One variable a line.
     environment: &'static str,
     /// The text of `$DIR/etcd.conf`.
     file: &'static str,
-    /// Where clients come in.
+    /// The client endpoint.
     endpoint: &'static str,
-    /// Text that the log has about it, if any.
+    /// A warning that the log must contain, or an empty string.
     warning: &'static str,
 }
 
@@ -92,7 +92,7 @@ const PROJECTS: [Project; 15] = [
             ETCD_DATA_DIR=$DIR/data\nETCD_ELECTION_TIMEOUT=5000\nETCD_HEARTBEAT_INTERVAL=1000\n\
             ETCD_INITIAL_ELECTION_TICK_ADVANCE=false\nETCD_AUTO_COMPACTION_RETENTION=1\nETCD_ENABLE_V2=true\n\
             GOMAXPROCS=2",
-        warning: "ETCD_ENABLE_V2 in the environment is not known",
+        warning: "unknown environment variable ETCD_ENABLE_V2",
         ..EMPTY
     },
     Project {
@@ -116,7 +116,7 @@ const PROJECTS: [Project; 15] = [
             ETCD_LISTEN_METRICS_URLS=http://0.0.0.0:$METRICS\nETCD_AUTO_COMPACTION_MODE=revision\n\
             ETCD_AUTO_COMPACTION_RETENTION=1000\nETCD_CLUSTER_DOMAIN=etcd-headless.default.svc\n\
             ETCD_START_FROM_SNAPSHOT=no\nETCD_DISASTER_RECOVERY=no",
-        warning: "ETCD_ON_K8S in the environment is not known",
+        warning: "unknown environment variable ETCD_ON_K8S",
         ..EMPTY
     },
     Project {
@@ -202,7 +202,7 @@ const PROJECTS: [Project; 15] = [
             ETCD_INITIAL_CLUSTER_STATE=new\nETCD_OUT_FILE=$DIR/out.log\nETCD_LOGGER=zap\n\
             ETCD_LOG_OUTPUTS=stderr,$DIR/etcd.log\nETCD_LOG_LEVEL=debug",
         endpoint: "http://$NODE:$CLIENT",
-        warning: "ETCD_OUT_FILE in the environment is not known",
+        warning: "unknown environment variable ETCD_OUT_FILE",
         ..EMPTY
     },
     Project {
@@ -212,7 +212,7 @@ const PROJECTS: [Project; 15] = [
             --initial-advertise-peer-urls=http://$NODE:$PEER",
         environment: "ETCD_IMAGE_TAG=v3.5.0\nETCD_NAME=machine\nETCD_USER=etcd\nETCD_DATA_DIR=$DIR/data\n\
             ETCD_SSL_DIR=/etc/ssl/certs\nETCD_OPTS=\nETCD_STRICT_RECONFIG_CHECK=true\nETCD_PEER_AUTO_TLS=true",
-        warning: "--peer-auto-tls changes nothing",
+        warning: "--peer-auto-tls has no effect",
         ..EMPTY
     },
     Project {

@@ -11,7 +11,7 @@ use crate::process::{Server, bowline, flags, free_ports};
 /// The log line for first-start flags that have changed.
 const DIFFERS: &str = "the configured members or token differ from the data directory";
 
-/// The flags of a member, with some of them changed or added.
+/// Returns a member's flags with some of them changed or added.
 fn changed(mut flags: Vec<String>, changes: &[String]) -> Vec<String> {
     for change in changes {
         let (name, _) = change.split_once('=').unwrap();
@@ -32,7 +32,7 @@ fn has_key(server: &Server) {
     assert!(code == 200 && body.contains(r#""count":"1""#), "{code} {body}");
 }
 
-/// Starts a server that does not run, and returns what it says.
+/// Runs a server that must fail to start. Returns its log.
 fn refused(flags: &[String]) -> String {
     let output = bowline().arg("serve").args(flags).output().unwrap();
     assert!(!output.status.success());
@@ -128,7 +128,7 @@ fn a_new_member_does_not_pass_over_the_data_of_etcd() {
     }
     let usual = flags(0, &[peer], client, dir.path());
     let said = refused(&usual);
-    assert!(said.contains("holds the data of etcd") && said.contains("`bowline import`"), "{said}");
+    assert!(said.contains("holds data of etcd") && said.contains("`bowline import`"), "{said}");
     let insists = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
     put(&insists);
     insists.stop();
@@ -141,6 +141,6 @@ fn a_new_member_that_joins_needs_another_member_to_ask() {
     let [peer, client] = free_ports();
     let joins = ["--initial-cluster-state=existing".to_owned()];
     let said = refused(&changed(flags(0, &[peer], client, dir.path()), &joins));
-    assert!(said.contains("so name the other members too, with --initial-cluster"), "{said}");
+    assert!(said.contains("name the other members, too, with --initial-cluster"), "{said}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing was written");
 }

@@ -1,4 +1,4 @@
-//! Revisions in the headers of answers, and reads at members that are cut off.
+//! Revisions in response headers, and reads at members that are cut off from the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -27,10 +27,10 @@ fn put_of(key: &str) -> pb::PutRequest {
 }
 
 fn revision(header: Option<pb::ResponseHeader>) -> i64 {
-    header.expect("every answer has a header").revision
+    header.expect("every response has a header").revision
 }
 
-/// Writers of keys of their own, until they are dropped.
+/// Starts tasks that write keys of their own until the set is dropped.
 fn writers(channel: &Channel) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     for at in 0..8 {
@@ -41,13 +41,12 @@ fn writers(channel: &Channel) -> JoinSet<()> {
     writers
 }
 
-/// Reads a key.
 async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> pb::RangeResponse {
     let range = pb::RangeRequest { key: key.to_vec().into(), ..Default::default() };
     kv.range(range).await.unwrap().into_inner()
 }
 
-/// A change takes one revision, and its answer has that revision, whatever other clients write.
+/// A change takes one revision, and its response has that revision, whatever other clients write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_of_a_change_has_the_revision_of_the_change() {
     let dir = tempdir().unwrap();
@@ -61,7 +60,7 @@ async fn header_of_a_change_has_the_revision_of_the_change() {
     leases.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 9 }).await.unwrap();
     let of_key =
         async |key: &[u8]| get(&mut KvClient::new(channel.clone()), key).await.kvs[0].clone();
-    // A deletion has taken the revision if the key is there just before it, and not at it.
+    // A deletion has that revision if the key exists at the revision before it, and does not exist at it.
     let deleted_at = async |key: &[u8], revision: i64| {
         let mut kv = KvClient::new(channel.clone());
         for (at, count) in [(revision - 1, 1), (revision, 0)] {
@@ -143,7 +142,8 @@ async fn header_of_a_read_is_not_newer_than_what_was_read() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    // One writer adds a user, a role and a leased key in each round, and then puts a key that marks the end of the round.
+    // One writer adds a user, a role and a leased key in each round, and then puts a key that marks the end of the
+    // round.
     LeaseClient::new(channel.clone())
         .lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 })
         .await
@@ -166,7 +166,8 @@ async fn header_of_a_read_is_not_newer_than_what_was_read() {
     assert!(written > 20 && reads > 50, "{written} rounds, {reads} reads");
 }
 
-/// Adds a user, a role and a key of the lease, and then puts the round's number. `log[n]` is the revision of round n's put.
+/// Adds a user, a role and a key of the lease, and then puts the round's number. `log[n]` is the revision of round n's
+/// put.
 async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBool>) -> usize {
     let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel));
     for (round, revision_of) in log.iter().enumerate() {
@@ -185,7 +186,7 @@ async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBo
     log.len()
 }
 
-/// Calls each read in turn, and compares its answer with the rounds that had ended at the revision in the header.
+/// Calls each read in turn, and compares its response with the rounds that had ended at the revision in the header.
 async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBool>) -> usize {
     let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel.clone()));
     let mut leases = LeaseClient::new(channel);
@@ -216,8 +217,8 @@ async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBoo
     reads
 }
 
-/// Checking a password takes long. A user that is deleted meanwhile can still log in: the header must then be older than
-/// everything that was written after the deletion.
+/// Checking a password takes long. A user that is deleted meanwhile can still log in: the header must then be older
+/// than everything that was written after the deletion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
     let dir = tempdir().unwrap();
@@ -246,7 +247,7 @@ async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
         if let Ok(answered) = asked.await.unwrap() {
             let (answered, written) =
                 (revision(answered.into_inner().header), revision(put.header));
-            assert!(answered < written, "{answered}, and the user was deleted before {written}");
+            assert!(answered < written, "{answered}, but the user was deleted before {written}");
             judged_before += 1;
         }
         if judged_before == 5 {
@@ -296,7 +297,7 @@ async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
     for server in &servers[..2] {
         server.pause();
     }
-    ask(&own, both(&[true, true], &[true])).await.expect("a local read asks no other member");
+    ask(&own, both(&[true, true], &[true])).await.expect("a local read contacts no other member");
     for txn in &mixed {
         let answered = ask(&own, txn.clone()).await;
         assert!(answered.is_err(), "no quorum has confirmed this read: {answered:?}");
@@ -305,7 +306,7 @@ async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
         server.go_on();
     }
     let newest = loop {
-        // An election may be under way.
+        // An election may be in progress.
         let put = KvClient::new(servers[0].channel().await).put(put_of("k")).await;
         if let Ok(put) = put {
             break revision(put.into_inner().header);

@@ -1,4 +1,4 @@
-//! Every method, with every kind of caller: who gets in where is a table, and no method may be missing in it.
+//! A table of every method and every kind of caller, and whether the call is permitted. No method may be missing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::generated::v3lockpb as lock;
 use crate::process::{Server, http_with};
 use pb::request_op::Request as Op;
 
-/// How long a stream that says nothing is listened to.
+/// How long to wait for the first response of a stream.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// A lease to which a key outside hangs, and one without keys.
+/// A lease with a key outside `app/`, and one without keys.
 const LEASE_OUTSIDE: i64 = 7;
 const LEASE_BARE: i64 = 8;
 
-/// What a caller must be to get in.
+/// What a call requires of its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Needs {
-    /// Whoever reaches the port.
+    /// No user.
     Nothing,
     /// Any user.
     User,
-    /// May read below `app/`.
+    /// Permission to read below `app/`.
     Read,
-    /// May write there.
+    /// Permission to write below `app/`.
     Write,
-    /// Both.
+    /// Permission to read and write below `app/`.
     Both,
     Root,
 }
 
-/// Kinds of callers: the name, and what they may do below `app/`.
+/// The kinds of callers: the name, and the permissions below `app/`.
 const CALLERS: [(&str, &str); 7] = [
     ("nobody", ""),
     ("stranger", ""),
@@ -53,7 +53,7 @@ const CALLERS: [(&str, &str); 7] = [
 ];
 
 impl Needs {
-    /// In what words a caller is refused, if it is.
+    /// Returns the error message for this caller, or `None` if the call is permitted.
     fn refusal(self, caller: &str, rights: &str) -> Option<&'static str> {
         let may = |right: char| rights.contains(right);
         let is_in = match self {
@@ -97,12 +97,12 @@ fn txn(ops: Vec<Op>) -> pb::TxnRequest {
     pb::TxnRequest { failure: ops.into_iter().map(op).collect(), ..never() }
 }
 
-/// A comparison that fails, of a key below `app/`.
+/// Returns a transaction whose comparison of a key below `app/` fails.
 fn never() -> pb::TxnRequest {
     pb::TxnRequest { compare: vec![compare("app/never")], ..Default::default() }
 }
 
-/// Whether it was made at revision 1, when nothing was made.
+/// Compares the create revision with 1, at which no key was created.
 fn compare(key: &str) -> pb::Compare {
     let mut compare = pb::Compare { key: key.to_owned().into(), ..Default::default() };
     compare.set_target(pb::compare::CompareTarget::Create);
@@ -119,7 +119,7 @@ fn watch(key: &str, range_end: &str) -> pb::WatchRequest {
     pb::WatchRequest { request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)) }
 }
 
-/// What has to do with keys.
+/// Returns the calls that concern keys.
 fn rows_of_keys(caller: &str) -> Vec<Row> {
     use Needs::{Both, Read, Root, User, Write};
     let (range, to_put) = ("/etcdserverpb.KV/Range", "/etcdserverpb.KV/Put");
@@ -215,7 +215,7 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
     ]
 }
 
-/// What has to do with leases, members and the server.
+/// Returns the calls that concern leases, members and the server.
 fn rows_of_servers() -> Vec<Row> {
     use Needs::{Nothing, Root, User};
     let left = |keys| pb::LeaseTimeToLiveRequest { id: LEASE_OUTSIDE, keys };
@@ -237,7 +237,7 @@ fn rows_of_servers() -> Vec<Row> {
         row("/etcdserverpb.Cluster/MemberUpdate", Root, pb::MemberUpdateRequest::default()),
         row("/etcdserverpb.Cluster/MemberPromote", Root, pb::MemberPromoteRequest { id: 99 }),
         row("/etcdserverpb.Maintenance/Alarm", User, alarm(pb::alarm_request::AlarmAction::Get)),
-        // Of no kind: nothing is raised, and nothing is there to be ended.
+        // An alarm without a type: nothing is raised, and nothing can be disarmed.
         row(
             "/etcdserverpb.Maintenance/Alarm",
             Root,
@@ -260,7 +260,7 @@ fn rows_of_servers() -> Vec<Row> {
     ]
 }
 
-/// What has to do with users. What would take effect names somebody who is not there.
+/// Returns the calls that concern users. Calls that would change something name a user or role that does not exist.
 fn rows_of_users(caller: &str) -> Vec<Row> {
     use Needs::{Nothing, Root, User};
     let nobody = || "nobody".to_owned();
@@ -315,21 +315,21 @@ fn rows_of_users(caller: &str) -> Vec<Row> {
             Root,
             pb::AuthRoleRevokePermissionRequest { role: nobody(), ..Default::default() },
         ),
-        // The last: root switches it off.
+        // The last call: as root it disables authentication.
         row("/etcdserverpb.Auth/AuthDisable", Root, pb::AuthDisableRequest {}),
     ]
 }
 
-/// What a caller hears: nothing bad, or a refusal. A stream's first answer is waited for.
+/// Makes a call. Returns whether it succeeded; for a stream, the first response counts.
 async fn hear(channel: &Channel, path: &str, token: &str, message: Bytes) -> Result<(), Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.unwrap();
-    // The stream of requests stays open.
+    // The request stream stays open.
     let (more, asked) = tokio::sync::mpsc::channel(1);
     more.send(message).await.unwrap();
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
     let request: Request<_> = by(token, asked);
-    // A method with one request waits for its end.
+    // A method with a single request expects the end of the request stream.
     let streams = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
     let more = streams.contains(&path).then_some(more);
     let first = async {
@@ -350,7 +350,7 @@ async fn hear(channel: &Channel, path: &str, token: &str, message: Bytes) -> Res
     Ok(())
 }
 
-/// The same in JSON, where a method has an answer and not a stream: what is refused there.
+/// Makes the same call in JSON, for methods that do not stream. Returns the error message.
 fn hear_json(server: &Server, method: &MethodDescriptor, token: &str, message: Bytes) -> String {
     let names = [("Compact", "compaction"), ("DeleteRange", "deleterange")];
     let name = names.iter().find(|(name, _)| *name == method.name());
@@ -413,7 +413,7 @@ async fn every_method_is_open_to_those_whom_the_table_names_and_to_nobody_else()
     let mut named = BTreeSet::new();
     let (mut asked, mut wrong) = (0, Vec::new());
     for ((caller, rights), token) in CALLERS.iter().zip(tokens(&channel).await) {
-        // Who leads: whoever may resigns.
+        // The leaders of both elections, for permitted `Resign` calls.
         for name in ["app/e/1", "no/e/1"] {
             kv.put(by(&root, put(name))).await.unwrap();
         }

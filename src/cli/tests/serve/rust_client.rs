@@ -1,5 +1,5 @@
-//! A program in Rust that uses the crate `etcd-client` (`src/cli/tests/etcd-client`). The crate's build compiles etcd's
-//! protocol with `protoc`, which need not be installed: this test's own binary stands in for it.
+//! A Rust program that uses the crate `etcd-client` (`src/cli/tests/etcd-client`). The crate's build script compiles
+//! etcd's protocol with `protoc`, which may not be installed: this test binary takes its place.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -11,10 +11,10 @@ use tempfile::tempdir;
 
 use crate::process::{Server, skip};
 
-/// What `protoc` was called with, a line each.
+/// The variable with the arguments of `protoc`, one a line.
 const PROTOC_ARGS: &str = "BOWLINE_TEST_PROTOC_ARGS";
 
-/// Does what `protoc` is asked for by a build: compiles these files into one set of descriptors.
+/// Does what the build script needs of `protoc`: compiles the files into one descriptor set.
 #[test]
 fn stands_in_for_protoc() {
     let Ok(args) = std::env::var(PROTOC_ARGS) else { return };
@@ -33,7 +33,7 @@ fn stands_in_for_protoc() {
     std::fs::write(out.unwrap(), compiler.encode_file_descriptor_set()).unwrap();
 }
 
-/// A command that calls the test above.
+/// Writes a script that runs the test above in place of `protoc`.
 fn protoc(dir: &Path) -> PathBuf {
     let (path, this) = (dir.join("protoc"), std::env::current_exe().unwrap());
     let words = format!(
@@ -45,7 +45,7 @@ fn protoc(dir: &Path) -> PathBuf {
     path
 }
 
-/// `None` where what it is made of is neither here nor to be had.
+/// Builds the program. Returns `None` if its dependencies are neither here nor can be downloaded.
 fn program(protoc: &OsStr) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/etcd-client");
     let mut fetch = Command::new(env!("CARGO"));

@@ -1,5 +1,5 @@
-//! Servers with self-signed certificates, in the forms that `openssl req -x509` makes, and clients
-//! that trust that very certificate.
+//! Servers with self-signed certificates, in the forms that `openssl req -x509` makes, and clients that trust exactly
+//! that certificate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ struct Own {
     key: PathBuf,
 }
 
-/// Writes a certificate for some host. It is good until the year.
+/// Writes a certificate for a host, which is valid until the year `until`.
 fn certificate(dir: &TempDir, name: &str, is_ca: IsCa, host: &str, until: i32) -> Own {
     let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
     params.is_ca = is_ca;
@@ -47,7 +47,7 @@ fn serve(dir: &TempDir, own: &Own) -> Server {
     Server::start(&all, client, &[]).ready()
 }
 
-/// Asks a server for a key; the error, if that fails.
+/// Gets a key from a server. Returns the error if that fails.
 fn ask(mut command: Command, server: &Server, trusted: &Path) -> Result<(), String> {
     command.args(["get", "k", "--command-timeout=20s", "--cacert"]).arg(trusted);
     command.arg(format!("--endpoints=https://{}", server.address)).env("ETCDCTL_API", "3");
@@ -65,7 +65,7 @@ fn a_certificate_in_the_file_of_authorities_is_good_for_its_own_server() {
         let (dir, own) = (tempdir().unwrap(), certificate(&files, name, is_ca, "127.0.0.1", 2100));
         let server = serve(&dir, &own);
         ask(bowline(), &server, &own.cert).unwrap_or_else(|said| panic!("{name}: {said}"));
-        // Among others in the file, it counts as well.
+        // The certificate is also trusted if the file has others before it.
         let other = certificate(&files, "other", authority(), "127.0.0.1", 2100);
         let both = files.path().join("both.pem");
         let pem = [&other.cert, &own.cert].map(|path| std::fs::read(path).unwrap()).concat();
@@ -83,7 +83,7 @@ fn an_authority_that_serves_is_refused_unless_it_is_trusted_itself() {
     let files = tempdir().unwrap();
     let trusted = certificate(&files, "trusted", authority(), "127.0.0.1", 2100);
     for (name, host, until, trusts_own, words) in [
-        ("not trusted", "127.0.0.1", 2100, false, "is not itself in the file of --cacert"),
+        ("not trusted", "127.0.0.1", 2100, false, "does not contain it"),
         ("of another host", "other.example", 2100, true, "not valid for name"),
         ("expired", "127.0.0.1", 2021, true, "Expired"),
     ] {

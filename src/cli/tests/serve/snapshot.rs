@@ -1,4 +1,4 @@
-//! Snapshots over the network: what arrives is a backup.
+//! Snapshots over the network: the received file is a backup.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::process::{Server, bowline, flags, free_ports};
 use crate::tools::etcdctl;
 use pb::maintenance_client::MaintenanceClient;
 
-/// Runs a command of ours that must succeed and print one object.
+/// Runs a `bowline` command that must succeed and print one JSON object.
 fn object(arguments: &[&str]) -> Value {
     let output = bowline().args(arguments).arg("--json").output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -21,7 +21,7 @@ fn object(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// As many keys as to need several blobs.
+/// Writes so much data that a snapshot needs several messages.
 fn fill(server: &Server) {
     let value = "AAAA".repeat(2000);
     for key in ["YQ==", "Yg==", "Yw==", "ZA==", "ZQ==", "Zg==", "Zw==", "aA=="] {
@@ -79,7 +79,7 @@ async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with
     );
     assert!(count.1.ends_with(r#""count":"8"}"#), "{count:?}");
 
-    // One that is not as it was sent is not taken for one.
+    // A snapshot that differs from what was sent is rejected.
     for (at, what) in [(received.len() / 2, "a byte in it"), (before_hash - 1, "its padding")] {
         let mut bytes = received.clone();
         bytes[at] ^= 1;

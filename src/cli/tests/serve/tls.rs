@@ -1,4 +1,4 @@
-//! TLS with clients: who is let in, who is not and is told why, and what that costs.
+//! TLS with clients: who is accepted, who is rejected and with which error, and what rejected connections cost.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,23 +21,23 @@ use pb::maintenance_client::MaintenanceClient;
 
 const BOTH: [&rustls::SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
 
-/// Longer than any of it takes, on a machine with much else to do.
+/// Timeouts longer than any command takes on a busy machine.
 const PATIENT: [&str; 4] = ["--command-timeout", "60s", "--dial-timeout", "60s"];
 
-/// What a client says whose authority has not signed what it is shown.
+/// The error of a client that does not trust the authority of the server's certificate.
 const UNTRUSTED: &str = "invalid peer certificate: ";
 
-/// How often to look whether something has changed.
+/// How often to check a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// How long a change of files may take to be seen: more than the server's own looks are apart.
+/// How long the server may take to use changed files: longer than the interval of its checks.
 const SEEN_MAX: Duration = Duration::from_secs(60);
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A server that shows a certificate of the office.
+/// Starts a server with a certificate of the authority.
 fn secure(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
     let card = office.issue(GOOD);
     let [peer, client] = free_ports();
@@ -49,7 +49,7 @@ fn secure(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
     Server::start(&all, client, more).ready()
 }
 
-/// The same, which also asks clients for theirs.
+/// The same, with client certificates required.
 fn mutual(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
     let ca = format!("--trusted-ca-file={}", text(&office.ca()));
     let flags = [&[ca.as_str(), "--client-cert-auth"], more].concat();
@@ -99,11 +99,12 @@ fn etcdctl_and_our_command_line_come_in_with_certificates_and_not_without() {
     let done = ours(&[&trusts, &shows], &["get", "k"]);
     assert_eq!(said(&done), "k\nv\n");
     let done = ours(&[&trusts], &["get", "k"]);
-    // The refusal comes behind a handshake that is over for the client, which may have begun to speak by then.
+    // The client's side of the handshake ends before the server rejects it, and the client may have sent a request by
+    // then.
     let words = ["CertificateRequired", "the connection broke"];
     let is_refused = words.iter().any(|words| said(&done).contains(words));
     assert!(!done.status.success() && is_refused, "{}", said(&done));
-    // Its files are there as long as it is.
+    // Bound to a name, because its temporary files are deleted when it is dropped.
     let foreign = Office::new();
     let done = ours(&[&["--cacert", text(&foreign.ca())], &shows], &["get", "k"]);
     assert!(!done.status.success() && said(&done).contains(UNTRUSTED), "{}", said(&done));
@@ -119,7 +120,7 @@ fn etcdctl_and_our_command_line_come_in_with_certificates_and_not_without() {
     assert!(!done.status.success(), "{}", said(&done));
 }
 
-/// HTTP/1 and HTTP/2, JSON, health and metrics: nothing goes around the door.
+/// HTTP/1 and HTTP/2, JSON, health and metrics: nothing is served without a certificate.
 #[tokio::test]
 async fn everything_is_behind_one_door() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
@@ -145,7 +146,7 @@ async fn everything_is_behind_one_door() {
         .await
         .unwrap();
     assert_eq!(found.into_inner().kvs[0].value, "bar");
-    // Without a word about protocols, and with one for another protocol.
+    // Without ALPN, and with another protocol in ALPN.
     let mut config = (*office.config(Some(&card), &BOTH)).clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
     let mut speak = |protocols: &[&[u8]]| {
@@ -162,17 +163,20 @@ async fn everything_is_behind_one_door() {
     assert!(speak(&[b"spdy/3"]).0.unwrap_err().contains("NoApplicationProtocol"));
 }
 
-/// What is wrong with a certificate, and what the server's log says of it.
+/// Returns certificates that must be rejected, each with the reason that the server logs.
 fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, Option<Card>)> {
     let server_only = [ExtendedKeyUsagePurpose::ServerAuth];
     let revoked = office.client("ann");
     let cards = vec![
-        ("it shows no certificate", None),
-        ("its certificate has expired", Some(Says { years: (2019, 2020), ..GOOD })),
-        ("its certificate is not valid yet", Some(Says { years: (2098, 2099), ..GOOD })),
-        ("its certificate is not for clients", Some(Says { uses: &server_only, ..GOOD })),
+        ("the client has presented no certificate", None),
+        ("the client's certificate has expired", Some(Says { years: (2019, 2020), ..GOOD })),
+        ("the client's certificate is not valid yet", Some(Says { years: (2098, 2099), ..GOOD })),
         (
-            "its certificate is for none of the hosts of --client-cert-allowed-hostname",
+            "the client's certificate is not for clients (extended key usage)",
+            Some(Says { uses: &server_only, ..GOOD }),
+        ),
+        (
+            "the client's certificate names none of the hosts of --client-cert-allowed-hostname",
             Some(Says { hosts: &["elsewhere.example"], ..GOOD }),
         ),
     ];
@@ -181,11 +185,14 @@ fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, 
     };
     let mut cards: Vec<_> = cards.into_iter().map(issue).collect();
     office.revoke(&[&revoked]);
-    cards.push(("its certificate was revoked", Some(revoked)));
+    cards.push(("the client's certificate was revoked", Some(revoked)));
     let card = foreign.client("ann");
-    let own = "its certificate may sign others (CA:TRUE), and is nobody's: sign one with it";
+    let own = "the client's certificate is that of an authority (CA:TRUE): sign a client certificate with it";
     cards.push((own, Some(office.own())));
-    cards.push(("its certificate is not signed by an authority of --trusted-ca-file", Some(card)));
+    cards.push((
+        "the client's certificate is not signed by an authority of --trusted-ca-file",
+        Some(card),
+    ));
     cards
 }
 
@@ -205,7 +212,7 @@ async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() 
         }
         for (why, card) in &cards {
             let got = office.http(&server.address, card.as_ref(), &[version], &get("/health"));
-            // By the reason that TLS has for it, and not by a connection that breaks.
+            // By a TLS alert, not by a broken connection.
             let refused = got.expect_err(why);
             assert!(refused.contains("received fatal alert: "), "{why}, {version:?}: {refused}");
         }
@@ -218,12 +225,12 @@ async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() 
     put_key(&office.channel(&server.address, Some(&right)).await, "k").await.unwrap();
     let (_, said) = server.stop();
     for (why, _) in &cards {
-        let count = said.matches(&format!("a client was turned away: {why}\n")).count();
+        let count = said.matches(&format!("client connection rejected: {why}\n")).count();
         assert!(count >= 2, "{count} times {why:?} in {said}");
     }
 }
 
-/// As etcd's GHSA-3wh4 has it: a list of revocations that one listener reads and another does not.
+/// As in etcd's GHSA-3wh4, where one listener used a revocation list and another did not.
 #[test]
 fn all_listeners_ask_for_the_same_certificates() {
     let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
@@ -265,23 +272,27 @@ fn files_that_are_no_good_are_refused_before_anything_is_touched() {
     type Case<'a> = ([&'a Path; 2], &'a [(&'a str, &'a Path)], &'a str);
     let cases: &[Case<'_>] = &[
         ([&none, &card.key], &[], "cannot read"),
-        ([&empty, &card.key], &[], "empty.pem: no certificate in it"),
+        ([&empty, &card.key], &[], "empty.pem: no certificate in the file"),
         ([&card.cert, &empty], &[], "empty.pem: no private key"),
         ([&card.cert, &other.key], &[], "keys may not be consistent"),
-        ([&junk, &card.key], &[], "the certificates for clients"),
+        ([&junk, &card.key], &[], "the TLS certificates for clients"),
         ([&card.cert, &card.key], &[("trusted-ca-file", &empty)], "empty.pem: no certificate"),
         ([&card.cert, &card.key], &[("trusted-ca-file", &junk)], "junk.pem"),
         (
             [&card.cert, &card.key],
             &[("trusted-ca-file", &ca), ("client-crl-file", &ca)],
-            "ca.pem: no revocation list in it",
+            "ca.pem: no revocation list in the file",
         ),
         (
             [&card.cert, &card.key],
             &[("trusted-ca-file", &ca), ("client-crl-file", &twice)],
-            "twice.pem: two revocation lists of one authority: keep the newest",
+            "twice.pem: two revocation lists of the same authority: keep only the newest",
         ),
-        ([&card.cert, &card.key], &[("trusted-ca-file", &crl)], "crl.pem: no certificate in it"),
+        (
+            [&card.cert, &card.key],
+            &[("trusted-ca-file", &crl)],
+            "crl.pem: no certificate in the file",
+        ),
     ];
     let data = dir.path().join("data");
     for ([cert, key], more, words) in cases {
@@ -300,11 +311,11 @@ fn files_that_are_no_good_are_refused_before_anything_is_touched() {
             "{words}: {}",
             said(&output)
         );
-        assert!(!data.exists(), "{words}: nothing was touched");
+        assert!(!data.exists(), "{words}: nothing was written");
     }
 }
 
-/// Users and roles with certificates: `ann` may write below `app/`, `root` may do everything.
+/// Creates users and roles for certificates: `ann` may write below `app/`, `root` may do everything.
 async fn guard(channel: &Channel) {
     let mut auth = pb::auth_client::AuthClient::new(channel.clone());
     for name in ["root", "ann"] {
@@ -345,13 +356,13 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
     let no_user = (Code::InvalidArgument, "etcdserver: user name is empty".to_owned());
     assert_eq!(refused(put_key(&as_ann, "secret").await), denied);
     let as_eve = office.channel(&address, Some(&eve)).await;
-    assert_eq!(refused(put_key(&as_eve, "app/a").await), denied, "there is no such user");
+    assert_eq!(refused(put_key(&as_eve, "app/a").await), denied, "no such user exists");
     let not_found = (Code::FailedPrecondition, "etcdserver: user name not found".to_owned());
     let hash = MaintenanceClient::new(as_eve).hash(pb::HashRequest {}).await.map(drop);
-    assert_eq!(refused(hash), not_found, "where etcd looks for it");
+    assert_eq!(refused(hash), not_found, "etcd reports the missing user here, too");
     let as_nobody = office.channel(&address, Some(&nobody)).await;
     assert_eq!(refused(put_key(&as_nobody, "app/a").await), no_user);
-    // A token goes before the certificate, for more and for less, and one that is none is not passed over.
+    // A token has precedence over the certificate, whichever of them permits more, and an invalid token is not ignored.
     let token = {
         let request = pb::AuthenticateRequest { name: "ann".into(), password: "ann's".into() };
         let mut auth = pb::auth_client::AuthClient::new(as_root.clone());
@@ -373,7 +384,8 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
     for none in ["x", &bearer.to_lowercase()] {
         assert_eq!(refused(kv.put(by("token", none)).await.map(drop)), void);
     }
-    // A gateway's certificate is not its clients', be it another's or our own.
+    // A proxying gateway's certificate is not that of its clients, whether the gateway is another process or this
+    // server.
     assert_eq!(refused(kv.put(by("grpcgateway-accept", "*/*")).await.map(drop)), no_user);
     let body = r#"{"key":"c2VjcmV0"}"#;
     let answer =
@@ -382,14 +394,14 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
     let header = format!("Authorization: {token}\r\n");
     let answer = office.http(&address, Some(&root), &BOTH, &post("/v3/kv/range", &header, body));
     assert!(answer.as_ref().unwrap().contains("permission denied"), "{answer:?}");
-    // Who is taken away what it may do loses it, on a connection that is up.
+    // A deleted user loses its permissions on an open connection, too.
     let mut auth = pb::auth_client::AuthClient::new(as_root.clone());
     auth.user_delete(pb::AuthUserDeleteRequest { name: "ann".into() }).await.unwrap();
     assert_eq!(refused(put_key(&as_ann, "app/a").await), denied);
 }
 
-/// Where certificates are asked for and `--client-cert-auth` is not said, they open the door and name nobody; where
-/// none are asked for, none is looked at.
+/// If client certificates are verified without `--client-cert-auth`, they permit the connection but name no user. If
+/// they are not verified, they are ignored.
 #[tokio::test]
 async fn certificates_name_nobody_unless_they_are_to() {
     let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
@@ -409,7 +421,7 @@ async fn certificates_name_nobody_unless_they_are_to() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Asks again until it is as wanted.
+/// Waits for a condition.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -441,43 +453,43 @@ async fn files_are_read_again_while_connections_go_on_and_broken_ones_change_not
     );
     put_key(&of_ann, "k").await.unwrap();
     put_key(&of_bob, "k").await.unwrap();
-    // Half a file. Whoever comes while it is there comes in by what there was.
+    // An incomplete file. Connections meanwhile use the previous certificates.
     put(&files[0], b"-----BEGIN CERTIFICATE-----\n");
     let health = |office: &Office, card: &Card| {
         office.http(&server.address, Some(card), &BOTH, &get("/health")).is_ok()
     };
     assert!(health(&office, &bob));
-    // Another authority's certificate, and its key. Old connections go on.
+    // The certificate of another authority, and its key. Open connections stay.
     let second = next.issue(GOOD);
     copy(&second.cert, &files[0]);
     copy(&second.key, &files[1]);
-    until("another certificate is shown", || {
-        // It asks for a certificate of the old authority still.
+    until("the new certificate is used", || {
+        // The server still requires client certificates of the old authority.
         next.http(&server.address, Some(&bob), &BOTH, &get("/health")).is_ok()
     });
-    assert!(!health(&office, &bob), "the old one is not shown any more");
+    assert!(!health(&office, &bob), "the old certificate is still used");
     put_key(&of_ann, "k").await.unwrap();
-    // Who is revoked goes, also from a connection that is up; the others stay.
+    // The connections of a revoked client are closed; others stay.
     office.revoke(&[&ann]);
     let runtime = tokio::runtime::Handle::current();
     let is_out = || {
         let put = async { put_key(&of_ann, "k").await };
         tokio::task::block_in_place(|| runtime.block_on(put)).is_err()
     };
-    until("the connection of who is revoked ends", is_out);
+    until("the connection of the revoked client is closed", is_out);
     assert!(next.http(&server.address, Some(&ann), &BOTH, &get("/health")).is_err());
     put_key(&of_bob, "k").await.unwrap();
-    // Another authority for clients: the old ones' are nothing any more.
+    // Another authority for clients: certificates of the old one are rejected.
     next.revoke(&[]);
     copy(&next.crl(), &office.crl());
     copy(&next.ca(), &files[2]);
     let carl = next.client("carl");
-    until("the new authority's clients come in", || health(&next, &carl));
+    until("clients of the new authority are accepted", || health(&next, &carl));
     assert!(next.http(&server.address, Some(&bob), &BOTH, &get("/health")).is_err());
     let (status, said) = server.stop();
     assert!(status.success(), "{said}");
-    assert!(said.contains("new certificates are in use with clients"), "{said}");
-    assert!(said.contains("its certificate was revoked"), "{said}");
+    assert!(said.contains("reloaded the TLS certificates for clients"), "{said}");
+    assert!(said.contains("the client's certificate was revoked"), "{said}");
 }
 
 #[test]
@@ -488,10 +500,10 @@ fn a_broken_file_is_said_once_and_the_old_one_stays() {
     put(&key, &std::fs::read(&card.key).unwrap());
     let files = [format!("--cert-file={}", text(&cert)), format!("--key-file={}", text(&key))];
     let server = secure(&mut office, &dir, &[&files[0], &files[1]]);
-    let complains = "the certificates in use with clients stay: ";
+    let complains = "cannot reload the TLS certificates for clients, keeping the current ones: ";
     put(&cert, b"broken");
     server.until_said(complains);
-    // More looks than one while it is so.
+    // Wait for several checks of the files while they are broken.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(2500) {
         let answer = office.http(&server.address, None, &BOTH, &get("/health"));
@@ -519,7 +531,7 @@ async fn plain_words_at_an_encrypted_port_and_encrypted_ones_at_a_plain_port_are
     };
     let secure = server.address.clone();
     let plain = format!("127.0.0.1:{plain}");
-    // One server, both ways.
+    // One server with both kinds of listener.
     let channel = Channel::from_shared(format!("http://{plain}")).unwrap().connect().await.unwrap();
     put_key(&channel, "k").await.unwrap();
     put_key(&office.channel(&secure, None).await, "k").await.unwrap();
@@ -540,7 +552,7 @@ async fn plain_words_at_an_encrypted_port_and_encrypted_ones_at_a_plain_port_are
     assert!(format!("{status:?}").contains("use https://"), "{status:?}");
     let refused = office.http(&plain, None, &BOTH, &get("/health")).unwrap_err();
     assert!(refused.contains("received corrupt message"), "{refused}");
-    // Neither one nor the other.
+    // Neither TLS nor HTTP.
     for garbage in [&[0x16, 3, 1, 0xff, 0xff][..], &[0x16; 600], &[0; 600], &[0x80, 0x2e, 1, 0, 2]]
     {
         let mut stream = TcpStream::connect(&secure).unwrap();
@@ -552,15 +564,15 @@ async fn plain_words_at_an_encrypted_port_and_encrypted_ones_at_a_plain_port_are
     put_key(&channel, "k").await.unwrap();
     let (_, said) = server.stop();
     for words in [
-        "it does not speak TLS, and the port is for https://",
-        "it speaks TLS, and the port is for http://",
-        "is not encrypted: certificates count for https:// only",
+        "plaintext connection to an https:// port",
+        "TLS connection to an http:// port",
+        "is not encrypted: certificates apply to https:// only",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
 }
 
-/// How long a connection stays, of whoever says so much and no more.
+/// Sends some bytes and returns how long the server keeps the connection.
 fn stays(address: &str, words: &[u8]) -> Duration {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -579,7 +591,7 @@ fn who_does_not_go_through_the_handshake_is_gone_by_its_deadline() {
     let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
     let server = mutual(&mut office, &dirs[0], &[]);
     let plain = Server::alone(&dirs[1], &[]);
-    // The beginning of a hello, which says that 512 bytes follow.
+    // The beginning of a ClientHello that declares 512 bytes.
     let half: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     let silent: [(&str, &[u8]); 4] = [
         (&server.address, b""),
@@ -596,7 +608,7 @@ fn who_does_not_go_through_the_handshake_is_gone_by_its_deadline() {
         }
     });
     let (_, said) = server.stop();
-    assert!(said.contains("it took more than 10s to say who it is"), "{said}");
+    assert!(said.contains("the handshake took longer than 10s"), "{said}");
 }
 
 #[test]
@@ -619,7 +631,7 @@ fn any_number_of_silent_connections_keeps_nobody_out() {
             assert!(took < Duration::from_secs(20), "{took:?} among {number}");
         }
     }
-    // The first ones had to make room.
+    // The server closes the oldest connections to accept new ones.
     let mut first = silent.swap_remove(0);
     first.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     match first.read(&mut [0]) {
@@ -629,7 +641,7 @@ fn any_number_of_silent_connections_keeps_nobody_out() {
     assert!(server.stop().0.success());
 }
 
-/// `--auto-tls`: encrypted, and made anew at each start.
+/// `--auto-tls`: encrypted, with a new certificate at each start.
 #[test]
 fn a_server_can_make_its_own_certificate_to_be_tried_out() {
     let dir = tempdir().unwrap();
@@ -649,12 +661,12 @@ fn a_server_can_make_its_own_certificate_to_be_tried_out() {
     assert!(!done.status.success() && said(&done).contains(UNTRUSTED), "{}", said(&done));
     let (_, said) = server.stop();
     assert!(
-        said.contains("a certificate that nobody has signed") && said.contains("sha256="),
+        said.contains("using a self-signed certificate for clients") && said.contains("sha256="),
         "{said}"
     );
 }
 
-/// etcd wants it without PEM.
+/// etcd requires a revocation list in DER, not PEM.
 #[test]
 fn a_revocation_list_counts_as_it_is_too() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
@@ -673,7 +685,7 @@ async fn comes_in(office: &Office, server: &Server, card: &Card) -> Result<(), S
     put_key(&channel, "k").await.map_err(|refused| format!("{refused:?}"))
 }
 
-/// The same card, followed by the certificate of its authority.
+/// Returns the same certificate followed by that of its authority.
 fn chained(card: &Card, authority: &Office) -> Card {
     let chain = [std::fs::read(&card.cert).unwrap(), std::fs::read(authority.ca()).unwrap()];
     let cert = card.cert.with_extension("chain.pem");
@@ -688,11 +700,11 @@ async fn clients_of_an_intermediate_authority_come_in_with_their_chain_only() {
     let server = mutual(&mut office, &dir, &[]);
     let ann = between.client("ann");
     comes_in(&office, &server, &chained(&ann, &between)).await.unwrap();
-    comes_in(&office, &server, &ann).await.expect_err("nothing leads to the authority");
+    comes_in(&office, &server, &ann).await.expect_err("no chain leads to the authority");
     let (foreign, _) = Office::new().intermediate();
     comes_in(&office, &server, &chained(&ann, &foreign))
         .await
-        .expect_err("the chain is of another authority");
+        .expect_err("the chain ends at another authority");
 }
 
 #[tokio::test]
@@ -730,15 +742,18 @@ async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed
     right.revoke(&[&eve]);
     write(&office, &left, &right);
     let_in(&office, [true, true, false]).await;
-    // An authority is on the list of the root: every certificate that it has signed is refused.
+    // An authority is on the list of the root: every certificate that it has signed is rejected.
     office.revoke(&[&left_card]);
     write(&office, &left, &right);
     let_in(&office, [false, true, false]).await;
     let (_, said) = server.stop();
-    assert!(said.contains("a client was turned away: its certificate was revoked"), "{said}");
+    assert!(
+        said.contains("client connection rejected: the client's certificate was revoked"),
+        "{said}"
+    );
 }
 
-/// A certificate might be revoked if there is no list that covers it.
+/// Without a list that covers it, a certificate might be revoked.
 #[tokio::test]
 async fn clients_of_an_authority_without_a_revocation_list_are_refused() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
@@ -747,5 +762,7 @@ async fn clients_of_an_authority_without_a_revocation_list_are_refused() {
     let server = mutual(&mut office, &dir, &[&crl]);
     let (ann, bob) = (between.client("ann"), office.client("bob"));
     comes_in(&office, &server, &bob).await.unwrap();
-    comes_in(&office, &server, &chained(&ann, &between)).await.expect_err("there is no list");
+    comes_in(&office, &server, &chained(&ann, &between))
+        .await
+        .expect_err("no list covers the certificate");
 }

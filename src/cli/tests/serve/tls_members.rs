@@ -1,4 +1,4 @@
-//! TLS between members of `bowline serve`: who is let in at the port where members talk.
+//! TLS between members of `bowline serve`: which connections are accepted on the peer port.
 
 use std::io::Read;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The flags of one member, whose URLs among members are encrypted.
+/// Returns the flags of a member with `https` peer URLs.
 fn flags(
     own: usize,
     peers: &[u16],
@@ -72,12 +72,12 @@ async fn three_members_with_certificates_are_a_cluster_whose_urls_are_encrypted(
     let refused = members.member_add(add("unix://127.0.0.1:9")).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: given member URLs are invalid");
     members.member_add(add("https://127.0.0.1:9")).await.unwrap();
-    // All members speak the same, whatever is said of one that is not there yet.
+    // All members use TLS, whichever scheme the URL of a new member has.
     let added = members.member_add(add("http://127.0.0.1:10")).await.unwrap().into_inner();
     assert_eq!(added.member.unwrap().peer_ur_ls, ["https://127.0.0.1:10"]);
 }
 
-/// Whatever else the authority has signed for, etcd's kind of certificate among it, and whatever it has not.
+/// Other certificates of the same authority, in the style of etcd among them, and certificates of other authorities.
 #[test]
 fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_why() {
     let (mut office, mut foreign) = (Office::new(), Office::new());
@@ -126,7 +126,7 @@ fn a_server_whose_own_certificate_is_not_its_own_does_not_start_and_says_so() {
     assert!(!output.status.success() && said.contains(words), "{words}: {said}");
 }
 
-/// Three members that were told the same, and what one of them said when all has worked.
+/// Starts three members with the same flags, checks that they work, and returns their logs.
 async fn served(flags: impl Fn(usize, &[u16; 3], u16, &TempDir) -> Vec<String>) -> Vec<String> {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
@@ -161,7 +161,7 @@ fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_h
         ("presents no certificate", None),
         ("has expired", Some(office.issue(Says { years: (2019, 2020), ..GOOD }))),
         ("is not signed by a trusted authority", Some(foreign.issue(GOOD))),
-        // Whoever has a member's certificate by name comes in, as anybody does whom the authority has signed.
+        // Any certificate of the authority is accepted here, with or without a member's name in it.
         ("", Some(office.member("m1"))),
     ] {
         let mut config = (*office.config(card.as_ref(), &BOTH)).clone();
@@ -169,7 +169,7 @@ fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_h
         let session =
             rustls::ClientConnection::new(config.into(), "127.0.0.1".try_into().unwrap()).unwrap();
         let stream = std::net::TcpStream::connect(format!("127.0.0.1:{peer}")).unwrap();
-        // Of who is let in nothing can be seen but that nobody objects.
+        // The only sign of an accepted connection is that the server does not close it.
         let patience = std::time::Duration::from_millis(if why.is_empty() { 500 } else { 60_000 });
         stream.set_read_timeout(Some(patience)).unwrap();
         let mut stream = rustls::StreamOwned::new(session, stream);
@@ -196,7 +196,7 @@ async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_lo
     assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
 }
 
-/// Writes keys one after the other, at any server that answers, until it is stopped.
+/// A task that writes keys one after the other, to any server that answers, until it is stopped.
 struct Writer {
     acknowledged: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -244,21 +244,21 @@ impl Writer {
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long one server may take for a write before the next one is asked.
+/// How long one server may take for a write before the next one is tried.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// Returns the answer of a member's port to the preface of a member without TLS.
+/// Returns the response of a peer port to the preface of a member without TLS.
 fn answer_without_tls(port: u16) -> Vec<u8> {
     let mut stream = std::net::TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    // A version that no member speaks is refused in words that begin as all do.
+    // The rejection of an unknown version begins with the same bytes as any other response.
     std::io::Write::write_all(&mut stream, b"bowline\0\xff\xff\xff\xff\0\0\0\0").unwrap();
     let mut first = [0; 2];
     stream.read_exact(&mut first).unwrap();
     first.to_vec()
 }
 
-/// As docs/operating/certificates.md has it.
+/// Follows the steps of docs/operating/certificates.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
     let mut office = Office::new();
@@ -276,7 +276,7 @@ async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
     let mut servers: Vec<_> = [0, 1, 2].map(bare).map(Server::ready).into();
     let writer = Writer::begin(clients.map(|port| format!("127.0.0.1:{port}")).into());
     writer.goes_on().await;
-    // The way that changes nothing is refused, and says which one does.
+    // A member update that does not change the scheme is rejected, and the error names the procedure that does.
     let mut cluster = ClusterClient::new(servers[0].channel().await);
     let list = cluster.member_list(pb::MemberListRequest::default()).await.unwrap().into_inner();
     for member in &list.members {
@@ -293,7 +293,7 @@ async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
             assert!(status.success(), "{said}");
             servers.insert(at, secured(at, more).ready());
             writer.goes_on().await;
-            // Members without TLS are served as long as there may be some.
+            // Members without TLS are accepted as long as there may be some.
             let answer: &[u8] = if more.is_empty() { &[21, 3] } else { b"bo" };
             assert_eq!(answer_without_tls(peer), answer);
         }

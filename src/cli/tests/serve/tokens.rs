@@ -1,4 +1,4 @@
-//! Tokens: what one that has ended opens no more, wherever it was shown while it was good.
+//! Tokens: an invalidated token permits nothing any more, wherever it was used while it was valid.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn put(key: &'static str) -> pb::PutRequest {
     pb::PutRequest { key: key.into(), value: "v".into(), ..Default::default() }
 }
 
-/// A stream of watches, opened with a token.
+/// A watch stream that was opened with a token.
 pub(crate) struct Watches {
     ask: mpsc::Sender<pb::WatchRequest>,
     told: Streaming<pb::WatchResponse>,
@@ -43,10 +43,10 @@ impl Watches {
 
     pub(crate) async fn next(&mut self) -> pb::WatchResponse {
         let told = tokio::time::timeout(Duration::from_secs(60), self.told.message()).await;
-        told.expect("nothing was heard").unwrap().expect("the stream has ended")
+        told.expect("a response in time").unwrap().expect("the stream is open")
     }
 
-    /// Another watch on it: its id, or why there is none.
+    /// Creates another watch. Returns its ID, or the reason why it was rejected.
     pub(crate) async fn create(&mut self, key: &'static str) -> Result<i64, String> {
         let key = key.into();
         let create = pb::WatchCreateRequest { key, ..Default::default() };
@@ -64,11 +64,11 @@ impl Watches {
     }
 }
 
-/// How long is tried to be quicker than the end of a token.
+/// How long to retry if a token expires before it is used.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where tokens are short-lived: one of this user, and a stream that was opened with it, with the first watch of all. Again
-/// where the token had ended before that.
+/// Returns a token of the user, and a stream that was opened with it and has a first watch. Retries if a short-lived
+/// token expires before that.
 pub(crate) async fn signed_in(channel: &Channel, user: &str) -> (String, Watches) {
     let begun = Instant::now();
     loop {
@@ -81,7 +81,7 @@ pub(crate) async fn signed_in(channel: &Channel, user: &str) -> (String, Watches
             }
             Err(refused) => assert_eq!(refused, VOID),
         }
-        assert!(begun.elapsed() < LIMIT, "no token lives long enough");
+        assert!(begun.elapsed() < LIMIT, "every token expired too early");
     }
 }
 
@@ -108,7 +108,7 @@ async fn a_void_token_opens_no_watch_on_an_old_stream_and_those_that_are_open_go
     let mut watches = Watches::open(&channel, &rob).await;
     let first = watches.create("app/a").await.unwrap();
     assert_eq!(watches.create("secret").await, Err(DENIED.to_owned()));
-    // Somebody else's password changes nothing.
+    // Another user's new password changes nothing.
     new_password(&channel, &root, "bob").await;
     let second = watches.create("app/b").await.unwrap();
     new_password(&channel, &root, "rob").await;
@@ -118,7 +118,7 @@ async fn a_void_token_opens_no_watch_on_an_old_stream_and_those_that_are_open_go
         let told = watches.next().await;
         assert_eq!((told.watch_id, told.events.len(), told.canceled), (id, 1, false));
     }
-    // A new one has nothing of the old one's.
+    // A new user with the same name does not get the deleted one's permissions.
     delete_user(&channel, &root, "rob").await;
     assert_eq!(watches.create("app/c").await, Err(VOID.to_owned()));
     kv.put(by(&root, put("app/a"))).await.unwrap();
@@ -133,7 +133,7 @@ async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream(
     let server = Server::alone(&dir, &[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
     let channel = guarded(&server).await;
     let (_, mut watches) = signed_in(&channel, "rob").await;
-    // Its time, and the rest of the second in which it was made.
+    // The TTL, and the rest of the second in which the token was made.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
     let begun = Instant::now();
@@ -143,13 +143,13 @@ async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream(
             break;
         };
         assert_eq!(refused.message(), VOID);
-        assert!(begun.elapsed() < LIMIT, "no token lives long enough");
+        assert!(begun.elapsed() < LIMIT, "every token expired too early");
     }
     let told = watches.next().await;
-    assert_eq!((told.watch_id, told.events.len()), (0, 1), "it goes on");
+    assert_eq!((told.watch_id, told.events.len()), (0, 1), "the first watch continues");
 }
 
-/// Clients take the word about a watch, and not one about the stream, for a reason to log in anew (jetcd does).
+/// Clients (jetcd) log in again after an error about a watch, but not after an error about the stream.
 #[tokio::test]
 async fn a_stream_that_was_opened_with_a_void_token_says_so_of_each_watch() {
     let dir = tempdir().unwrap();
@@ -161,7 +161,7 @@ async fn a_stream_that_was_opened_with_a_void_token_says_so_of_each_watch() {
     }
 }
 
-/// A stream may be older than users and roles are.
+/// A stream may have been opened before authentication was enabled.
 #[tokio::test]
 async fn a_stream_from_before_users_were_asked_for_opens_nothing_for_nobody() {
     let dir = tempdir().unwrap();
@@ -199,16 +199,16 @@ async fn a_void_token_keeps_no_other_lease_alive_on_an_old_stream_and_none_when_
     ) -> Result<i64, (Code, String)> {
         ask.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
         let told = tokio::time::timeout(Duration::from_secs(60), told.message()).await;
-        let told = told.expect("nothing was heard");
+        let told = told.expect("a response in time");
         let said = |status: Status| (status.code(), status.message().to_owned());
-        Ok(told.map_err(said)?.expect("the stream has ended").ttl)
+        Ok(told.map_err(said)?.expect("the stream is open").ttl)
     }
     for stream in &mut streams {
         assert_eq!(renew(stream, 7).await, Ok(600));
     }
     new_password(&channel, &root, "rob").await;
     for stream in &mut streams {
-        assert_eq!(renew(stream, 7).await, Ok(600), "it was kept alive there before");
+        assert_eq!(renew(stream, 7).await, Ok(600), "the lease is renewed on this stream");
     }
     let void = Err((Code::Unauthenticated, VOID.to_owned()));
     assert_eq!(renew(&mut streams[0], 8).await, void);
@@ -217,24 +217,24 @@ async fn a_void_token_keeps_no_other_lease_alive_on_an_old_stream_and_none_when_
     assert_eq!(renew(&mut streams[1], 7).await, denied);
 }
 
-/// Of how many calls the heads have come, as a page of measurements says.
+/// Returns how many calls of a method have begun, according to a metrics page.
 fn begun(metrics: &str, method: &str) -> u64 {
     let label = format!("grpc_server_started_total{{grpc_method=\"{method}\"");
     let line = metrics.lines().find(|line| line.starts_with(&label)).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Waits until the heads of so many calls have been let in or refused.
+/// Waits until so many calls have begun, whether they were accepted or rejected.
 pub(crate) async fn until_begun(server: &Server, method: &str, calls: u64) {
     let waits = async {
         while begun(&server.http("GET", "/metrics", "").1, method) < calls {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), waits).await.expect("the heads do not arrive");
+    tokio::time::timeout(Duration::from_secs(60), waits).await.expect("the headers do not arrive");
 }
 
-/// A head with a good token, and the message when it is good no more.
+/// The headers arrive while the token is valid, the message after it was invalidated.
 #[tokio::test]
 async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
     let dir = tempdir().unwrap();
@@ -254,7 +254,7 @@ async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
         (send, answer)
     };
     let ann = login(&channel, "ann").await.unwrap();
-    // Another root, who is about to lose that.
+    // A second root user, who is about to lose the role.
     let grant = pb::AuthUserGrantRoleRequest { user: "bob".into(), role: "root".into() };
     auth.user_grant_role(by(&root, grant)).await.unwrap();
     let bob = login(&channel, "bob").await.unwrap();
@@ -280,7 +280,7 @@ async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
         send.send(message.into()).await.unwrap();
         drop(send);
         let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
-        let refused = answer.expect("nothing was heard").unwrap().unwrap_err();
+        let refused = answer.expect("a response in time").unwrap().unwrap_err();
         assert_eq!((refused.code(), refused.message()), expected);
     }
     let get = pb::RangeRequest { key: "app/late".into(), ..Default::default() };
@@ -291,7 +291,7 @@ async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
     assert_eq!(cluster.member_list(by(&root, list)).await.unwrap().into_inner().members.len(), 1);
 }
 
-/// Between the look at a token and what it asks for a password is hashed, behind those of others.
+/// Between the check of a token and the change, a password is hashed, after other passwords in a queue.
 #[tokio::test]
 async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
     let dir = tempdir().unwrap();
@@ -314,13 +314,13 @@ async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
         let (mut auth, request) = (AuthClient::new(channel.clone()), by(&root, change));
         tokio::spawn(async move { auth.user_change_password(request).await.map(drop) })
     };
-    // What changes meanwhile and is not its own does not matter.
+    // Other changes in between do not matter.
     let changes = change("bob's");
     until_begun(&server, "UserChangePassword", 1).await;
     auth.role_add(by(&root, pb::AuthRoleAddRequest { name: "other".into() })).await.unwrap();
     changes.await.unwrap().unwrap();
     login(&channel, "bob").await.unwrap();
-    // A line in which they stand long enough.
+    // Enough logins to keep the hashing queue busy for a while.
     let (_, metrics) = server.http("GET", "/metrics", "");
     let logins = begun(&metrics, "Authenticate");
     for _ in 0..4 {
@@ -344,11 +344,11 @@ async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
         let refused = in_flight.await.unwrap().unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, VOID));
     }
-    login(&channel, "bob").await.expect("it is bob's password still");
+    login(&channel, "bob").await.expect("bob's password is unchanged");
     login(&channel, "eve").await.unwrap_err();
 }
 
-/// It is asked while it stands still, and has the newer table by the time at which it answers.
+/// The request arrives while the member is paused. When the member answers, it has the newer auth table.
 #[tokio::test]
 async fn a_void_token_is_shown_no_users_by_a_member_that_lags() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
@@ -365,7 +365,7 @@ async fn a_void_token_is_shown_no_users_by_a_member_that_lags() {
             lags = Some((server, channel));
         }
     }
-    let (lags, to) = lags.expect("two of them follow");
+    let (lags, to) = lags.expect("there are two followers");
     lags.pause();
     let asks = {
         let (mut auth, root) = (AuthClient::new(to), root.clone());
@@ -386,7 +386,7 @@ async fn a_void_token_is_shown_no_users_by_a_member_that_lags() {
     new_password(&channel, &root, "root").await;
     lags.go_on();
     let answers = tokio::time::timeout(Duration::from_secs(60), asks).await;
-    let (list, status, get, role) = answers.expect("nothing was heard").unwrap();
+    let (list, status, get, role) = answers.expect("responses in time").unwrap();
     for answer in [list, status, get, role] {
         let refused = answer.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, VOID));

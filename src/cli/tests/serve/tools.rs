@@ -1,4 +1,4 @@
-//! etcd's own command line, as Debian packages it. Its tests are skipped where it is not installed.
+//! etcd's own command-line tools, as packaged by Debian. The tests are skipped if they are not installed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use tempfile::tempdir;
 
 use crate::process::{Server, etcdctl_is_installed};
 
-/// The command, unless it is not there.
+/// Returns the command, or `None` if it is not installed.
 pub(crate) fn etcdctl(server: &Server) -> Option<Command> {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address]);
@@ -34,7 +34,7 @@ fn etcdctl_puts_gets_and_deletes() {
     assert_eq!(run(&server, &["get", "", "--prefix"]).unwrap(), "");
 }
 
-/// The demonstration: two terminals, one lock.
+/// Two `etcdctl lock` commands that contend for one lock.
 #[test]
 fn two_terminals_hold_one_lock_one_after_the_other() {
     let dir = tempdir().unwrap();
@@ -46,10 +46,13 @@ fn two_terminals_hold_one_lock_one_after_the_other() {
     let mut two = etcdctl(&server).unwrap();
     let two = two.args(["lock", "mutex1", "--", "sh", "-c", "echo got $ETCD_LOCK_KEY"]);
     let mut two = two.stdout(Stdio::piped()).spawn().unwrap();
-    // It stands in the line behind the first.
+    // It waits behind the first in the lock queue.
     let waiting = || run(&server, &["get", "mutex1/", "--prefix", "--keys-only"]).unwrap();
     while waiting().lines().filter(|line| !line.is_empty()).count() < 2 {}
-    assert!(two.try_wait().unwrap().is_none(), "it does not get in before the first lets go");
+    assert!(
+        two.try_wait().unwrap().is_none(),
+        "the second lock is acquired before the first is released"
+    );
     kill_process(Pid::from_child(&one), Signal::INT).unwrap();
     let got = line(&mut two);
     assert!(got.starts_with("got mutex1/") && got[4..] != held, "{got}");
@@ -76,7 +79,10 @@ fn etcdctl_elects_one_leader_after_the_other_and_listeners_see_both() {
     let mut second = elect(&["e", "two"]).unwrap();
     let candidates = || run(&server, &["get", "e/", "--prefix", "--keys-only"]).unwrap();
     while candidates().lines().filter(|line| !line.is_empty()).count() < 2 {}
-    assert!(second.try_wait().unwrap().is_none(), "the second does not lead beside the first");
+    assert!(
+        second.try_wait().unwrap().is_none(),
+        "the second candidate leads while the first does"
+    );
     kill_process(Pid::from_child(&first), Signal::INT).unwrap();
     let next = line(&mut second);
     assert!(next.starts_with("e/") && next != won, "{next}");

@@ -1,4 +1,4 @@
-//! Watches: what is told, when, and how they end.
+//! Watches: which events they receive, when, and how they end.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use pb::watch_client::WatchClient;
 use pb::watch_create_request::FilterType;
 use pb::watch_request::RequestUnion;
 
-/// A stream, open in both directions.
+/// A watch stream, open in both directions.
 struct Stream {
     requests: mpsc::Sender<pb::WatchRequest>,
     responses: Streaming<pb::WatchResponse>,
@@ -49,7 +49,7 @@ impl Stream {
 
     async fn next(&mut self) -> pb::WatchResponse {
         let next = tokio::time::timeout(Duration::from_secs(60), self.responses.message());
-        next.await.expect("something is told").unwrap().expect("the stream goes on")
+        next.await.expect("a response in time").unwrap().expect("the stream is open")
     }
 }
 
@@ -99,7 +99,7 @@ async fn a_watch_tells_changes_in_order_and_ends_when_it_is_cancelled() {
     assert_eq!((third.r#type(), &third.prev_kv.as_ref().unwrap().value[..]), (Delete, &b"y"[..]));
     let gone = third.kv.as_ref().unwrap();
     let expected = mvccpb::KeyValue { key: "a1".into(), mod_revision: 5, ..Default::default() };
-    assert_eq!(*gone, expected, "of what is gone there is the key and the revision");
+    assert_eq!(*gone, expected, "a delete event has only the key and the revision");
 
     stream.cancel(7).await;
     stream.cancel(0).await;
@@ -107,7 +107,7 @@ async fn a_watch_tells_changes_in_order_and_ends_when_it_is_cancelled() {
     assert!(cancelled.canceled && cancelled.watch_id == 0 && !cancelled.created);
     put(&mut kv, "a2", "z").await;
     let other = stream.create(on("c", "")).await;
-    assert_eq!(other.watch_id, 1, "nothing was told of the first one after it had ended");
+    assert_eq!(other.watch_id, 1, "the first watch received an event after its end");
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn a_watch_begins_anywhere_that_is_not_compacted() {
     assert!(refused.canceled && refused.watch_id == -1);
     assert_eq!(refused.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
 
-    // From the future on: what comes before it is not told.
+    // From a future revision: earlier events are not sent.
     stream.create(from(6)).await;
     put(&mut kv, "k", "5").await;
     put(&mut kv, "k", "6").await;
@@ -213,7 +213,7 @@ async fn progress_is_told_when_everything_before_it_was() {
         }
         told += response.events.len();
     }
-    assert_eq!(told, 150, "all watches had been told everything");
+    assert_eq!(told, 150, "all watches had received all events");
 
     let notified = pb::WatchCreateRequest { progress_notify: true, ..on("other", "") };
     let id = stream.create(notified).await.watch_id;
@@ -254,7 +254,8 @@ fn row(key: &'static str, bytes: usize) -> pb::PutRequest {
     pb::PutRequest { key: key.into(), value: vec![b'x'; bytes].into(), ..Default::default() }
 }
 
-/// etcd's client in Go throws away what comes between two pieces of a response, and the pieces before what is no piece.
+/// etcd's Go client drops what arrives between two fragments of a response, and drops the fragments when a response
+/// that is no fragment follows.
 #[tokio::test]
 async fn nothing_comes_between_the_pieces_of_a_revision() {
     let dir = tempdir().unwrap();
@@ -274,7 +275,7 @@ async fn nothing_comes_between_the_pieces_of_a_revision() {
         let range_end = "b".into();
         let delete = pb::DeleteRangeRequest { key: "a".into(), range_end, ..Default::default() };
         kv.delete_range(delete).await.unwrap();
-        // Enough for several responses, so that there is always one that waits.
+        // Enough for several responses, so that one is always waiting.
         for _ in 0..12 {
             let put = kv.put(row("b", 60_000)).await.unwrap();
             newest = put.into_inner().header.unwrap().revision;
@@ -286,7 +287,7 @@ async fn nothing_comes_between_the_pieces_of_a_revision() {
     loop {
         let response = stream.next().await;
         if let Some(id) = torn {
-            assert_eq!(response.watch_id, id, "something comes between the pieces");
+            assert_eq!(response.watch_id, id, "a response between the fragments of another");
         }
         torn = response.fragment.then_some(response.watch_id);
         if response.watch_id == -1 {
@@ -301,14 +302,14 @@ async fn nothing_comes_between_the_pieces_of_a_revision() {
     assert_eq!((deleted, heard_of_b), (3 * rounds, 12 * rounds));
 }
 
-/// The answer is a bookmark of all watches, for clients that open them again elsewhere.
+/// The response is a bookmark for all watches, from which clients resume them on another server.
 #[tokio::test]
 async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
-    // Reading what has happened takes a while, and with the second watch longer.
+    // Reading the past takes a while, and longer with the second watch.
     for _ in 0..20 {
         kv.put(row("a", 100_000)).await.unwrap();
     }
@@ -330,8 +331,8 @@ async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for
         created += usize::from(response.created);
         if response.watch_id == -1 {
             if created == 1 {
-                // All was told before the second one was asked for: that says nothing.
-                assert!(streams < 20, "the first one is quicker every time");
+                // The first watch was finished before the second was created: this attempt proves nothing.
+                assert!(streams < 20, "the first watch is finished first every time");
                 stream = open().await;
                 (streams, created, bookmark, told) = (streams + 1, 0, None, 0);
                 continue;
@@ -340,13 +341,13 @@ async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for
         }
         for (_, revision) in kinds(&response) {
             let is_new = bookmark.is_none_or(|bookmark| revision > bookmark);
-            assert!(is_new, "{revision} comes after the word that all up to {bookmark:?} was told");
+            assert!(is_new, "event {revision} after progress up to {bookmark:?}");
             told += 1;
         }
     }
 }
 
-/// It begins where a client left off long ago, and ends at once. A client may try that for ever.
+/// Such a watch starts at a compacted revision, and ends at once. A client may retry it any number of times.
 #[tokio::test]
 async fn watches_that_have_ended_by_themselves_leave_nothing() {
     let dir = tempdir().unwrap();
@@ -373,7 +374,7 @@ async fn watches_that_have_ended_by_themselves_leave_nothing() {
         *memory = server.memory_bytes();
     }
     let grown = memory[1].saturating_sub(memory[0]);
-    assert!(grown < 12 << 20, "{grown} bytes for watches that are not there any more");
+    assert!(grown < 12 << 20, "{grown} bytes for watches that have ended");
 }
 
 #[tokio::test]
@@ -384,7 +385,7 @@ async fn a_key_that_is_too_long_is_refused_to_its_watch_alone() {
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, false).await;
     let id = stream.create(on("k", "")).await.watch_id;
-    // An end may have a byte more than a key.
+    // The end of a range may be one byte longer than a key.
     let long = || bytes::Bytes::from(vec![b'z'; 100_002]);
     for request in [
         pb::WatchCreateRequest { key: long(), ..Default::default() },
@@ -407,13 +408,13 @@ async fn a_server_that_stops_ends_its_streams() {
     stream.create(on("k", "")).await;
     let (status, said) = server.stop();
     assert!(status.success(), "{said}");
-    assert!(said.contains("stopped in good order"), "{said}");
+    assert!(said.contains("stopped cleanly"), "{said}");
     let ended = tokio::time::timeout(Duration::from_secs(60), stream.responses.message()).await;
-    let ended = ended.expect("the stream goes on");
+    let ended = ended.expect("the stream is open");
     assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
 }
 
-/// etcd's client in Go goes on from the newest word of progress, whichever watch it has told more.
+/// etcd's Go client resumes from the newest progress notification, whichever watch has received more events.
 #[tokio::test]
 async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
     let dir = tempdir().unwrap();
@@ -423,7 +424,7 @@ async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
     for key in ["busy", "busy", "idle", "quiet"] {
         let notified = pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
         stream.ask(RequestUnion::CreateRequest(notified)).await;
-        // Another one may say how far it is meanwhile.
+        // Another watch may send progress meanwhile.
         while !stream.next().await.created {}
     }
     let mut writers = tokio::task::JoinSet::new();
@@ -436,17 +437,17 @@ async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
         });
     }
     let (mut newest, mut bookmark, mut bookmarks, mut told) = (0, 0, 0, 0);
-    // However much is written, they are said.
+    // Progress is sent no matter how much is written.
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
     while bookmarks < 200 || told < 2000 {
         let response = stream.next().await;
         let revision = response.header.unwrap().revision;
         for (_, event) in kinds(&response) {
-            assert!(event > bookmark, "{event} comes behind the word that {bookmark} was reached");
+            assert!(event > bookmark, "event {event} after progress up to {bookmark}");
         }
         told += response.events.len();
         if response.watch_id == -1 {
-            assert!(revision >= newest, "{revision} is said to be reached, and {newest} was told");
+            assert!(revision >= newest, "progress up to {revision} after event {newest}");
             (bookmark, bookmarks) = (revision, bookmarks + 1);
             stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
         }
@@ -464,7 +465,7 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
     let start = put(&mut kv, "other", "v").await + 5;
     let notified = |key| pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
     stream.create(pb::WatchCreateRequest { start_revision: start, ..notified("k") }).await;
-    // One that has begun says how far it is, again and again.
+    // A watch that has caught up reports progress again and again.
     let mut begun = Stream::open(channel, false).await;
     begun.create(notified("idle")).await;
     for _ in 0..4 {
@@ -483,7 +484,7 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
     }
 }
 
-/// A client that accepts messages of at most `bytes_max`.
+/// Returns a client that accepts messages of at most `bytes_max`.
 fn taking(channel: Channel, bytes_max: usize) -> WatchClient<Channel> {
     WatchClient::new(channel).max_decoding_message_size(bytes_max)
 }
@@ -494,7 +495,7 @@ async fn watch_past(
 ) -> Streaming<pb::WatchResponse> {
     let create = pb::WatchCreateRequest { start_revision: 2, fragment, ..on("large/", "large0") };
     let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    // The stream stays open for answers.
+    // The stream stays open for responses.
     client.watch(tokio_stream::iter([create])).await.unwrap().into_inner()
 }
 
@@ -562,7 +563,7 @@ async fn unread_watch_responses_take_bounded_memory() {
         let mut events = 0;
         while events < 15 {
             let next = tokio::time::timeout(Duration::from_secs(60), stream.message());
-            events += next.await.expect("it comes").unwrap().unwrap().events.len();
+            events += next.await.expect("the stream is open").unwrap().unwrap().events.len();
         }
         told.push(events);
     }

@@ -1,8 +1,8 @@
-//! What is written to the target, as transactions that come into effect once, however often they are sent.
+//! Writes to the target as transactions that take effect at most once, however often they are sent.
 //!
-//! Each compares that no key which it writes has changed since a revision at which this was known. An attempt whose
-//! answer was lost may still arrive when a later one has done its work; then it finds that, and does nothing. What
-//! somebody else writes meanwhile is seen in the same way, and not written over unseen.
+//! Each transaction checks that no key it writes has changed since a known revision. If the response to an attempt is
+//! lost and a retry succeeds, the first attempt may still arrive; it then finds the keys changed and does nothing.
+//! Writes of other clients are detected in the same way and are not overwritten by accident.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,20 +14,19 @@ use crate::generated::mvccpb::KeyValue;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// What the protocol adds to a key and its value, in bytes, compared and written: rather too much than too little.
+/// Protocol overhead for one key and value in a compare and a write, in bytes. Deliberately an overestimate.
 const OVERHEAD_BYTES: usize = 64;
 
-/// What becomes of a key.
+/// A change of one key.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Change {
-    /// It has this value, on this lease.
+    /// Put this value with this lease.
     Put(KeyValue),
-    /// It is gone.
+    /// Delete this key.
     Delete(Bytes),
 }
 
 impl Change {
-    /// Which key.
     pub(crate) fn key(&self) -> &Bytes {
         match self {
             Change::Put(row) => &row.key,
@@ -35,7 +34,7 @@ impl Change {
         }
     }
 
-    /// How large it is in a transaction.
+    /// Returns the size within a transaction, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Change::Put(row) => 2 * row.key.len() + row.value.len() + OVERHEAD_BYTES,
@@ -43,7 +42,7 @@ impl Change {
         }
     }
 
-    /// Whether this is how the key is.
+    /// Returns whether the key is already in the wanted state.
     pub(crate) fn is_made(&self, found: Option<&KeyValue>) -> bool {
         match (self, found) {
             (Change::Put(row), Some(found)) => row.value == found.value && row.lease == found.lease,
@@ -73,7 +72,7 @@ fn op(request: Request) -> pb::RequestOp {
     pb::RequestOp { request: Some(request) }
 }
 
-/// That nothing in a range has changed after a revision. What is not there passes.
+/// Returns a compare that no key in the range has changed after `known`. Missing keys pass.
 fn unchanged_since(key: Bytes, range_end: Bytes, known: i64) -> pb::Compare {
     pb::Compare {
         result: CompareResult::Less.into(),
@@ -84,7 +83,7 @@ fn unchanged_since(key: Bytes, range_end: Bytes, known: i64) -> pb::Compare {
     }
 }
 
-/// Changes of different keys at once, if none of those has changed since a revision.
+/// Returns a transaction for changes of different keys that fails if one of the keys has changed since `known`.
 pub(crate) fn transaction(changes: &[Change], known: i64) -> pb::TxnRequest {
     let guard = |change: &Change| unchanged_since(change.key().clone(), Bytes::new(), known);
     pb::TxnRequest {
@@ -94,9 +93,11 @@ pub(crate) fn transaction(changes: &[Change], known: i64) -> pb::TxnRequest {
     }
 }
 
-/// Changes that are too many for a plain transaction: deletes that stand side by side become one, and what is still
-/// too much goes into transactions inside the transaction, which have a budget of their own. `there` are the keys
-/// that the target has between the first and the last, in order. None if it is too much even so.
+/// Returns a transaction for more changes than a plain one can hold, or `None` if they do not fit even so.
+///
+/// Adjacent deletes are merged into one range. If there are still too many operations, they go into nested
+/// transactions, which have a budget of their own. `there` lists the target's keys from the first to the last change,
+/// in order.
 pub(crate) fn large_transaction(
     changes: &BTreeMap<Bytes, Change>,
     there: &[Bytes],
@@ -111,7 +112,7 @@ pub(crate) fn large_transaction(
     let puts = changes.values().filter(|change| matches!(change, Change::Put(_)));
     ops.extend(puts.map(|change| op(change.request())));
     if ops.len() > ops_max {
-        // Each of those inside has what the outer one leaves of the budget.
+        // A nested transaction may use the part of the budget that the outer one does not.
         let inside = ops_max / 2;
         let nested = |ops: &[pb::RequestOp]| {
             op(Request::RequestTxn(pb::TxnRequest { success: ops.to_vec(), ..Default::default() }))
@@ -125,7 +126,7 @@ pub(crate) fn large_transaction(
     Some(pb::TxnRequest { compare, success: ops, failure: Vec::new() })
 }
 
-/// Ranges that have the keys to be deleted in them, and no other key that is there or will be.
+/// Returns ranges that cover the keys to delete and no other key that exists or will be written.
 fn runs(changes: &BTreeMap<Bytes, Change>, there: &[Bytes]) -> Vec<Span> {
     let keys: BTreeSet<&Bytes> = there.iter().chain(changes.keys()).collect();
     let mut runs = Vec::new();
@@ -135,7 +136,7 @@ fn runs(changes: &BTreeMap<Bytes, Change>, there: &[Bytes]) -> Vec<Span> {
     };
     for key in keys {
         match changes.get(key) {
-            // What is not there need not be deleted.
+            // A missing key needs no delete.
             Some(Change::Delete(_)) if there.binary_search(key).is_err() => {}
             Some(Change::Delete(_)) => {
                 let first = open.take().map_or_else(|| key.clone(), |(first, _)| first);

@@ -1,13 +1,13 @@
-//! All keys at one revision of the source, brought to the target; and the proof that they are there.
+//! Copies all keys at one revision of the source to the target, and verifies the result.
 //!
 //! ```text
-//!   survey    what the target has already: is anything in the way?      nothing is written before this is known
-//!   copy      page by page: what differs is written, what is equal is left as it is
-//!   verify    page by page, from both sides anew: is it all the same?
+//!   survey    read what the target has already; nothing is written before conflicts are ruled out
+//!   copy      page by page: write what differs, leave what is equal
+//!   verify    page by page: read both sides again and compare
 //! ```
 //!
-//! What is found and not what is remembered decides what is done. So an import that was interrupted goes on where it
-//! was when it is run again.
+//! Every step is decided from the target's contents, not from saved progress. An interrupted import can therefore be
+//! run again, and continues where it was.
 
 use std::cell::Cell;
 
@@ -26,48 +26,48 @@ use crate::client::failure::Failure;
 use crate::data::Bar;
 use crate::generated::mvccpb::KeyValue;
 
-/// How often a copy is begun anew when the source forgets the revision meanwhile.
+/// Maximum number of restarts because the source has compacted the revision.
 const RESTARTS_MAX: u32 = 5;
 
-/// How often it is tried to write a stretch that somebody else changes meanwhile.
+/// Maximum number of attempts to write a stretch that other clients change.
 const RACES_MAX: u32 = 8;
 
-/// How many more rows of the target are asked for than the source has, and how many at least.
+/// Number of rows to request from the target in addition to those that the source has.
 const MORE_ROWS: usize = 16;
 
-/// Rows of both sides, from a key on up to another.
+/// The rows of both sides within a key range.
 struct Stretch<'a> {
     span: Span,
     rows: &'a [Row],
     there: Vec<KeyValue>,
-    /// The revision of the target at which they were read.
+    /// Revision of the target at which its rows were read.
     known: i64,
 }
 
-/// See the module.
+/// A copy from a source to a target.
 #[derive(Debug)]
 pub(crate) struct Import {
     pub(crate) source: Source,
     pub(crate) target: Target,
     pub(crate) rules: Rules,
-    /// No bars.
+    /// Whether to hide progress bars.
     pub(crate) is_quiet: bool,
-    /// Which revision of the source is copied.
+    /// Revision of the source to copy.
     pub(crate) revision: Cell<i64>,
-    /// How many changes were made at the target.
+    /// Number of changes made at the target.
     pub(crate) written: Cell<u64>,
-    /// Whether all is there, and verified.
+    /// Whether everything is copied and verified.
     pub(crate) is_copied: Cell<bool>,
 }
 
-/// What a pass over both sides has found.
+/// Result of a pass over both sides.
 #[derive(Default)]
 struct Found {
     keys: u64,
     bytes: u64,
     beside: Keys,
     left_out: Vec<(Bytes, i64)>,
-    /// The names that those would have at the target.
+    /// Names of the left-out keys at the target.
     left_out_there: Vec<Bytes>,
     wrong: Keys,
     source: Sha256,
@@ -75,7 +75,8 @@ struct Found {
 }
 
 impl Import {
-    /// Copies what the source has at a revision, or now. One that is not named may be replaced by a newer one.
+    /// Copies the source's state at `named`, or its current state. Only without `named` may the copy restart at a newer
+    /// revision.
     pub(crate) async fn copy(&self, named: Option<i64>) -> Result<Copied, Halt> {
         for restart in 0.. {
             let revision = match named {
@@ -86,14 +87,14 @@ impl Import {
             match self.copy_at(revision).await {
                 Err(Halt::Forgotten) if named.is_none() && restart < RESTARTS_MAX => {
                     note(&format!(
-                        "the source has compacted revision {revision} meanwhile: begins anew with a newer one"
+                        "the source has compacted revision {revision} meanwhile: restarting with a newer one"
                     ));
                 }
                 Err(Halt::Forgotten) => {
                     let what = match named {
-                        Some(_) => "without --rev the newest is copied",
+                        Some(_) => "omit --rev to copy the newest revision",
                         None => {
-                            "keep more of its history while this goes on (--auto-compaction-retention)"
+                            "let the source keep more history during the import (--auto-compaction-retention)"
                         }
                     };
                     let why = format!("the source has compacted revision {revision}: {what}");
@@ -118,7 +119,7 @@ impl Import {
         self.verify(revision).await
     }
 
-    /// Whether the target has anything where something is to be written.
+    /// Returns whether the target has keys in the ranges to be written.
     async fn has_keys(&self) -> Result<bool, Failure> {
         for part in &self.source.parts {
             if self.target.count(&part.at_target(None, None)).await? > 0 {
@@ -128,7 +129,7 @@ impl Import {
         Ok(false)
     }
 
-    /// What would be done, without doing it.
+    /// Returns what an import would do, without doing it.
     pub(crate) async fn plan(&self, revision: i64) -> Result<Plan, Halt> {
         let mut plan = Plan::at(revision);
         self.pass("compares", revision, async |stretch: Stretch<'_>| {
@@ -143,7 +144,7 @@ impl Import {
         Difference::of(rows, there, self.rules, |revision| self.target.is_ours(revision))
     }
 
-    /// Goes over both sides, in the order of keys. The next page comes while one is worked on.
+    /// Walks over both sides in key order, and fetches the next page while the current one is processed.
     async fn pass(
         &self,
         what: &'static str,
@@ -166,7 +167,7 @@ impl Import {
                     }
                 };
                 let here = self.stretches(part, from.as_ref(), &page, &mut each);
-                // What is being written is waited for, whatever becomes of the next page.
+                // Writes in progress are completed even if fetching the next page fails.
                 let (next, here) = tokio::join!(ahead, here);
                 here?;
                 done += page.rows.len() as u64;
@@ -182,7 +183,8 @@ impl Import {
         Ok(())
     }
 
-    /// A page of the source beside what the target has there, in pieces where that is more.
+    /// Pairs a page of the source with the target's rows in the same range, in several pieces if the target has more
+    /// rows.
     async fn stretches(
         &self,
         part: &Part,
@@ -215,13 +217,13 @@ impl Import {
         rows
     }
 
-    /// Makes a stretch of the target as it should be.
+    /// Writes a stretch of the target until it is as it should be.
     async fn settle(&self, stretch: Stretch<'_>) -> Result<(), Halt> {
         let Stretch { span, rows, mut there, mut known } = stretch;
         for _ in 0..RACES_MAX {
             let difference = self.difference(rows, &there);
             if !difference.refused.is_empty() {
-                // It was not so when it was surveyed.
+                // The survey found no conflict here, so another client must have written since.
                 return Err(somebody_else(&difference.refused).into());
             }
             let changes: Vec<Change> = difference
@@ -236,7 +238,7 @@ impl Import {
             let before = known;
             (there, known) = self.target.all(&span).await?;
             there = self.without_fence(there);
-            // An attempt whose answer was lost may have done some of it.
+            // An attempt whose response was lost may have applied some of the changes.
             for change in &changes {
                 let found = there.binary_search_by(|row| row.key.cmp(change.key()));
                 let row = found.ok().map(|at| &there[at]).filter(|row| row.mod_revision > before);
@@ -249,7 +251,7 @@ impl Import {
         Err(somebody_else(&keys).into())
     }
 
-    /// Reads both sides again, and says whether they are the same.
+    /// Reads both sides again and checks that they are equal.
     pub(crate) async fn verify(&self, revision: i64) -> Result<Copied, Halt> {
         let target = self.target.side.header(&self.target.fence.key).await?;
         let source = self.source.header().await?;
@@ -259,12 +261,12 @@ impl Import {
             Ok(())
         })
         .await?;
-        // By another way: rows that were never seen are not missed by a comparison.
+        // Check the count separately: a comparison cannot notice rows that were never read.
         let count = self.source.count(revision).await?;
         let seen = found.keys + found.left_out.len() as u64;
         if count != seen {
             let why = format!(
-                "the source has {count} keys at revision {revision}, and gave {seen}: it does not read as it counts"
+                "the source reported {count} keys at revision {revision}, but returned {seen}"
             );
             return Err(Failure::Failed(why).into());
         }
@@ -272,8 +274,8 @@ impl Import {
         let [digest, other] = digests;
         if !found.wrong.is_none() || digest != other {
             let why = format!(
-                "after the copy the target is not as the source was at revision {revision}: {} keys differ{}. Somebody \
-                 else writes to the target, or it has lost something",
+                "verification failed: after the copy, {} keys at the target differ from revision {revision} of the \
+                 source{}. Another client writes to the target, or the target has lost data",
                 found.wrong.count,
                 found.wrong.names(": ")
             );
@@ -318,7 +320,7 @@ impl Import {
     }
 }
 
-/// A row, so that no other has the same bytes.
+/// Adds a row to the digest, length-prefixed so that different rows never produce the same bytes.
 fn add(digest: &mut Sha256, row: &KeyValue) {
     for part in [&row.key, &row.value] {
         digest.update((part.len() as u64).to_le_bytes());
@@ -332,7 +334,7 @@ fn hex(bytes: &[u8]) -> String {
 
 fn somebody_else(keys: &[Bytes]) -> Failure {
     Failure::Failed(format!(
-        "somebody else writes to the target{}. It must have no other writer of these keys while they are copied",
+        "another client writes to the target{}. During the copy, no other client may write these keys",
         names(keys, ": ")
     ))
 }

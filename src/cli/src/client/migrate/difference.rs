@@ -1,5 +1,5 @@
-//! What is to be done at the target so that a stretch of its keys is as it is at the source: pure, from the rows of
-//! both sides in the order of keys.
+//! Computes the changes that make a range of the target equal to the source. Pure; takes the rows of both sides in key
+//! order.
 
 use bytes::Bytes;
 
@@ -8,40 +8,40 @@ use crate::generated::mvccpb::KeyValue;
 /// A row of the source.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row {
-    /// What it is called there.
+    /// Key at the source.
     pub(crate) name: Bytes,
-    /// As it is there, under the key that it has at the target.
+    /// The row, under its key at the target.
     pub(crate) row: KeyValue,
 }
 
-/// What may be done, and to what.
+/// Permissions for changes at the target.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Rules {
-    /// What is something else at the target is written over.
+    /// Overwrite keys that have another value at the target.
     pub(crate) overwrite: bool,
-    /// What only the target has is deleted.
+    /// Delete keys that exist only at the target.
     pub(crate) delete: bool,
 }
 
-/// See the module.
+/// The changes for a key range, and the keys that are left alone.
 #[derive(Default, PartialEq, Debug)]
 pub(crate) struct Difference {
-    /// What is to be put.
+    /// Rows to put.
     pub(crate) puts: Vec<KeyValue>,
-    /// What is to be deleted.
+    /// Keys to delete.
     pub(crate) deletes: Vec<Bytes>,
-    /// What is something else at the target, and may not be written over.
+    /// Keys with another value at the target that may not be overwritten.
     pub(crate) refused: Vec<Bytes>,
-    /// What only the target has, and keeps.
+    /// Keys that exist only at the target and are kept.
     pub(crate) beside: Vec<Bytes>,
-    /// What hangs on a lease at the source: it is not taken along.
+    /// Keys with a lease at the source, which are not copied.
     pub(crate) left_out: Vec<(Bytes, i64)>,
-    /// How many rows are as they should be.
+    /// Number of rows that are equal already.
     pub(crate) equal: u64,
 }
 
 impl Difference {
-    /// Compares. `ours` says of a revision of the target whether we have written it.
+    /// Compares both sides. `ours` returns whether this import made the given revision of the target.
     pub(crate) fn of(
         source: &[Row],
         target: &[KeyValue],
@@ -50,7 +50,7 @@ impl Difference {
     ) -> Self {
         let mut all = Difference::default();
         let only_there = |all: &mut Difference, other: &KeyValue| {
-            // A lease at the target: somebody lives there already.
+            // A key with a lease belongs to a client that already uses the target.
             let may = rules.delete && other.lease == 0;
             let list =
                 if may || ours(other.mod_revision) { &mut all.deletes } else { &mut all.beside };
@@ -64,7 +64,7 @@ impl Difference {
             let found = there.next_if(|other| other.key == row.key);
             if row.lease != 0 {
                 all.left_out.push((name.clone(), row.lease));
-                // It may have been there before it was put on a lease.
+                // The key may have been copied before the source attached it to a lease.
                 let is_stale = |found: &&KeyValue| {
                     ours(found.mod_revision) || (rules.delete && found.lease == 0)
                 };
@@ -92,7 +92,7 @@ impl Difference {
 mod tests {
     use super::*;
 
-    /// `key=value`, with `@lease` behind it, and `#revision`.
+    /// Parses `key=value`, optionally followed by `@lease` and `#revision`.
     fn rows(text: &str) -> Vec<KeyValue> {
         let row = |word: &str| {
             let (word, revision) = word.split_once('#').unwrap_or((word, "1"));

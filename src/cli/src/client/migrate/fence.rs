@@ -1,9 +1,10 @@
-//! What keeps out an attempt to write whose answer was lost, and that arrives when the world has moved on.
+//! Prevents a write whose response was lost from taking effect late.
 //!
-//! A transaction compares the keys that it writes, and so does nothing if a later one has written them. Of a key that
-//! was deleted since then there is nothing to compare. So each compares one key more, the fence, which is not there.
-//! When an answer is lost it is put: whatever was sent before finds another fence than it was sent with. When nothing
-//! can be on its way any more it is taken down.
+//! A transaction compares the keys that it writes, so it does nothing if a later transaction has written them. A key
+//! that was deleted in between leaves nothing to compare. Therefore each transaction also compares one additional key,
+//! the fence, which normally does not exist. When a response is lost, the fence is put: all earlier transactions then
+//! fail because they expect another state of the fence. The fence is removed when no earlier transaction can arrive any
+//! more.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -18,23 +19,22 @@ use crate::generated::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// How long after a lost answer an attempt might still arrive: several times what servers give a request.
+/// Time after a lost response during which the attempt might still arrive; several times a server's request timeout.
 const ON_ITS_WAY: Duration = Duration::from_secs(15);
 
-/// What stands in the fence, for who finds it.
+/// Value of the fence, as an explanation for a user who finds the key.
 const WORDS: &[u8] = b"`bowline import` was interrupted here; nothing needs this key any more";
 
-/// See the module.
+/// A key that invalidates transactions with lost responses.
 #[derive(Debug)]
 pub(crate) struct Fence {
-    /// The key.
     pub(crate) key: Bytes,
-    /// Which revision it was put at, while it stands; and when an answer was lost for the last time.
+    /// While the fence exists: the revision at which it was put, and the time of the last lost response.
     stands: Cell<Option<(i64, Instant)>>,
 }
 
 impl Fence {
-    /// None yet, among keys that begin so.
+    /// Returns a fence, not yet put, with a key under the prefix.
     pub(crate) fn among(prefix: &[u8]) -> Self {
         let own = std::process::id();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -43,12 +43,12 @@ impl Fence {
         Self { key: key.into(), stands: Cell::new(None) }
     }
 
-    /// Whether it stands.
+    /// Returns whether the fence exists.
     pub(crate) fn stands(&self) -> bool {
         self.stands.get().is_some()
     }
 
-    /// That it is as it was when this was made.
+    /// Returns a compare that the fence is still in the state known now.
     pub(crate) fn compare(&self) -> pb::Compare {
         pb::Compare {
             result: CompareResult::Equal.into(),
@@ -61,10 +61,10 @@ impl Fence {
         }
     }
 
-    /// An answer was lost: nothing that was sent before may have an effect from here on.
+    /// Puts the fence after a lost response, so that no earlier transaction can take effect any more.
     pub(crate) async fn put(&self, side: &Side) -> Result<(), Failure> {
         if self.stands.get().is_none() {
-            // From here on it may be there, also if nobody waits for the answer.
+            // From here on the fence may exist even if the caller stops waiting.
             self.stands.set(Some((0, Instant::now())));
         }
         let request =
@@ -72,11 +72,11 @@ impl Fence {
         let call = async |link: Link| link.kv().put(request.clone()).await;
         let revision = side.ask(call).await?.header.unwrap_or_default().revision;
         self.stands.set(Some((revision, Instant::now())));
-        // An earlier attempt to put it may have arrived later.
+        // An earlier attempt to put the fence may have been applied later.
         self.look(side).await
     }
 
-    /// Looks whether it stands, and at which revision it was put: a put whose answer was lost may have come late.
+    /// Reads the fence's revision, because a put whose response was lost may have been applied late.
     pub(crate) async fn look(&self, side: &Side) -> Result<(), Failure> {
         let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
@@ -86,14 +86,14 @@ impl Fence {
                 let lost = stands.map_or_else(Instant::now, |(_, lost)| lost);
                 self.stands.set(Some((revision, lost)));
             }
-            // Somebody has deleted it. A new one is another one.
+            // Another client has deleted the fence. Put it again; it gets a new revision.
             (None, Some(_)) => return Box::pin(self.put(side)).await,
             (None, None) => {}
         }
         Ok(())
     }
 
-    /// Takes it down, if nothing can be on its way any more; or at once.
+    /// Removes the fence if no earlier transaction can arrive any more, or unconditionally with `at_once`.
     pub(crate) async fn take_down(&self, side: &Side, at_once: bool) -> Result<(), Failure> {
         while let Some((_, lost)) = self.stands.get() {
             if !at_once && lost.elapsed() < ON_ITS_WAY {
@@ -105,7 +105,7 @@ impl Fence {
                 success: vec![pb::RequestOp { request: Some(Request::RequestDeleteRange(delete)) }],
                 failure: Vec::new(),
             };
-            // If it was gone already, an attempt whose answer was lost has done that.
+            // If the fence is gone already, an attempt whose response was lost has removed it.
             side.ask(async |link: Link| link.kv().txn(request.clone()).await).await?;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
             let call = async |link: Link| link.kv().range(request.clone()).await;

@@ -1,17 +1,18 @@
-//! What happens at the source after the copy, done at the target: revision by revision, each in one transaction, in
-//! their order, until somebody says that it is enough.
+//! Applies the source's changes to the target after the copy: revision by revision, each in one transaction, in order,
+//! until it is stopped.
 //!
 //! ```text
-//!   watch from the last revision that is done
-//!     │  whole revisions; fragments are put together
+//!   watch from the last applied revision
+//!     │  whole revisions; fragments are reassembled
 //!     ▼
-//!   one transaction ── answered ── the next
-//!     │ the answer was lost
-//!     └── is it there? ── no: once more, fenced        `target`, `fence`
+//!   one transaction ── response ── next revision
+//!     │ response lost
+//!     └── is it applied? ── no: retry, fenced             `target`, `fence`
 //! ```
 //!
-//! A watch that breaks is opened again at the next server: at the last revision that is done, not behind it. Where a
-//! cluster has compacted up to a delete, etcd opens a watch at that delete without it; one before it is refused.
+//! A broken watch is reopened at the next server, from the last applied revision rather than the one after it. If a
+//! cluster has compacted exactly up to a delete, etcd opens a watch at that delete but omits the delete. A watch from
+//! an earlier revision is rejected instead, so the gap is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -37,63 +38,62 @@ use crate::generated::mvccpb::Event;
 use crate::generated::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
-/// How often the source is asked how far it is.
+/// Interval between queries of the source's current revision.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long to wait before a watch that broke is opened again.
+/// Pause before a broken watch is reopened.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long a watch may be silent while the source goes on.
+/// Maximum time for which a watch may deliver nothing while the source's revision advances.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// How long what is being written may take when the mirror is to end.
+/// Time that a write in progress may take after a stop was requested.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Says when it is enough, by the exit code that follows from that.
+/// Carries the stop request, as the exit code of the signal.
 pub(crate) type Stop = watch::Receiver<Option<u8>>;
 
-/// Why a mirror ends.
+/// Reason why a mirror ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// Somebody said so.
+    /// It was stopped by a signal.
     Stopped,
-    /// It has caught up, and should go on until then.
+    /// It has caught up, as requested.
     CaughtUp,
-    /// The source has forgotten what comes next.
+    /// The source has compacted the next revision.
     Forgotten,
 }
 
-/// Why a watch is not listened to any more.
+/// Reason why a watch is abandoned.
 enum Heard {
-    /// It broke.
     Lost,
     End(End),
 }
 
-/// See the module.
+/// A mirror from the source to the target.
 pub(crate) struct Follower<'a> {
     import: &'a Import,
     output: Output,
     live: Live,
-    /// The last revision of the source that is done.
+    /// Last applied revision of the source.
     position: i64,
-    /// A revision of the target since which nobody else has written.
+    /// Revision of the target since which no other client has written.
     known: i64,
-    /// What hangs on leases, and is not at the target: by its name there.
+    /// Target names of keys with leases, which are not copied.
     left_out: BTreeSet<Bytes>,
     mirrored: u64,
     left_out_changes: u64,
-    /// The newest revision of the source that was heard of.
+    /// Newest revision of the source seen so far.
     head: i64,
-    /// At which revision it was said that all is in sync.
+    /// Revision for which "in sync" was last reported.
     said: Option<i64>,
-    /// Since when it has not come nearer.
+    /// Position and time since which the mirror has made no progress while behind the source.
     behind: Option<(i64, Instant)>,
     until_caught_up: bool,
 }
 
 impl<'a> Follower<'a> {
-    /// One that begins behind a copy.
+    /// Returns a mirror that continues after a copy.
     pub(crate) fn new(
         import: &'a Import,
         output: Output,
@@ -116,7 +116,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// How far it has come.
+    /// Returns the progress so far.
     pub(crate) fn so_far(&self) -> Mirrored {
         Mirrored {
             revision: self.position,
@@ -126,7 +126,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Goes on until something ends it.
+    /// Mirrors until stopped, caught up, or failed.
     pub(crate) async fn run(&mut self, stop: &Stop) -> Result<End, Failure> {
         let import = self.import;
         let (tell, heads) = watch::channel(0);
@@ -193,7 +193,7 @@ impl<'a> Follower<'a> {
                     away.is_over(&self.import.source.side);
                     *away = Away::default();
                     if !answer.events.is_empty() {
-                        // What is done at once may come in many pieces.
+                        // A single revision may come in many fragments.
                         self.behind = None;
                     }
                     if let Some(end) = self.heard(answer, &mut pieces, watch.sees_all, stop).await? {
@@ -205,7 +205,8 @@ impl<'a> Follower<'a> {
                     if !watch.sees_all && self.position < self.head {
                         let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                         let request = pb::WatchRequest { request_union: Some(union) };
-                        // If the stream has ended that is heard of; if it is busy there is another time.
+                        // Errors are ignored: the end of the stream is reported elsewhere, and a full queue is retried
+                        // at the next tick.
                         drop(watch.requests.try_send(request));
                     }
                     let target = &self.import.target;
@@ -226,7 +227,7 @@ impl<'a> Follower<'a> {
         self.head > 0 && self.position >= self.head && !self.import.target.fence.stands()
     }
 
-    /// Whether nothing is heard though the source has gone on.
+    /// Returns whether the watch has delivered nothing for too long although the source has advanced.
     fn is_silent(&mut self) -> bool {
         if self.position >= self.head {
             self.behind = None;
@@ -241,7 +242,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Says how far it has come: at a terminal each time, elsewhere when it has come to rest.
+    /// Reports the progress: at a terminal each time, otherwise only when in sync.
     fn tell(&mut self) -> Result<(), Failure> {
         self.live.at(self.position, self.head);
         if self.is_in_sync() && self.said != Some(self.head) {
@@ -267,7 +268,7 @@ impl<'a> Follower<'a> {
             let why = format!("the source ended the watch: {}", answer.cancel_reason);
             return Err(Failure::Failed(why));
         }
-        // A server may be behind others, so only whose it is tells something.
+        // A server may lag behind others, so only its cluster id is checked, not its revision.
         let header = answer.header.unwrap_or_default();
         self.import.source.side.recognise(&header, 0)?;
         if answer.created {
@@ -285,20 +286,20 @@ impl<'a> Follower<'a> {
             }
         }
         if is_progress && !sees_all {
-            // All up to here has been told.
+            // A progress notification: every change up to this revision has been delivered.
             self.position = self.position.max(header.revision);
         }
         Ok(None)
     }
 
-    /// What has happened at one revision.
+    /// Applies the changes of one revision.
     async fn make(&mut self, revision: i64, events: &[Event]) -> Result<(), Failure> {
         let changes = self.changes(events)?;
         if !changes.is_empty() {
             let overwrite = self.import.rules.overwrite;
             let position = self.position;
             let stops = |why: String| {
-                Err(Failure::Failed(format!("{why}. It is mirrored up to revision {position}")))
+                Err(Failure::Failed(format!("{why}. Mirrored up to revision {position}")))
             };
             let count = changes.len();
             match self.import.target.make(&changes, self.known, overwrite).await? {
@@ -308,28 +309,28 @@ impl<'a> Follower<'a> {
                 }
                 Made::Foreign(row) => {
                     return stops(format!(
-                        "somebody else has written {} at the target, at its revision {}: until the switch nobody but \
-                         the mirror may write there. --overwrite goes on all the same",
+                        "another client has written {} at the target, at its revision {}. Until the switch, only the \
+                         mirror may write there. Use --overwrite to continue anyway",
                         quote::go(&row.key),
                         row.mod_revision
                     ));
                 }
                 Made::Disturbed => {
                     return stops(format!(
-                        "somebody else writes to the target all the time, between the {count} keys that the source has \
-                         changed at once at revision {revision}: until the switch nobody but the mirror may write there"
+                        "another client keeps writing to the target the {count} keys that the source changed together \
+                         at revision {revision}. Until the switch, only the mirror may write there"
                     ));
                 }
                 Made::TooMany => {
                     return stops(format!(
-                        "the source has changed {count} keys at once, at revision {revision}, and the target does not \
-                         take so many: a larger --max-txn-ops of its servers helps"
+                        "the source changed {count} keys together at revision {revision}, more than the target's \
+                         limit for a transaction: increase --max-txn-ops of the target's servers"
                     ));
                 }
                 Made::TooLarge => {
                     return stops(format!(
-                        "what the source has changed at once at revision {revision}, {count} keys, is more than the \
-                         target takes: a larger --max-request-bytes of its servers helps"
+                        "the {count} keys that the source changed together at revision {revision} exceed the target's \
+                         limit for a request: increase --max-request-bytes of the target's servers"
                     ));
                 }
             }
@@ -340,7 +341,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    /// What is to be done at the target.
+    /// Converts events to changes of the target.
     fn changes(&mut self, events: &[Event]) -> Result<BTreeMap<Bytes, Change>, Failure> {
         let import = self.import;
         let mut changes = BTreeMap::new();
@@ -348,8 +349,10 @@ impl<'a> Follower<'a> {
             let Some(row) = &event.kv else { continue };
             let Some(key) = import.source.rename(&row.key) else { continue };
             if key.is_empty() {
-                let why =
-                    format!("the key {} would have no name at the target", quote::go(&row.key));
+                let why = format!(
+                    "the key {} would have an empty name at the target",
+                    quote::go(&row.key)
+                );
                 return Err(Failure::Failed(why));
             }
             let is_put = event.r#type == i32::from(EventType::Put);
@@ -363,10 +366,10 @@ impl<'a> Follower<'a> {
                 self.left_out_changes += 1;
                 let is_new = row.create_revision == row.mod_revision;
                 if !self.left_out.insert(key.clone()) || is_new {
-                    // It never came from here: what the target has of that name is somebody else's.
+                    // The key was never copied, so a key of that name at the target belongs to another client.
                     continue;
                 }
-                // It was there, and was brought over, before it was put on a lease.
+                // The key was copied before it was attached to a lease.
                 Change::Delete(key.clone())
             } else {
                 self.left_out.remove(&key);
@@ -388,14 +391,14 @@ fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
     let failure = Failure::Refused(status);
     match &failure {
         Failure::Refused(status) if status.code() == Code::Ok => Ok(Heard::Lost),
-        // A token that has ended: the next login gives another.
+        // The token has expired; the next login obtains a new one.
         Failure::Refused(status) if status.code() == Code::Unauthenticated => Ok(Heard::Lost),
         _ if passes(&failure) => Ok(Heard::Lost),
         _ => Err(import.source.side.named(failure)),
     }
 }
 
-/// Asks the source from time to time how far it is, until it is another one, or has gone back.
+/// Polls the source's revision until the source turns out to be another cluster or to have gone back.
 async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
     let (key, side) = (import.source.first_key(), &import.source.side);
     loop {
@@ -413,7 +416,7 @@ async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
     }
 }
 
-/// Waits until it is said that it is enough, and with which exit code.
+/// Waits for a stop request and returns its exit code.
 pub(crate) async fn stopped(stop: &mut Stop) -> u8 {
     match stop.wait_for(Option::is_some).await.map(|code| *code) {
         Ok(Some(code)) => code,

@@ -1,16 +1,16 @@
-//! `bowline import`: the keys of one cluster, brought to another; and followed there until the switch. Both may be
-//! etcd's or Bowline's: all that is used is etcd's protocol.
+//! `bowline import`: copies the keys of one cluster to another and mirrors changes until the switch. Both may be etcd
+//! or Bowline, because only etcd's protocol is used.
 //!
 //! ```text
-//!   parts        which keys, and what they are called on the other side
-//!   side         a cluster: asked until it answers
+//!   parts        which keys to copy, and their names at the target
+//!   side         one of the two clusters; retries requests
 //!     ├ source   pages at one revision; a watch
-//!     └ target   transactions; a fence against those whose answer was lost
-//!   difference   what is to be done, from the rows of both sides
-//!   change       as transactions that come into effect once
-//!   copy         all keys at one revision, verified in the end
-//!   follow       what happens then, revision by revision
-//!   told         what is said of it
+//!     └ target   transactions; a fence against late writes
+//!   difference   what to change, from the rows of both sides
+//!   change       changes as transactions that take effect at most once
+//!   copy         copies and verifies all keys at one revision
+//!   follow       mirrors later changes, revision by revision
+//!   told         output
 //! ```
 
 use std::cell::Cell;
@@ -55,89 +55,90 @@ use target::Target;
 /// All keys.
 const EVERYTHING: Span = Span { first: Bytes::from_static(b"\0"), end: Bytes::from_static(b"\0") };
 
-/// How long a cluster may be away while keys are copied, unless it is said.
+/// Default time for which a cluster may be unreachable during the copy.
 const AWAY_DEFAULT: Duration = Duration::from_secs(60);
 
-/// It was interrupted, or told to end, as shells say it.
+/// Exit codes of shells for SIGINT and SIGTERM.
 const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_TERMINATED: u8 = 143;
 
-/// How long it may take to clear up at the end.
+/// Time limit for removing the fence at the end.
 const TAKE_DOWN_MAX: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
-  bowline import --from http://old:2379 --dry-run    what would be done
-  bowline import --from http://old:2379              all keys, once
-  bowline import --from http://old:2379 --mirror     and what happens then, until Ctrl-C
+  bowline import --from http://old:2379 --dry-run    print what would be done
+  bowline import --from http://old:2379              copy all keys once
+  bowline import --from http://old:2379 --mirror     and then follow changes until Ctrl-C
   bowline import --from old:2379 --endpoints new:2379 --prefix a/ --dest-prefix b/
 
-The switch from one cluster, OLD, to another, NEW:
+To switch from one cluster, OLD, to another, NEW:
   1. bowline import --from OLD --endpoints NEW --mirror
-  2. stop what writes to OLD
-  3. wait for `in sync at revision N`: bowline --endpoints OLD endpoint status -w json
+  2. stop all programs that write to OLD
+  3. wait for `in sync at revision N`; `bowline --endpoints OLD endpoint status -w json`
      shows N, too
-  4. end the mirror with Ctrl-C; for a proof that both are equal:
+  4. stop the mirror with Ctrl-C; to verify that both clusters are equal:
      bowline import --from OLD --endpoints NEW --rev N --dry-run
-  5. start what reads and writes with the endpoints of NEW
+  5. start the programs with the endpoints of NEW
 
-Keys that hang on leases are left out, and listed: such a key says that its program lives, and the program registers \
-anew, with a lease of the new cluster, when it comes over. Locks and leaderships are such keys.
+Keys with leases are skipped, and listed. Such a key shows that its program is alive. When the program connects to \
+the new cluster, it registers again, with a lease of that cluster. Locks and leaderships are such keys.
 
-Users, roles, revisions and history are not taken along.
+Users, roles, revisions and history are not copied.
 
-If it is interrupted it can be run again: what is equal at the target already is left as it is. If the source has \
-changed meanwhile, --rev goes on with the revision that was named, or --overwrite --delete makes the target what the \
-source is now.
+An interrupted import can be run again: keys that are already equal at the target are not written again. If the \
+source has changed meanwhile, continue with the same revision (--rev), or make the target equal to the source as it \
+is now (--overwrite --delete).
 
-Exit codes: 0 all is copied and verified, or the mirror was ended; 1 refused or failed, what was written stays; 2 \
-wrong arguments; 4 one of the two could not be reached, nothing was written; 130 or 143 it was interrupted before the \
-copy, or the last verification, was done.";
+Exit codes: 0 everything was copied and verified, or the mirror was stopped; 1 rejected or failed, written keys stay; \
+2 wrong arguments; 4 one of the clusters could not be reached, nothing was written; 130 or 143 interrupted before the \
+copy, or its last verification, was finished.";
 
-/// Bring the keys of another cluster here, and follow it until the switch
+/// Copy the keys of another cluster, and mirror changes until the switch
 ///
-/// Copies all keys at one revision of the source, in transactions, reads both sides again, and says whether they are
-/// equal. The source is etcd or Bowline; the target, which --endpoints names, too. Nothing is written to the source.
+/// Copies all keys at one revision of the source in transactions, then reads both sides again and reports whether they
+/// are equal. The source (--from) and the target (--endpoints) may each be etcd or Bowline. Nothing is written to the
+/// source.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct ImportOptions {
-    /// Where the source's servers are, separated by commas
+    /// Comma-separated endpoints of the source
     #[arg(long, value_name = "ENDPOINTS")]
     from: String,
 
-    /// Only keys that begin so; can be given more than once [default: all keys]
+    /// Copy only keys with this prefix; repeatable [default: all keys]
     #[arg(long, value_name = "KEY")]
     prefix: Vec<OsString>,
 
-    /// What they begin with at the target instead; empty for nothing
+    /// Replace the prefix with this one at the target (empty: strip the prefix)
     #[arg(long, value_name = "KEY")]
     dest_prefix: Option<OsString>,
 
-    /// Say what would be done, and do nothing
+    /// Show what would be done without doing it
     #[arg(long, conflicts_with = "mirror")]
     dry_run: bool,
 
-    /// After the copy do what happens at the source, until this is interrupted
+    /// After the copy, mirror the source's changes until interrupted
     #[arg(long)]
     mirror: bool,
 
-    /// End the mirror as soon as it has caught up, and verify it again
+    /// End the mirror once it has caught up, and verify again
     #[arg(long, requires = "mirror")]
     until_caught_up: bool,
 
-    /// Write over keys that are something else at the target
+    /// Overwrite keys that have another value at the target
     #[arg(long)]
     overwrite: bool,
 
-    /// Delete what the target has of these keys and the source does not
+    /// Delete keys that exist only at the target
     #[arg(long)]
     delete: bool,
 
-    /// As the source was at this revision: to go on with what was interrupted [default: as it is now]
+    /// Copy the source as of this revision, to continue an interrupted import [default: the newest]
     #[arg(long, value_name = "REVISION", value_parser = revision)]
     rev: Option<i64>,
 
-    /// How long a cluster may be away before this is given up [default: 60s; without end once it mirrors]
+    /// Maximum time that a cluster may be unreachable [default: 60s; no limit while mirroring]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_for: Option<Duration>,
 
@@ -145,30 +146,30 @@ pub(crate) struct ImportOptions {
     who: SourceOptions,
 }
 
-/// Who asks the source, and how.
+/// Credentials for the source.
 #[derive(Args, Debug)]
 struct SourceOptions {
-    /// Who asks the source; the password is asked for if it is left out
+    /// User name at the source; prompts for the password if omitted
     #[arg(long, value_name = "NAME[:PASSWORD]")]
     from_user: Option<String>,
 
-    /// The password of --from-user. Better in the variable BOWLINE_FROM_PASSWORD
+    /// Password of --from-user (prefer the variable BOWLINE_FROM_PASSWORD)
     #[arg(long, value_name = "PASSWORD")]
     from_password: Option<String>,
 
-    /// The authority that signs the source's certificates, as a file of PEM
+    /// CA certificate of the source's servers, a PEM file
     #[arg(long, value_name = "FILE")]
     from_cacert: Option<PathBuf>,
 
-    /// The certificate that says to the source who asks, as a file of PEM
+    /// Client certificate for the source, a PEM file
     #[arg(long, value_name = "FILE", requires = "from_key")]
     from_cert: Option<PathBuf>,
 
-    /// The key of --from-cert, as a file of PEM
+    /// Private key of --from-cert, a PEM file
     #[arg(long, value_name = "FILE", requires = "from_cert")]
     from_key: Option<PathBuf>,
 
-    /// Take any certificate for the source's: for trying things out only
+    /// Skip verification of the source's certificate (testing only)
     #[arg(long)]
     from_insecure_skip_tls_verify: bool,
 }
@@ -177,58 +178,58 @@ const MIRROR_EXAMPLES: &str = "\
 Example:
   bowline make-mirror --endpoints old:2379 --prefix app/ new:2379
 
-This is `bowline import --mirror --overwrite`, in the words of etcdctl: --endpoints is the source here. What it
-prints, how it ends and what it does with leases: bowline import --help.";
+The same as `bowline import --mirror --overwrite`, with etcdctl's options: --endpoints names the source. For its
+output, its exit codes, and keys with leases, see `bowline import --help`.";
 
-/// As `import --mirror --overwrite`, in etcdctl's words: from --endpoints to a destination
+/// Mirror keys from --endpoints to a destination: `import --mirror --overwrite` with etcdctl's options
 #[derive(Args, Debug)]
 #[command(after_long_help = MIRROR_EXAMPLES)]
 pub(crate) struct MakeMirrorOptions {
-    /// Where the target's servers are, separated by commas
+    /// Comma-separated endpoints of the target
     destination: String,
 
-    /// Only keys that begin so
+    /// Mirror only keys with this prefix
     #[arg(long, value_name = "KEY", default_value = "")]
     prefix: OsString,
 
-    /// What they begin with at the target instead
+    /// Replace the prefix with this one at the target
     #[arg(long, value_name = "KEY", default_value = "", conflicts_with = "no_dest_prefix")]
     dest_prefix: OsString,
 
-    /// They begin with nothing instead
+    /// Strip the prefix at the target
     #[arg(long)]
     no_dest_prefix: bool,
 
-    /// As the source was at this revision [default: as it is now]
+    /// Copy the source as of this revision [default: the newest]
     #[arg(long, value_name = "REVISION", value_parser = revision)]
     rev: Option<i64>,
 
-    /// Who asks the target; the password is asked for if it is left out
+    /// User name at the target; prompts for the password if omitted
     #[arg(long, value_name = "NAME[:PASSWORD]")]
     dest_user: Option<String>,
 
-    /// The password of --dest-user. Better in the variable BOWLINE_DEST_PASSWORD
+    /// Password of --dest-user (prefer the variable BOWLINE_DEST_PASSWORD)
     #[arg(long, value_name = "PASSWORD")]
     dest_password: Option<String>,
 
-    /// The authority that signs the target's certificates, as a file of PEM
+    /// CA certificate of the target's servers, a PEM file
     #[arg(long, value_name = "FILE")]
     dest_cacert: Option<PathBuf>,
 
-    /// The certificate that says to the target who asks, as a file of PEM
+    /// Client certificate for the target, a PEM file
     #[arg(long, value_name = "FILE", requires = "dest_key")]
     dest_cert: Option<PathBuf>,
 
-    /// The key of --dest-cert, as a file of PEM
+    /// Private key of --dest-cert, a PEM file
     #[arg(long, value_name = "FILE", requires = "dest_cert")]
     dest_key: Option<PathBuf>,
 
-    /// Whether connections to the target without TLS are allowed [default: true]
+    /// Allow connections to the target without TLS [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     dest_insecure_transport: Option<bool>,
 }
 
-/// Why a copy does not go on.
+/// Reason why a copy stops.
 enum Halt {
     Failed(Failure),
     /// The source has compacted the revision.
@@ -245,14 +246,14 @@ impl Halt {
     fn failure(self) -> Failure {
         match self {
             Halt::Failed(failure) => failure,
-            Halt::Forgotten => {
-                Failure::Failed("the source has compacted the revision that is copied".to_owned())
-            }
+            Halt::Forgotten => Failure::Failed(
+                "the source has compacted the revision that is being copied".to_owned(),
+            ),
         }
     }
 }
 
-/// What is to be done, whoever said it.
+/// The work of `import` or `make-mirror`.
 struct Task {
     source: Arc<Client>,
     target: Arc<Client>,
@@ -265,7 +266,6 @@ struct Task {
     until_caught_up: bool,
 }
 
-/// `bowline import`.
 pub(crate) async fn run(
     client: Arc<Client>,
     output: Output,
@@ -297,7 +297,6 @@ pub(crate) async fn run(
     task.run(output).await
 }
 
-/// `bowline make-mirror`.
 pub(crate) async fn run_make_mirror(
     client: Arc<Client>,
     output: Output,
@@ -333,7 +332,7 @@ pub(crate) async fn run_make_mirror(
     task.run(output).await
 }
 
-/// A client of the other cluster: as patient as that of the first.
+/// Returns a client of the other cluster with the same timeouts as the first client.
 fn other(
     settings: &Settings,
     names: &str,
@@ -378,7 +377,7 @@ impl Task {
     }
 }
 
-/// How it goes on.
+/// The options that control the run.
 struct Way {
     rev: Option<i64>,
     retry_for: Option<Duration>,
@@ -386,7 +385,7 @@ struct Way {
     until_caught_up: bool,
 }
 
-/// Says what would be done.
+/// Shows what an import would do.
 async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure> {
     meet(import, way, true).await?;
     let revision = match way.rev {
@@ -398,7 +397,7 @@ async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure>
     plan.refusal().map_or(Ok(()), |_| Err(Failure::Exit(1)))
 }
 
-/// Asks both for the first time; from then on each may be away for a while.
+/// Contacts both clusters for the first time. From then on each may be unreachable for a while.
 async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> {
     tell_apart(import, dry_run).await?;
     if way.mirror {
@@ -408,7 +407,7 @@ async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Copies, and mirrors.
+/// Copies, and mirrors if requested.
 async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> Result<(), Failure> {
     unless_stopped(stop, meet(import, way, false)).await?;
     let mut rev = way.rev;
@@ -434,7 +433,8 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
             }
             Ok(End::Forgotten) if import.rules.overwrite && import.rules.delete => {
                 note(
-                    "the source has compacted what comes next: copies anew, and deletes what has vanished",
+                    "the source has compacted changes that are not mirrored yet: copying everything again, and \
+                     deleting keys that no longer exist",
                 );
                 rev = None;
                 import.is_copied.set(false);
@@ -442,8 +442,9 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
             }
             Ok(End::Forgotten) => {
                 return Err(Failure::Failed(
-                    "the source has compacted what comes next. `bowline import --mirror --overwrite --delete` copies anew, \
-                     and deletes what has vanished; begun so, it does that by itself"
+                    "the source has compacted changes that are not mirrored yet. `bowline import --mirror --overwrite \
+                     --delete` copies everything again and deletes keys that no longer exist; with these options it \
+                     also recovers from this by itself"
                         .to_owned(),
                 ));
             }
@@ -453,23 +454,23 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
 }
 
 impl Import {
-    /// Both may, from now on.
+    /// Sets how long each cluster may be unreachable from now on.
     fn may_be_away(&self, patience: Option<Duration>) {
         self.source.side.may_be_away(patience);
         self.target.side.may_be_away(patience);
     }
 
-    /// A failure, after it was said what was written before.
+    /// Returns the failure, after printing how much was written.
     fn with_what_was_done(&self, failure: Failure) -> Failure {
         let (written, revision) = (self.written.get(), self.revision.get());
         if written > 0 && !self.is_copied.get() {
             note(&format!(
-                "{written} changes were written, towards revision {revision} of the source. The same command goes on; \
-                 with --rev {revision} also if the source has changed meanwhile"
+                "{written} changes were written, for revision {revision} of the source. Run the same command to \
+                 continue; add --rev {revision} if the source has changed meanwhile"
             ));
         }
         match failure {
-            // That code would say that nothing was written.
+            // The exit code of `Unreachable` promises that nothing was written.
             Failure::Unreachable(_) if self.is_copied.get() || self.target.is_touched() => {
                 Failure::Failed(failure.to_string())
             }
@@ -487,14 +488,16 @@ impl Import {
         let why = match taken.await {
             Ok(Ok(())) => return,
             Ok(Err(failure)) => failure.to_string(),
-            Err(_) => format!("no answer came within {TAKE_DOWN_MAX:?}"),
+            Err(_) => format!("no response within {TAKE_DOWN_MAX:?}"),
         };
         let key = super::quote::go(&target.fence.key);
-        note(&format!("the key {key} of the target may be left over, delete it: {why}"));
+        note(&format!(
+            "cannot delete the key {key} at the target: {why}; if it is still there, delete it"
+        ));
     }
 }
 
-/// Refuses to copy a cluster onto itself. It asks both for the first time, too.
+/// Rejects copying a cluster onto itself. This also contacts both clusters for the first time.
 async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     let before = import.source.header().await?;
     let target = import.target.side.header(&import.target.fence.key).await?;
@@ -509,8 +512,8 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     if !looks_like_one || !meet || dry_run {
         return Ok(());
     }
-    // Clusters that were made with the same names have the same id, and may be as old. So a key tells: whether what
-    // is put at the target is there at the source.
+    // Clusters founded with the same names have the same id and may have similar revisions. So write a key to the
+    // target and check whether it appears at the source.
     let target = &import.target;
     target.fence.put(&target.side).await?;
     let key = target.fence.key.clone();
@@ -521,7 +524,7 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     if found.is_ok_and(|found| !found.kvs.is_empty()) {
         let at = |side: &Side| side.client.settings.endpoints.join(",");
         return Err(Failure::Usage(format!(
-            "the source, {}, and the target, {}, are one cluster, and the same keys are meant",
+            "the source, {}, and the target, {}, are the same cluster, and the key names are the same",
             at(&import.source.side),
             at(&target.side)
         )));
@@ -529,9 +532,9 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Becomes the exit code of the signal by which somebody says that it is enough.
+/// Returns a receiver that gets the exit code when SIGINT or SIGTERM arrives.
 fn stop_signal() -> Result<Stop, Failure> {
-    let failed = |error| Failure::Local("no signals".to_owned(), error);
+    let failed = |error| Failure::Local("cannot handle signals".to_owned(), error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let (tell, stop) = watch::channel(None);
@@ -541,13 +544,13 @@ fn stop_signal() -> Result<Stop, Failure> {
             _ = terminate.recv() => EXIT_TERMINATED,
         };
         tell.send_replace(Some(code));
-        // Whoever waits for it shall not be told that nobody can say so any more.
+        // Keep the sender alive, so that receivers do not see a closed channel.
         tell.closed().await;
     });
     Ok(stop)
 }
 
-/// Does something, unless somebody says that it is enough: at any time.
+/// Runs `work`, unless a stop is requested.
 async fn unless_stopped<T>(
     stop: &mut Stop,
     work: impl Future<Output = Result<T, Failure>>,

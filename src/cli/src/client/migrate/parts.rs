@@ -1,4 +1,4 @@
-//! Which keys are taken along, and what they are called on the other side.
+//! Selects the keys to copy and maps their names to the target.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -8,10 +8,10 @@ use bytes::Bytes;
 use crate::client::failure::Failure;
 use crate::client::range::prefix_end;
 
-/// The end of a range that has none.
+/// Range end that means "to the last key" in the protocol.
 const TO_THE_END: &[u8] = b"\0";
 
-/// Keys from the first one on, up to an end that is not part of it, as the protocol says it.
+/// A key range with an exclusive end, as in the protocol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     pub(crate) first: Bytes,
@@ -19,18 +19,18 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Whether a key lies before the end.
+    /// Returns whether a key is below the end of the range.
     pub(crate) fn reaches(&self, key: &[u8]) -> bool {
         self.end == TO_THE_END || key < &self.end[..]
     }
 }
 
-/// The first key behind this one.
+/// Returns the key directly after `key`.
 pub(crate) fn next_key(key: &[u8]) -> Bytes {
     [key, &b"\0"[..]].concat().into()
 }
 
-/// All keys with a prefix, and the prefix that they have on the other side.
+/// All keys with a prefix, and the prefix that they get at the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     prefix: Bytes,
@@ -38,7 +38,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// What is taken along: each key once, however the prefixes overlap.
+    /// Returns the parts for these prefixes. Overlapping prefixes are merged, so that each key is copied once.
     pub(crate) fn all(
         prefixes: Vec<OsString>,
         renamed: Option<OsString>,
@@ -51,14 +51,13 @@ impl Part {
         }
         let mut apart: Vec<Bytes> = Vec::new();
         for prefix in prefixes {
-            // In this order what begins with another prefix comes right behind it.
+            // In sorted order, a prefix directly precedes the prefixes that it covers.
             if apart.last().is_none_or(|last| !prefix.starts_with(last)) {
                 apart.push(prefix);
             }
         }
         if renamed.is_some() && apart.len() > 1 {
-            let why =
-                "--dest-prefix stands for one --prefix: with several, import one after the other";
+            let why = "--dest-prefix requires a single --prefix: import several prefixes one after the other";
             return Err(Failure::Usage(why.to_owned()));
         }
         let renamed = renamed.map(|prefix| Bytes::from(prefix.into_vec()));
@@ -69,28 +68,28 @@ impl Part {
         Ok(apart.into_iter().map(part).collect())
     }
 
-    /// What they begin with at the target.
+    /// Returns the prefix at the target.
     pub(crate) fn renamed(&self) -> &Bytes {
         &self.renamed
     }
 
-    /// Whether this key is one of them.
+    /// Returns whether the key belongs to this part.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         key.starts_with(&self.prefix)
     }
 
-    /// What a key is called on the other side, or a place between keys.
+    /// Maps a key, or a range boundary, to the target.
     pub(crate) fn rename(&self, key: &[u8]) -> Bytes {
         [&self.renamed[..], &key[self.prefix.len()..]].concat().into()
     }
 
-    /// The keys at the source, from one on.
+    /// Returns the range at the source, starting at `from`.
     pub(crate) fn at_source(&self, from: Option<&Bytes>) -> Span {
         let first = from.cloned().unwrap_or_else(|| beginning(&self.prefix));
         Span { first, end: prefix_end(&self.prefix) }
     }
 
-    /// The same stretch at the target: from a key of the source on, up to another.
+    /// Returns the same range at the target.
     pub(crate) fn at_target(&self, from: Option<&Bytes>, until: Option<&Bytes>) -> Span {
         Span {
             first: from.map_or_else(|| beginning(&self.renamed), |key| self.rename(key)),
@@ -98,12 +97,12 @@ impl Part {
         }
     }
 
-    /// Whether what is written could be what is read, were both one cluster.
+    /// Returns whether the written keys could overlap the read keys if both sides were the same cluster.
     pub(crate) fn meets(&self, other: &Part) -> bool {
         self.renamed.starts_with(&other.prefix) || other.prefix.starts_with(&self.renamed)
     }
 
-    /// Whether these are all keys there are.
+    /// Returns whether this part covers all keys.
     pub(crate) fn is_everything(&self) -> bool {
         self.prefix.is_empty()
     }
@@ -113,7 +112,7 @@ fn beginning(prefix: &Bytes) -> Bytes {
     if prefix.is_empty() { Bytes::from_static(TO_THE_END) } else { prefix.clone() }
 }
 
-/// One range around all of them, at the source.
+/// Returns one range that covers all parts at the source.
 pub(crate) fn around(parts: &[Part]) -> Span {
     let ranges = parts.iter().map(|part| part.at_source(None));
     ranges

@@ -1,17 +1,17 @@
-//! What a watch answers, put together again where it came in pieces.
+//! Reassembles fragmented watch responses.
 
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::Event;
 
-/// The pieces so far of a row that has not ended.
+/// The fragments received so far of an incomplete response.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Vec<Event>);
 
 impl Pieces {
-    /// The events that this answer makes whole; none while more of them is to come.
+    /// Returns the events of a completed response, or `None` while fragments are missing.
     ///
-    /// An answer without events ends no row, and within one it tells nothing: there is something from before it that
-    /// has not been told.
+    /// A response without events never completes a fragmented one. Between fragments it is no progress notification
+    /// either, because earlier events are still to be delivered.
     pub(crate) fn add(&mut self, answer: pb::WatchResponse) -> Option<Vec<Event>> {
         let is_between = answer.events.is_empty() && !self.0.is_empty();
         let has_more = answer.fragment || is_between;
@@ -45,9 +45,9 @@ mod tests {
             })
         };
         assert_eq!(add(answer(&[1, 2], false)), Some(vec![1, 2]), "no pieces");
-        assert_eq!(add(progress()), Some(vec![]), "all was whole");
+        assert_eq!(add(progress()), Some(vec![]), "no fragment is missing");
         assert_eq!(add(answer(&[3], true)), None);
-        assert_eq!(add(progress()), None, "all is not");
+        assert_eq!(add(progress()), None, "a fragment is missing");
         assert_eq!(add(answer(&[4], true)), None);
         assert_eq!(add(answer(&[5], false)), Some(vec![3, 4, 5]));
         assert_eq!(add(progress()), Some(vec![]));

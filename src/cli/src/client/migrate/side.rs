@@ -1,4 +1,4 @@
-//! One of the two clusters: asked until it answers, for as long as it may be away.
+//! One of the two clusters. Requests are retried as long as the cluster may be unreachable.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -12,25 +12,25 @@ use crate::client::connect::{Client, Effect, Link};
 use crate::client::failure::{Failure, passes};
 use crate::generated::etcdserverpb as pb;
 
-/// How long to wait before a cluster that is away is asked again.
+/// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// See the module.
+/// A cluster as the source or target of an import.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// What it is called.
+    /// Name for messages.
     pub(crate) name: &'static str,
     pub(crate) client: Arc<Client>,
-    /// How long it may be away; none for as long as it likes.
+    /// Maximum time that the cluster may be unreachable; `None` for no limit.
     patience: Cell<Option<Duration>>,
-    /// The cluster's id, once it is known.
+    /// Cluster id, or 0 before the first response.
     cluster: Cell<u64>,
-    /// The newest revision that it is known to have had.
+    /// Newest revision that the cluster is known to have reached.
     reached: Cell<i64>,
 }
 
 impl Side {
-    /// One that must be there at once.
+    /// Returns a side that must be reachable at once.
     pub(crate) fn new(name: &'static str, client: Arc<Client>) -> Self {
         let (patience, cluster, reached) = Default::default();
         let side = Self { name, client, patience, cluster, reached };
@@ -38,12 +38,12 @@ impl Side {
         side
     }
 
-    /// It may be away for so long from now on.
+    /// Sets how long the cluster may be unreachable from now on.
     pub(crate) fn may_be_away(&self, patience: Option<Duration>) {
         self.patience.set(patience);
     }
 
-    /// Asks what may be asked twice.
+    /// Sends a request that is safe to repeat, and retries it.
     pub(crate) async fn ask<T>(
         &self,
         call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
@@ -60,7 +60,7 @@ impl Side {
         }
     }
 
-    /// The failure, and whose it is.
+    /// Adds the name of the side to a failure.
     pub(crate) fn named(&self, failure: Failure) -> Failure {
         let name = self.name;
         match failure {
@@ -69,52 +69,53 @@ impl Side {
                 format!("{name}: {}", status.message()),
             )),
             Failure::Timeout(limit) => {
-                Failure::Failed(format!("{name}: no answer came within {limit:?}"))
+                Failure::Failed(format!("{name}: no response within {limit:?}"))
             }
             Failure::Unknown(why) => Failure::Failed(format!("{name}: {why}")),
             other => other,
         }
     }
 
-    /// The newest revision that it is known to have had. What it answers to what is asked now is no older.
+    /// Returns the newest revision that the cluster is known to have reached. A linearizable response to a later
+    /// request has at least this revision.
     pub(crate) fn reached(&self) -> i64 {
         self.reached.get()
     }
 
-    /// It has had this revision.
+    /// Records that the cluster has reached a revision.
     pub(crate) fn has_reached(&self, revision: i64) {
         self.reached.set(self.reached.get().max(revision));
     }
 
-    /// Sees by the header of an answer that this is still the same cluster, and that it has not gone back behind a
-    /// revision that it had before it was asked.
+    /// Checks from a response header that this is still the same cluster and that its revision is not below `had`,
+    /// which was known before the request.
     pub(crate) fn recognise(&self, header: &pb::ResponseHeader, had: i64) -> Result<(), Failure> {
         let name = self.name;
         if header.cluster_id == 0 {
-            // It says nothing of it.
+            // The header has no cluster id.
             return Ok(());
         }
         let cluster = self.cluster.replace(header.cluster_id);
         if cluster != 0 && cluster != header.cluster_id {
             let now = header.cluster_id;
             return Err(Failure::Failed(format!(
-                "{name} is another cluster now: it was {cluster:x}, and {now:x} answers. Nothing more is done: begin \
-                 anew with the right one"
+                "{name} is another cluster now: its ID was {cluster:x}, and is {now:x}. The import was stopped: start \
+                 again with the right cluster"
             )));
         }
         if header.revision < had {
             let now = header.revision;
             return Err(Failure::Failed(format!(
-                "{name} has gone back: it had revision {had}, and answers with {now}. It was restored from a backup, or \
-                 another cluster stands in its place. Nothing more is done: begin anew; `bowline import --overwrite \
-                 --delete` makes the target what the source is now"
+                "{name} has gone back: it was at revision {had}, and is at {now}. It was restored from a backup, or \
+                 replaced with another cluster. The import was stopped: start again, with `bowline import --overwrite \
+                 --delete` to make the target equal to the source as it is now"
             )));
         }
         self.has_reached(header.revision);
         Ok(())
     }
 
-    /// The cluster's id, its revision and its term.
+    /// Returns the cluster's id, revision and term.
     pub(crate) async fn header(&self, key: &bytes::Bytes) -> Result<pb::ResponseHeader, Failure> {
         let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
         let had = self.reached();
@@ -125,12 +126,12 @@ impl Side {
     }
 }
 
-/// Since when a cluster has not answered.
+/// Time since which a cluster has not answered.
 #[derive(Debug, Default)]
 pub(crate) struct Away(Option<Instant>);
 
 impl Away {
-    /// Waits before the next attempt, unless this failure stays, or the cluster was away for too long.
+    /// Waits before the next attempt. Fails if the failure is permanent or the cluster was unreachable for too long.
     pub(crate) async fn wait(&mut self, side: &Side, failure: Failure) -> Result<(), Failure> {
         let since = self.0.unwrap_or_else(Instant::now);
         let is_over = side.patience.get().is_some_and(|patience| since.elapsed() >= patience);
@@ -140,23 +141,23 @@ impl Away {
         if self.0.is_none() {
             self.0 = Some(since);
             let why = failure.to_string().replace('\n', " ");
-            note(&format!("{}: {why}: tries again", side.name));
+            note(&format!("{}: {why}: retrying", side.name));
         }
         tokio::time::sleep(AGAIN).await;
         Ok(())
     }
 
-    /// It has answered.
+    /// Reports that the cluster has answered again.
     pub(crate) fn is_over(&self, side: &Side) {
         if let Some(since) = self.0 {
             let span = since.elapsed().as_secs_f64();
-            note(&format!("{} answers again after {span:.1}s", side.name));
+            note(&format!("{} is reachable again after {span:.1}s", side.name));
         }
     }
 }
 
-/// Says something on standard error.
+/// Prints a note on standard error.
 pub(crate) fn note(words: &str) {
-    // Where nobody reads it nothing is lost.
+    // An error of standard error itself cannot be reported.
     drop(writeln!(io::stderr().lock(), "{words}"));
 }

@@ -1,4 +1,4 @@
-//! The cluster that keys are taken from: pages of them at one revision, and a watch of what happens then.
+//! The cluster that keys are read from: pages at one revision, and a watch of later changes.
 
 use std::cell::Cell;
 
@@ -17,33 +17,33 @@ use crate::client::ordered::is_ordered;
 use crate::generated::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
-/// How many rows a page may have, and how many the first has. How many it has is so chosen that it becomes as large
-/// as is wished, by the rows that were seen; it at most doubles from one to the next.
+/// Maximum number of rows in a page, number in the first page, and wanted size of a page in bytes. The number of rows
+/// is chosen from the size of the rows seen so far, and at most doubles from one page to the next.
 const PAGE_ROWS_MAX: i64 = 512;
 const PAGE_ROWS_FIRST: i64 = 16;
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Requests of a watch that wait to be sent.
+/// Capacity of the queue of watch requests.
 const REQUESTS: usize = 4;
 
-/// Some rows of the source.
+/// A page of the source's rows.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) rows: Vec<Row>,
-    /// Where the next page begins, unless this is the last.
+    /// First key of the next page, or `None` for the last page.
     pub(crate) until: Option<Bytes>,
 }
 
-/// A watch that is open.
+/// An open watch.
 pub(crate) struct Watch {
     pub(crate) requests: mpsc::Sender<pb::WatchRequest>,
     pub(crate) answers: Streaming<pb::WatchResponse>,
     pub(crate) link: Link,
-    /// Whether it sees each revision, so that nothing else need say how far it has come.
+    /// Whether the watch receives every revision, so that no progress notifications are needed.
     pub(crate) sees_all: bool,
 }
 
-/// See the module.
+/// The source of an import.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) side: Side,
@@ -52,22 +52,22 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Nothing is asked yet.
+    /// Returns a source without contacting it.
     pub(crate) fn new(side: Side, parts: Vec<Part>) -> Self {
         Self { side, parts, limit: Cell::new(PAGE_ROWS_FIRST) }
     }
 
-    /// Who it is, and which revision it has: no older than any that it has acknowledged.
+    /// Returns the source's identity and its current revision. The read is linearizable.
     pub(crate) async fn header(&self) -> Result<pb::ResponseHeader, Failure> {
         self.side.header(&self.first_key()).await
     }
 
-    /// A key that may be read if all of this may be. There need not be one.
+    /// Returns a key that is readable with permission for all parts. It need not exist.
     pub(crate) fn first_key(&self) -> Bytes {
         around(&self.parts).first
     }
 
-    /// How many keys there are at a revision.
+    /// Returns the number of keys at a revision.
     pub(crate) async fn count(&self, revision: i64) -> Result<u64, Halt> {
         let mut count = 0;
         for part in &self.parts {
@@ -94,7 +94,7 @@ impl Source {
         })
     }
 
-    /// The rows of a part from a key on, as they were at a revision.
+    /// Returns a page of rows of a part at a revision.
     pub(crate) async fn page(
         &self,
         part: &Part,
@@ -123,15 +123,16 @@ impl Source {
         if let Some(nameless) = rows.iter().find(|row| row.row.key.is_empty()) {
             let name = crate::client::quote::go(&nameless.name);
             let why = format!(
-                "the key {name} would have no name at the target: give a longer --dest-prefix, or a longer --prefix"
+                "the key {name} would have an empty name at the target: give a longer --dest-prefix, or a longer \
+                 --prefix"
             );
             return Err(Failure::Usage(why).into());
         }
         Ok(Page { rows, until })
     }
 
-    /// What is to be watched at a server, and whether that is everything: what has happened elsewhere says how far the
-    /// watch has come, where the server's word cannot be believed.
+    /// Returns the range to watch at a server, and whether it covers all keys. If the server's progress notifications
+    /// are unreliable, all keys are watched, so that unrelated changes show the progress.
     async fn watched(&self, link: &Link) -> (Span, bool) {
         let is_everything = self.parts.iter().any(Part::is_everything);
         match is_everything || !is_ordered(link).await {
@@ -140,7 +141,7 @@ impl Source {
         }
     }
 
-    /// Sees, before anything is copied, whether all that is to be watched may be.
+    /// Checks, before anything is copied, that the user may watch the required range.
     pub(crate) async fn may_be_watched(&self) -> Result<(), Failure> {
         let read = async |link: Link| {
             let (Span { first, end }, sees_all) = self.watched(&link).await;
@@ -154,11 +155,13 @@ impl Source {
             let read = link.kv().range(request).await;
             read.map_err(|status| match (status.code(), sees_all, self.parts.len()) {
                 (Code::PermissionDenied, true, _) => {
-                    with_advice(&status, "of this source all keys are watched, so all must be readable")
+                    with_advice(&status,
+                        "all keys of this source are watched, so the user needs permission to read all")
                 }
                 (Code::PermissionDenied, false, 2..) => with_advice(
                     &status,
-                    "what lies between the prefixes is watched, too: one mirror for each needs no more than its own",
+                    "the keys between the prefixes are watched, too; a separate mirror for each prefix needs \
+                     permission for that prefix only",
                 ),
                 _ => status,
             })
@@ -166,7 +169,7 @@ impl Source {
         self.side.ask(read).await.map(drop)
     }
 
-    /// A watch of what happens from a revision on.
+    /// Opens a watch from a revision.
     pub(crate) async fn watch(&self, from: i64) -> Result<Watch, Failure> {
         let open = async |link: Link| {
             let (range, sees_all) = self.watched(&link).await;
@@ -180,7 +183,7 @@ impl Source {
             };
             let (requests, stream) = mpsc::channel(REQUESTS);
             let union = Some(RequestUnion::CreateRequest(create));
-            // It has room.
+            // The channel has room.
             drop(requests.send(pb::WatchRequest { request_union: union }).await);
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
             Ok(tonic::Response::new(Watch { requests, answers, link, sees_all }))
@@ -188,7 +191,7 @@ impl Source {
         self.side.client.ask(Effect::Repeatable, open).await
     }
 
-    /// What a key that has changed is called at the target; none if it is not taken along.
+    /// Maps a changed key to the target. Returns `None` if it is not copied.
     pub(crate) fn rename(&self, key: &[u8]) -> Option<Bytes> {
         self.parts.iter().find(|part| part.has(key)).map(|part| part.rename(key))
     }

@@ -1,4 +1,4 @@
-//! The cluster that keys are brought to.
+//! The cluster that keys are written to.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,56 +16,57 @@ use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::KeyValue;
 
-/// What servers allow in one transaction unless they are told otherwise. One that allows less says so, and gets less.
+/// Servers' default limits for one transaction. A server with lower limits rejects the transaction, and the values are
+/// reduced.
 const OPS_MAX: usize = 128;
 const BYTES_MAX: usize = 1 << 20;
 
-/// How many keys are asked for at once that are only named.
+/// Number of keys in a page of a keys-only read.
 const KEYS: i64 = 10_000;
 
-/// How often it is tried to write what somebody else writes, too, and how long to wait in between.
+/// Maximum number of attempts against concurrent writers, and the pause in between.
 const RACES_MAX: u32 = 20;
 const RACE_PAUSE: Duration = Duration::from_millis(100);
 
-/// What came of one attempt.
+/// Outcome of one attempt.
 #[derive(Debug)]
 enum Attempt {
-    /// It was done, at this revision.
+    /// Applied, at this revision.
     Done(i64),
-    /// Something has changed before.
+    /// Not applied: a compared key has changed.
     Differs,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Lost(Failure),
-    /// The server does not take so many at once.
+    /// Rejected: too many operations.
     TooMany,
-    /// The server does not take so much at once.
+    /// Rejected: too many bytes.
     TooLarge,
 }
 
-/// What came of writing a batch.
+/// Outcome of writing a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Written {
-    /// All of it is there.
+    /// Everything is applied.
     All,
-    /// Something was not as it was known to be: look again.
+    /// A key was not in the known state; the caller must read it again.
     Stale,
 }
 
-/// See the module.
+/// The target of an import.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) side: Side,
     pub(crate) fence: Fence,
     ops_max: Cell<usize>,
     bytes_max: Cell<usize>,
-    /// The revisions at which it was us who wrote: the first and the last of those side by side.
+    /// Revisions that this import made, as ranges from first to last.
     ours: RefCell<BTreeMap<i64, i64>>,
-    /// Whether it may have changes of ours.
+    /// Whether the target may contain changes of this import.
     is_touched: Cell<bool>,
 }
 
 impl Target {
-    /// Nothing is asked yet. `prefix` is what some of its keys will begin with.
+    /// Returns a target without contacting it. `prefix` is a prefix of some of its future keys.
     pub(crate) fn new(side: Side, prefix: &[u8]) -> Self {
         Self {
             side,
@@ -77,18 +78,18 @@ impl Target {
         }
     }
 
-    /// Whether this is a revision at which we have written.
+    /// Returns whether this import made the revision.
     pub(crate) fn is_ours(&self, revision: i64) -> bool {
         let ours = self.ours.borrow();
         ours.range(..=revision).next_back().is_some_and(|(_, last)| revision <= *last)
     }
 
-    /// Whether it may have changes of ours.
+    /// Returns whether the target may contain changes of this import.
     pub(crate) fn is_touched(&self) -> bool {
         self.is_touched.get()
     }
 
-    /// We have written at this revision, too.
+    /// Records that this import made the revision.
     pub(crate) fn claim(&self, revision: i64) {
         let mut ours = self.ours.borrow_mut();
         match ours.range_mut(..=revision).next_back() {
@@ -97,7 +98,7 @@ impl Target {
         }
     }
 
-    /// So many rows, from the first on.
+    /// Returns the first `limit` rows of a range.
     pub(crate) async fn page(
         &self,
         span: &Span,
@@ -106,7 +107,7 @@ impl Target {
         self.range(span, i64::try_from(limit).unwrap_or(i64::MAX), false).await
     }
 
-    /// All rows, and the revision at which they were read.
+    /// Returns all rows of a range, and the revision at which they were read.
     pub(crate) async fn all(&self, span: &Span) -> Result<(Vec<KeyValue>, i64), Failure> {
         let answer = self.range(span, 0, false).await?;
         Ok((answer.kvs, answer.header.unwrap_or_default().revision))
@@ -128,7 +129,6 @@ impl Target {
         self.side.ask(async |link: Link| link.kv().range(request.clone()).await).await
     }
 
-    /// How many keys it has.
     pub(crate) async fn count(&self, span: &Span) -> Result<u64, Failure> {
         let request = pb::RangeRequest {
             key: span.first.clone(),
@@ -140,8 +140,8 @@ impl Target {
         Ok(u64::try_from(self.side.ask(call).await?.count).unwrap_or_default())
     }
 
-    /// Writes changes in as few transactions as the server allows, each only if what it writes has not changed since
-    /// a revision. `written` counts what is there for certain.
+    /// Writes changes in as few transactions as the server allows. Each is applied only if its keys have not changed
+    /// since `known`. `written` counts the changes that are certainly applied.
     pub(crate) async fn write(
         &self,
         changes: &[Change],
@@ -165,7 +165,7 @@ impl Target {
                     return Ok(Written::Stale);
                 }
                 Attempt::Lost(failure) => {
-                    // Whether it was done is seen when this is looked at again.
+                    // The caller reads the keys again and finds out whether the attempt was applied.
                     away.wait(&self.side, failure).await?;
                     self.fence.put(&self.side).await?;
                     return Ok(Written::Stale);
@@ -181,7 +181,7 @@ impl Target {
         Ok(Written::All)
     }
 
-    /// How many of these fit into one transaction: one at least.
+    /// Returns how many changes fit into one transaction; at least one.
     fn fitting(&self, changes: &[Change]) -> usize {
         let mut bytes = 0;
         let fits = |change: &&Change| {
@@ -191,7 +191,7 @@ impl Target {
         changes.iter().take(self.changes_max()).take_while(fits).count().max(1)
     }
 
-    /// How many changes have room in a transaction: the fence is compared, too.
+    /// Returns the maximum number of changes in a transaction. The compare of the fence takes one operation.
     fn changes_max(&self) -> usize {
         (self.ops_max.get() - 1).max(1)
     }
@@ -228,9 +228,9 @@ impl Target {
         Ok(Attempt::Lost(failure))
     }
 
-    /// Makes all changes of one revision of the source, at once, exactly once. `known` is a revision of the target
-    /// since which nobody else may have written these keys. Says at which revision they are there; or that somebody
-    /// else writes.
+    /// Applies all changes of one source revision in one transaction, exactly once. `known` is a revision of the target
+    /// since which no other client may have written these keys. Returns the revision at which they are in place, or a
+    /// conflict with another writer.
     pub(crate) async fn make(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -273,7 +273,7 @@ impl Target {
                 Attempt::TooMany => return Ok(Made::TooMany),
                 Attempt::TooLarge => return Ok(Made::TooLarge),
             };
-            // An attempt whose answer was lost may have done it; or somebody else has written.
+            // Either an attempt whose response was lost has applied the changes, or another client has written.
             let (rows, revision) = self.rows(changes).await?;
             if list.iter().all(|change| change.is_made(rows.get(change.key()))) {
                 away.is_over(&self.side);
@@ -297,7 +297,7 @@ impl Target {
         }
     }
 
-    /// A transaction for many changes, by what is there now.
+    /// Builds a transaction for many changes from the target's current keys.
     async fn large(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -310,7 +310,7 @@ impl Target {
         let (mut there, mut oldest) = (Vec::new(), None);
         loop {
             let page = self.range(&span, KEYS, true).await?;
-            // The first was read first: what has changed since then is seen by the comparison.
+            // The compare uses the revision of the first page, so it detects changes made since any page was read.
             oldest = oldest.or(page.header.map(|header| header.revision));
             let more = page.more;
             there.extend(page.kvs.into_iter().map(|row| row.key));
@@ -319,12 +319,12 @@ impl Target {
                 _ => break,
             }
         }
-        // What lies between is not ours, and may have been written at any time before.
+        // Keys in between are not part of the import and may have been written at any time before.
         *known = (*known).max(oldest.unwrap_or_default());
         Ok(large_transaction(changes, &there, *known, self.ops_max.get()))
     }
 
-    /// The rows of these keys, and a revision not above any at which they were read.
+    /// Returns the rows of these keys, and a revision not newer than any at which they were read.
     async fn rows(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -351,25 +351,25 @@ impl Target {
     }
 }
 
-/// What came of the changes of one revision.
+/// Outcome of applying one source revision.
 #[derive(Debug)]
 pub(crate) enum Made {
-    /// They are there, and this revision is not older.
+    /// The changes are in place; this revision is at or after them.
     At(i64),
-    /// Somebody else has written one of the keys.
+    /// Another client has written one of the keys.
     Foreign(KeyValue),
-    /// The server does not take so many at once.
+    /// Rejected: too many operations.
     TooMany,
-    /// The server does not take so much at once.
+    /// Rejected: too many bytes.
     TooLarge,
-    /// Somebody else writes between the keys all the time.
+    /// Other clients keep writing keys in between.
     Disturbed,
 }
 
 fn too_large(change: &Change) -> Failure {
     let (name, bytes) = (quote::go(change.key()), change.bytes());
     Failure::Failed(format!(
-        "the target takes no request as large as the row {name} needs, some {bytes} bytes: a larger --max-request-bytes \
-         of its servers helps"
+        "the target's limit for a request is too low for the key {name}, which needs about {bytes} bytes: increase \
+         --max-request-bytes of the target's servers"
     ))
 }

@@ -1,4 +1,4 @@
-//! What an import says: lines for people, an object of JSON each for programs.
+//! Output of an import: lines for people, JSON objects for programs.
 
 use std::io::{self, IsTerminal};
 
@@ -9,13 +9,13 @@ use super::difference::Difference;
 use crate::client::print::{Object, Page, Show, base64, list};
 use crate::client::quote;
 
-/// How many keys are named where there are many.
+/// Maximum number of keys named in a message.
 const NAMED_MAX: usize = 10;
 
-/// How many of the keys that are no matter to the copy are kept in mind: there may be any number.
+/// Maximum number of unaffected keys to remember, as there may be any number.
 const KEPT_MAX: usize = 1000;
 
-/// Some keys, behind other words; nothing where there are none.
+/// Formats keys after the text `before`; empty if there are no keys.
 pub(crate) fn names(keys: &[Bytes], before: &str) -> String {
     named(keys, keys.len() as u64, before)
 }
@@ -32,7 +32,7 @@ fn named(keys: &[Bytes], count: u64, before: &str) -> String {
     format!("{before}{}{more}", named.join(", "))
 }
 
-/// Keys that are counted, and of which some are known by name.
+/// A number of keys, some of them with names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
     pub(crate) count: u64,
@@ -40,14 +40,13 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// And these, too.
+    /// Adds keys.
     pub(crate) fn add(&mut self, keys: Vec<Bytes>) {
         self.count += keys.len() as u64;
         let room = KEPT_MAX - self.keys.len();
         self.keys.extend(keys.into_iter().take(room));
     }
 
-    /// Whether there are none.
     pub(crate) fn is_none(&self) -> bool {
         self.count == 0
     }
@@ -63,7 +62,7 @@ impl Keys {
     }
 }
 
-/// What would be done.
+/// Result of a dry run.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     revision: i64,
@@ -76,12 +75,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Nothing yet, at a revision of the source.
+    /// Returns an empty plan for a revision of the source.
     pub(crate) fn at(revision: i64) -> Self {
         Self { revision, ..Self::default() }
     }
 
-    /// And this, too.
+    /// Adds the difference of a key range.
     pub(crate) fn add(&mut self, mut difference: Difference) {
         self.puts += difference.puts.len() as u64;
         self.equal += difference.equal;
@@ -91,14 +90,14 @@ impl Plan {
         self.left_out.append(&mut difference.left_out);
     }
 
-    /// Why it is not done.
+    /// Returns why the plan cannot be carried out, or `None`.
     pub(crate) fn refusal(&self) -> Option<String> {
         let revision = self.revision;
         (!self.refused.is_none()).then(|| {
             format!(
-                "{} keys of the target are something else there than at the source{}. Nothing was written. \
-                 --overwrite writes over them. If they come from an import that was interrupted, at a revision before \
-                 {revision}: --rev with that one goes on with it",
+                "{} keys at the target differ from the source{}. Nothing was written. Use --overwrite to replace \
+                 them. If they come from an interrupted import of a revision before {revision}, pass that revision \
+                 with --rev to continue it",
                 self.refused.count,
                 self.refused.names(": ")
             )
@@ -117,8 +116,8 @@ impl Show for Plan {
             }
         };
         some(page, "to delete", &self.deletes, "");
-        some(page, "in the way", &self.refused, " that are something else at the target");
-        some(page, "beside", &self.beside, " that only the target has");
+        some(page, "conflict", &self.refused, " that differ at the target");
+        some(page, "beside", &self.beside, " that exist only at the target");
         left_out(page, &self.left_out);
     }
 
@@ -146,21 +145,21 @@ impl Show for Plan {
     }
 }
 
-/// What was done.
+/// Result of a copy.
 #[derive(Debug)]
 pub(crate) struct Copied {
     pub(crate) source_cluster: u64,
     pub(crate) target_cluster: u64,
-    /// Of the source.
+    /// Revision of the source.
     pub(crate) revision: i64,
-    /// Of the target, when it was found to be equal.
+    /// Revision of the target at which it was verified.
     pub(crate) target_revision: i64,
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
-    /// How many changes that took.
+    /// Number of changes written.
     pub(crate) written: u64,
     pub(crate) left_out: Vec<(Bytes, i64)>,
-    /// Their names at the target.
+    /// Names of the left-out keys at the target.
     pub(crate) left_out_there: Vec<Bytes>,
     pub(crate) beside: Keys,
     pub(crate) digest: String,
@@ -177,13 +176,13 @@ impl Show for Copied {
         if !self.beside.is_none() {
             let names = self.beside.names(": ");
             page.line(format!(
-                "beside     {} keys that only the target has{names}",
+                "beside     {} keys that exist only at the target{names}",
                 self.beside.count
             ));
         }
         left_out(page, &self.left_out);
         if !self.left_out.is_empty() {
-            page.line("           The programs whose they are register anew when they come over");
+            page.line("           Programs register them again when they connect to the target");
         }
     }
 
@@ -221,7 +220,7 @@ fn left_out(page: &mut Page, keys: &[(Bytes, i64)]) {
     if keys.is_empty() {
         return;
     }
-    page.line(format!("left out   {} keys that hang on leases:", keys.len()));
+    page.line(format!("left out   {} keys with leases:", keys.len()));
     for (key, lease) in keys {
         page.line(format!("           {} on lease {lease:016x}", quote::go(key)));
     }
@@ -241,7 +240,7 @@ fn left_out_json(keys: &[(Bytes, i64)]) -> String {
     list(keys.iter().map(one))
 }
 
-/// How far a mirror has come.
+/// Reports that a mirror is in sync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InSync {
     pub(crate) revision: i64,
@@ -261,15 +260,15 @@ impl Show for InSync {
     }
 }
 
-/// A mirror has ended.
+/// Reports that a mirror has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mirrored {
     pub(crate) revision: i64,
-    /// The newest of the source that was heard of.
+    /// Newest known revision of the source.
     pub(crate) source_revision: i64,
-    /// How many revisions were written.
+    /// Number of revisions written.
     pub(crate) count: u64,
-    /// How many changes of keys on leases were not taken along.
+    /// Number of skipped changes of keys with leases.
     pub(crate) left_out: u64,
 }
 
@@ -277,12 +276,12 @@ impl Show for Mirrored {
     fn simple(&self, page: &mut Page) {
         let Mirrored { revision, source_revision, count, left_out } = self;
         let rest = match source_revision - revision {
-            ..=0 => "the source had no newer one".to_owned(),
+            ..=0 => "the source had no newer revision".to_owned(),
             _ => format!("the source was at {source_revision}"),
         };
         page.line(format!("mirrored up to revision {revision}: {count} changes; {rest}"));
         if *left_out > 0 {
-            page.line(format!("left out   {left_out} changes of keys that hang on leases"));
+            page.line(format!("left out   {left_out} changes of keys with leases"));
         }
     }
 
@@ -304,21 +303,21 @@ impl Show for Mirrored {
     }
 }
 
-/// A line at a terminal that says how far a mirror has come, over and over.
+/// A terminal line that shows the progress of a mirror.
 #[derive(Debug)]
 pub(crate) struct Live(ProgressBar);
 
 impl Live {
-    /// None where nobody looks.
+    /// Returns a progress line, hidden if standard error is not a terminal.
     pub(crate) fn begin(is_quiet: bool) -> Self {
         if is_quiet || !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
-        let style = ProgressStyle::with_template("{msg}").expect("the template is right");
+        let style = ProgressStyle::with_template("{msg}").expect("the template is valid");
         Self(ProgressBar::new_spinner().with_style(style))
     }
 
-    /// How far it has come.
+    /// Updates the line.
     pub(crate) fn at(&self, revision: i64, head: i64) {
         let words = match head - revision {
             ..=0 => format!("mirrored up to revision {revision}: in sync"),
@@ -328,12 +327,12 @@ impl Live {
         self.0.tick();
     }
 
-    /// Makes room while something else is printed.
+    /// Hides the line while `print` runs.
     pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }
 
-    /// Goes away.
+    /// Removes the line.
     pub(crate) fn end(&self) {
         self.0.finish_and_clear();
     }

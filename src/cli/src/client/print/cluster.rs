@@ -1,4 +1,4 @@
-//! Answers about members and servers.
+//! Output of responses about members and servers.
 
 use prost::Message;
 use std::time::Duration;
@@ -8,11 +8,9 @@ use super::{Page, Show, Table, header_json};
 use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
 
-/// What members are shown by.
 const MEMBER_TITLES: [&str; 6] =
     ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];
 
-/// What a server's status is shown by.
 const STATUS_TITLES: [&str; 16] = [
     "endpoint",
     "ID",
@@ -92,7 +90,7 @@ impl Show for pb::MemberListResponse {
         object.list("members", members_json(&self.members)).end()
     }
 
-    /// Ids are texts, as shells read them best. Like etcdctl's it does not say who learns.
+    /// Formats ids as strings, for shells. Like etcdctl, omits `isLearner`.
     fn json_with_hex(&self) -> String {
         let hex = |id: u64| format!("\"{id:x}\"");
         let urls = |urls: &[String]| match urls {
@@ -121,16 +119,16 @@ impl Show for pb::MemberListResponse {
     }
 }
 
-/// That something was done with a member.
+/// Result of a membership change.
 pub(crate) struct MemberDone {
     pub(crate) id: u64,
-    /// What was done: `removed from`.
+    /// The change, for example `removed from`.
     pub(crate) what: &'static str,
     pub(crate) header: Option<pb::ResponseHeader>,
-    /// The new one, if there is one.
+    /// The added member.
     pub(crate) member: Option<pb::Member>,
     pub(crate) members: Vec<pb::Member>,
-    /// What is to be said, too, to people.
+    /// Additional text for people.
     pub(crate) more: String,
 }
 
@@ -139,7 +137,7 @@ impl Show for MemberDone {
         let (header, members) = (self.header, self.members.clone());
         Some(match self.member.clone() {
             member @ Some(_) => pb::MemberAddResponse { header, member, members }.encode_to_vec(),
-            // Those of the others are alike.
+            // The other responses have the same fields.
             None => pb::MemberRemoveResponse { header, members }.encode_to_vec(),
         })
     }
@@ -166,7 +164,7 @@ impl Show for MemberDone {
     }
 }
 
-/// A size in the words of people, in powers of a thousand.
+/// Formats a size in decimal units.
 pub(crate) fn size(bytes: i64) -> String {
     const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 10 {
@@ -182,7 +180,7 @@ pub(crate) fn size(bytes: i64) -> String {
     format!("{rounded:.digits$} {}", UNITS[unit])
 }
 
-/// A span as Go writes it.
+/// Formats a duration as Go does.
 pub(crate) fn took(span: Duration) -> String {
     let nanos = span.as_nanos();
     let (unit, name) = match nanos {
@@ -196,20 +194,20 @@ pub(crate) fn took(span: Duration) -> String {
     format!("{}{name}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Whether servers are well.
+/// Health of the endpoints.
 pub(crate) struct Health(pub(crate) Vec<EndpointHealth>);
 
-/// Whether a server is.
+/// Health of one endpoint.
 pub(crate) struct EndpointHealth {
     pub(crate) endpoint: String,
     pub(crate) took: Duration,
-    /// Why it is not.
+    /// Reason why the endpoint is unhealthy.
     pub(crate) error: Option<String>,
 }
 
 impl Show for Health {
     fn simple(&self, page: &mut Page) {
-        // Who is not is named on standard error.
+        // Unhealthy endpoints are reported on standard error.
         for health in self.0.iter().filter(|health| health.error.is_none()) {
             let (endpoint, took) = (&health.endpoint, took(health.took));
             page.line(format!(
@@ -253,13 +251,13 @@ impl Show for Health {
     }
 }
 
-/// How servers are.
+/// Status of the endpoints.
 pub(crate) struct Statuses(pub(crate) Vec<(String, pb::StatusResponse)>);
 
 fn status_cells((endpoint, status): &(String, pb::StatusResponse)) -> Vec<String> {
     let member = status.header.map(|header| header.member_id).unwrap_or_default();
     let downgrade = status.downgrade_info.clone().unwrap_or_default();
-    // An old server does not say how much is in use, and one that says nothing has no percentage.
+    // Old servers do not report the size in use, and an unknown size has no percentage.
     let in_use = status.db_size_in_use.saturating_mul(100).checked_div(status.db_size);
     vec![
         endpoint.clone(),
@@ -339,7 +337,7 @@ impl Show for Statuses {
     }
 }
 
-/// Hashes of the keys of servers.
+/// Hashes of the endpoints' keys.
 pub(crate) struct Hashes(pub(crate) Vec<(String, pb::HashKvResponse)>);
 
 impl Show for Hashes {

@@ -1,14 +1,14 @@
-//! JSON as Go's etcdctl writes it: fields in the protocol's order, nothing that is zero unless it is said
-//! otherwise, whole numbers as numbers, bytes as base64.
+//! JSON as Go's etcdctl writes it: fields in the protocol's order, zero values omitted by default, integers as numbers,
+//! bytes as base64.
 
 use crate::client::quote;
 
-/// An object that grows.
+/// A JSON object under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Object(String);
 
 impl Object {
-    /// A field that is JSON already.
+    /// Adds a field whose value is JSON already.
     pub(crate) fn raw(mut self, name: &str, json: impl std::fmt::Display) -> Self {
         if !self.0.is_empty() {
             self.0.push(',');
@@ -17,28 +17,28 @@ impl Object {
         self
     }
 
-    /// A number, unless it is zero.
+    /// Adds a number, unless it is zero.
     pub(crate) fn number(self, name: &str, number: impl Into<i128>) -> Self {
         let number = number.into();
         if number == 0 { self } else { self.raw(name, number) }
     }
 
-    /// A truth, unless it is none.
+    /// Adds a boolean, unless it is false.
     pub(crate) fn flag(self, name: &str, flag: bool) -> Self {
         if flag { self.raw(name, true) } else { self }
     }
 
-    /// A text, unless it is empty.
+    /// Adds a string, unless it is empty.
     pub(crate) fn text(self, name: &str, text: &str) -> Self {
         if text.is_empty() { self } else { self.raw(name, quote::json(text)) }
     }
 
-    /// Bytes, unless there are none.
+    /// Adds bytes, unless they are empty.
     pub(crate) fn bytes(self, name: &str, bytes: &[u8]) -> Self {
         if bytes.is_empty() { self } else { self.raw(name, base64(bytes)) }
     }
 
-    /// An object, if there is one.
+    /// Adds an object, if there is one.
     pub(crate) fn object(self, name: &str, object: Option<Object>) -> Self {
         match object {
             Some(object) => self.raw(name, object.end()),
@@ -46,25 +46,25 @@ impl Object {
         }
     }
 
-    /// A list, unless it is empty.
+    /// Adds a list, unless it is empty.
     pub(crate) fn list(self, name: &str, items: impl IntoIterator<Item = String>) -> Self {
         let list = list(items);
         if list == "[]" { self } else { self.raw(name, list) }
     }
 
-    /// It is complete.
+    /// Returns the finished object.
     pub(crate) fn end(self) -> String {
         format!("{{{}}}", self.0)
     }
 }
 
-/// A list of JSON.
+/// Formats a JSON list.
 pub(crate) fn list(items: impl IntoIterator<Item = String>) -> String {
     let items: Vec<_> = items.into_iter().collect();
     format!("[{}]", items.join(","))
 }
 
-/// Bytes as base64, quoted.
+/// Encodes bytes as base64, in quotes.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len() * 4 / 3 + 6);

@@ -1,4 +1,4 @@
-//! Answers about keys: rows, changes, transactions, and what a watch tells.
+//! Output of responses about keys: rows, changes, transactions and watch events.
 
 use prost::Message;
 
@@ -53,7 +53,7 @@ impl Show for pb::RangeResponse {
     }
 }
 
-/// How many keys there are.
+/// A response whose count is printed.
 pub(crate) struct Counted(pub(crate) pb::RangeResponse);
 
 impl Show for Counted {
@@ -180,14 +180,14 @@ impl Show for pb::TxnResponse {
     }
 }
 
-/// What an event is called.
+/// Returns the name of the event's type.
 pub(crate) fn kind(event: &Event) -> &'static str {
     EventType::try_from(event.r#type).unwrap_or(EventType::Put).as_str_name()
 }
 
 impl Show for pb::WatchResponse {
     fn protobuf(&self) -> Option<Vec<u8>> {
-        // etcdctl does not tell its watches apart.
+        // etcdctl clears the watch id.
         Some(pb::WatchResponse { watch_id: 0, ..self.clone() }.encode_to_vec())
     }
 

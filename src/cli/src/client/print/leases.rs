@@ -1,4 +1,4 @@
-//! Answers about leases.
+//! Output of responses about leases.
 
 use prost::Message;
 
@@ -7,7 +7,7 @@ use super::{Page, Show, header_into, header_json};
 use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
 
-/// An object that begins with the fields of a header.
+/// Returns an object that starts with the fields of a header.
 fn headed(header: &Option<pb::ResponseHeader>) -> Object {
     header.as_ref().map(|header| header_into(Object::default(), header)).unwrap_or_default()
 }
@@ -33,7 +33,7 @@ impl Show for pb::LeaseGrantResponse {
     }
 }
 
-/// That a lease was revoked.
+/// Reports that a lease was revoked.
 pub(crate) struct Revoked {
     pub(crate) lease: i64,
     pub(crate) answer: pb::LeaseRevokeResponse,
@@ -77,7 +77,7 @@ impl Show for pb::LeaseKeepAliveResponse {
     }
 }
 
-/// How long a lease lives, and perhaps which keys hang on it.
+/// Remaining time of a lease, optionally with the attached keys.
 pub(crate) struct Life {
     pub(crate) answer: pb::LeaseTimeToLiveResponse,
     pub(crate) with_keys: bool,

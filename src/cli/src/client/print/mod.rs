@@ -1,6 +1,5 @@
-//! How answers are printed: as lines for people, as JSON objects, as a line for each field, or as tables; to the
-//! byte as etcdctl does, where it does. What an answer looks like stands with the services: `kv`, `leases`,
-//! `cluster`, `users`.
+//! Prints responses as lines for people, as JSON objects, as one line per field, or as tables; byte for byte like
+//! etcdctl where etcdctl has the command. The formats of the responses are in `kv`, `leases`, `cluster` and `users`.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -21,46 +20,46 @@ pub(crate) mod users;
 pub(crate) use json::{Object, base64, list};
 pub(crate) use table::Table;
 
-/// What can be printed.
+/// A value that can be printed in several formats.
 pub(crate) trait Show {
-    /// For people.
+    /// Formats the value for people.
     fn simple(&self, page: &mut Page);
-    /// A line for each field.
+    /// Formats the value with one line per field.
     fn fields(&self, page: &mut Page);
-    /// As JSON.
+    /// Formats the value as JSON.
     fn json(&self) -> String;
-    /// As JSON where hexadecimal is asked for.
+    /// Formats the value as JSON for `--hex`.
     fn json_with_hex(&self) -> String {
         self.json()
     }
-    /// As the protocol has it, where it is a message of the protocol.
+    /// Encodes the value as a message of the protocol, if it is one.
     fn protobuf(&self) -> Option<Vec<u8>> {
         None
     }
-    /// As a table, where that makes sense.
+    /// Formats the value as a table, if that makes sense.
     fn table(&self) -> Option<Table> {
         None
     }
 }
 
-/// Bytes that are about to be printed.
+/// Output under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     bytes: Vec<u8>,
     hex: bool,
     values_only: bool,
-    /// What a terminal would take for an order, or cannot show, is not sent to it.
+    /// Whether the output is a terminal, which must not receive control characters from keys and values.
     at_terminal: bool,
 }
 
 impl Page {
-    /// A line, whatever bytes it has.
+    /// Adds a line of arbitrary bytes.
     pub(crate) fn line(&mut self, line: impl AsRef<[u8]>) {
         self.bytes.extend_from_slice(line.as_ref());
         self.bytes.push(b'\n');
     }
 
-    /// A key and its value, a line each.
+    /// Adds a key and its value on a line each.
     pub(crate) fn row(&mut self, row: &KeyValue) {
         if !self.values_only {
             self.raw(&row.key);
@@ -78,27 +77,27 @@ impl Page {
         }
     }
 
-    /// A field that is a number or a word.
+    /// Adds a field with a number or a word.
     pub(crate) fn field(&mut self, name: &str, value: impl std::fmt::Display) {
         self.line(format!("\"{name}\" : {value}"));
     }
 
-    /// A field that is text.
+    /// Adds a field with quoted text.
     pub(crate) fn quoted(&mut self, name: &str, value: impl AsRef<[u8]>) {
         self.line(format!("\"{name}\" : {}", quote::go(value.as_ref())));
     }
 
-    /// A field that is the id of a member, or of a cluster.
+    /// Adds a field with the id of a member or a cluster.
     pub(crate) fn id(&mut self, name: &str, id: u64) {
         if self.hex { self.field(name, format_args!("{id:x}")) } else { self.field(name, id) }
     }
 
-    /// A field that is the id of a lease.
+    /// Adds a field with the id of a lease.
     pub(crate) fn lease(&mut self, name: &str, id: i64) {
         if self.hex { self.field(name, format_args!("{id:016x}")) } else { self.field(name, id) }
     }
 
-    /// The fields of a header. What is about no keys has no revision.
+    /// Adds the fields of a header. Responses that do not concern keys have no revision.
     pub(crate) fn header(&mut self, header: &Option<ResponseHeader>) {
         let header = header.unwrap_or_default();
         self.id("ClusterID", header.cluster_id);
@@ -109,7 +108,7 @@ impl Page {
         self.field("RaftTerm", header.raft_term);
     }
 
-    /// The fields of a row, each name with a prefix.
+    /// Adds the fields of a row, each with a prefix before its name.
     pub(crate) fn row_fields(&mut self, prefix: &str, row: &KeyValue) {
         self.quoted(&format!("{prefix}Key"), &row.key);
         self.field(&format!("{prefix}CreateRevision"), row.create_revision);
@@ -120,12 +119,12 @@ impl Page {
     }
 }
 
-/// A header as JSON.
+/// Converts a header to JSON.
 pub(crate) fn header_json(header: &Option<ResponseHeader>) -> Option<Object> {
     header.as_ref().map(|header| header_into(Object::default(), header))
 }
 
-/// The fields of a header in an object of more.
+/// Adds the fields of a header to an object.
 pub(crate) fn header_into(object: Object, header: &ResponseHeader) -> Object {
     object
         .number("cluster_id", header.cluster_id)
@@ -134,27 +133,26 @@ pub(crate) fn header_into(object: Object, header: &ResponseHeader) -> Object {
         .number("raft_term", header.raft_term)
 }
 
-/// Where answers go.
+/// Prints responses in the chosen format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     pub(crate) format: Format,
     hex: bool,
-    /// Without keys.
+    /// Whether to omit the keys.
     pub(crate) values_only: bool,
 }
 
 impl Output {
-    /// As the options say.
     pub(crate) fn new(settings: &Settings) -> Self {
         Self { format: settings.format, hex: settings.hex, values_only: false }
     }
 
-    /// Whether programs read it: nothing but what they expect is printed.
+    /// Returns whether the output is read by programs, so that nothing else may be printed.
     pub(crate) fn is_for_programs(&self) -> bool {
         self.format == Format::Json
     }
 
-    /// Prints an answer.
+    /// Prints a response.
     pub(crate) fn show(&self, answer: &impl Show) -> Result<(), Failure> {
         let mut page = Page {
             bytes: Vec::new(),
@@ -170,15 +168,14 @@ impl Output {
             Format::Protobuf => match answer.protobuf() {
                 Some(bytes) => page.bytes = bytes,
                 None => {
-                    let why =
-                        "this is no message of the protocol: -w simple, json or fields prints it";
+                    let why = "this command cannot print protobuf: use -w simple, json or fields";
                     return Err(Failure::Usage(why.to_owned()));
                 }
             },
             Format::Table => match answer.table() {
                 Some(table) => page.bytes.extend_from_slice(table.to_string().as_bytes()),
                 None => {
-                    let why = "this cannot be printed as a table: -w simple, json or fields can";
+                    let why = "this command cannot print a table: use -w simple, json or fields";
                     return Err(Failure::Usage(why.to_owned()));
                 }
             },
@@ -192,14 +189,14 @@ impl Output {
     }
 }
 
-/// Prints bytes at once.
+/// Writes bytes to standard output and flushes.
 fn print(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let printed = out.write_all(bytes).and_then(|()| out.flush());
     printed.map_err(|error| match error.kind() {
-        // Whoever reads has seen enough, as `head` does.
+        // The reader has closed the pipe, as `head` does.
         io::ErrorKind::BrokenPipe => Failure::Exit(crate::client::EXIT_PIPE),
-        _ => Failure::Local("the answer cannot be printed".to_owned(), error),
+        _ => Failure::Local("cannot write the output".to_owned(), error),
     })
 }
 

@@ -1,6 +1,6 @@
-//! Tables with lines between, as etcdctl draws them.
+//! Tables with borders, as etcdctl draws them.
 
-/// Columns with titles, and rows.
+/// A table with titled columns.
 #[derive(Debug)]
 pub(crate) struct Table {
     titles: Vec<String>,
@@ -8,7 +8,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Of these columns; their titles have spaces, whatever their fields are called.
+    /// Returns a table. Titles are upper-cased, with spaces in place of underscores.
     pub(crate) fn new(titles: &[&str], rows: Vec<Vec<String>>) -> Self {
         let titles = titles.iter().map(|title| title.to_uppercase().replace('_', " ")).collect();
         Self { titles, rows }
@@ -30,7 +30,7 @@ impl std::fmt::Display for Table {
         let line = format!("+{}+", dashes.join("+"));
         writeln!(f, "{line}")?;
         for (title, column) in self.titles.iter().zip(&widths) {
-            // In the middle; what cannot be halved goes to the right.
+            // Centered; an odd space goes to the right.
             let space = column - width(title);
             let left = space / 2;
             write!(f, "| {}{title}{} ", " ".repeat(left), " ".repeat(space - left))?;

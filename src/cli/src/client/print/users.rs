@@ -1,4 +1,4 @@
-//! Answers about users and roles.
+//! Output of responses about users and roles.
 
 use prost::Message;
 
@@ -10,7 +10,7 @@ use crate::generated::authpb::Permission;
 use crate::generated::authpb::permission::Type;
 use crate::generated::etcdserverpb as pb;
 
-/// That something was done, in words.
+/// A message about a completed change.
 pub(crate) struct Done {
     pub(crate) words: String,
     pub(crate) header: Option<pb::ResponseHeader>,
@@ -18,7 +18,7 @@ pub(crate) struct Done {
 
 impl Show for Done {
     fn protobuf(&self) -> Option<Vec<u8>> {
-        // All messages that have only a header are alike.
+        // Responses with only a header all have the same encoding.
         self.header.map(|header| pb::AuthEnableResponse { header: Some(header) }.encode_to_vec())
     }
 
@@ -35,7 +35,7 @@ impl Show for Done {
     }
 }
 
-/// Whether users are asked who they are.
+/// Whether authentication is on.
 pub(crate) struct Asks(pub(crate) pb::AuthStatusResponse);
 
 impl Show for Asks {
@@ -61,17 +61,17 @@ impl Show for Asks {
     }
 }
 
-/// Names of users, or of roles.
+/// A list of user or role names.
 pub(crate) struct Names {
     pub(crate) header: Option<pb::ResponseHeader>,
-    /// What they are: `users`.
+    /// `users` or `roles`.
     pub(crate) what: &'static str,
     pub(crate) names: Vec<String>,
 }
 
 impl Show for Names {
     fn protobuf(&self) -> Option<Vec<u8>> {
-        // The list of roles is the same message.
+        // The list of roles has the same encoding.
         let (header, users) = (self.header, self.names.clone());
         Some(pb::AuthUserListResponse { header, users }.encode_to_vec())
     }
@@ -96,7 +96,7 @@ impl Show for Names {
     }
 }
 
-/// A user, and the roles that it has.
+/// A user and its roles.
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) answer: pb::AuthUserGetResponse,
@@ -127,7 +127,7 @@ impl Show for User {
     }
 }
 
-/// A role, and what it permits.
+/// A role and its permissions.
 pub(crate) struct Role {
     pub(crate) name: String,
     pub(crate) answer: pb::AuthRoleGetResponse,
@@ -142,7 +142,7 @@ fn permission_line(permission: &Permission) -> Vec<u8> {
                 b"\0" => [b"\t[", key.as_slice(), b", <open ended>"].concat(),
                 end => [b"\t[", key.as_slice(), b", ", end, b")"].concat(),
             };
-            // All keys are no prefix of anything, as etcdctl 3.6 has it.
+            // Like etcdctl 3.6, do not mark "all keys" as a prefix.
             if !key.is_empty() && prefix_end(key) == end {
                 line.extend_from_slice(&[b" (prefix ", key.as_slice(), b")"].concat());
             }
@@ -174,7 +174,7 @@ impl Show for Role {
     fn fields(&self, page: &mut Page) {
         page.header(&self.answer.header);
         for permission in &self.answer.perm {
-            // With a space more, as etcdctl has it.
+            // etcdctl prints two spaces here.
             page.line(format!("\"PermType\" :  {}", permission.perm_type().as_str_name()));
             page.quoted("Key", &permission.key);
             page.quoted("RangeEnd", &permission.range_end);

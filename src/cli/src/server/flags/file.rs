@@ -1,5 +1,5 @@
-//! Reads the flags in a configuration file: YAML with a key for each flag. The two sections of TLS hold flags under
-//! shorter names.
+//! Reads flags from a YAML configuration file with one key per flag. Its two TLS sections contain flags under shorter
+//! names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,21 +9,21 @@ use super::values::find;
 use super::yaml::{self, Document, Entry, Node};
 use super::{FlagError, Values};
 
-/// The longest file, in bytes.
+/// Maximum size of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The most unknown keys that the warning names.
+/// Maximum number of unknown keys that the warning names.
 const NAMED_MAX: usize = 20;
 
 /// Reads a file.
 ///
 /// # Errors
-/// A file that cannot be read, the first line that is not YAML, or the first setting that is refused.
+/// Fails if the file cannot be read, and at the first line that is not YAML or the first setting that is rejected.
 pub(super) fn read(path: &str) -> Result<Values, FlagError> {
     let unreadable = |why: String| FlagError::Unreadable { path: path.to_owned(), why };
     let bytes = bytes(path).map_err(|error| unreadable(error.to_string()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(unreadable(format!("it has more than {FILE_BYTES_MAX} bytes")));
+        return Err(unreadable(format!("the file has more than {FILE_BYTES_MAX} bytes")));
     }
     read_text(path, &text(bytes).map_err(unreadable)?)
 }
@@ -34,21 +34,22 @@ fn bytes(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of a file: UTF-8, or UTF-16 if a byte order mark says so.
+/// Decodes the file: UTF-8, or UTF-16 if there is a byte order mark.
 fn text(bytes: Vec<u8>) -> Result<String, String> {
     let units = |of: fn([u8; 2]) -> u16| {
         let units = bytes[2..].as_chunks::<2>().0.iter();
         let text = char::decode_utf16(units.map(|pair| of(*pair))).collect::<Result<_, _>>();
-        text.map_err(|error| format!("it is not UTF-16: {error}"))
+        text.map_err(|error| format!("the file is not valid UTF-16: {error}"))
     };
     match *bytes {
         [0xff, 0xfe, ..] => units(u16::from_le_bytes),
         [0xfe, 0xff, ..] => units(u16::from_be_bytes),
-        _ => String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}")),
+        _ => String::from_utf8(bytes)
+            .map_err(|error| format!("the file is not valid UTF-8: {error}")),
     }
 }
 
-/// Reads a file's text. `path` is for errors.
+/// Parses the text of a file. `path` is for errors.
 ///
 /// # Errors
 /// As [`read`].
@@ -61,7 +62,7 @@ pub(super) fn read_text(path: &str, text: &str) -> Result<Values, FlagError> {
         Node::Null => {}
         Node::Map(entries) => entries.iter().try_for_each(|entry| reading.take(entry))?,
         Node::Text(_) | Node::List(_) => {
-            return Err(wrong(1, "a mapping of settings to values is expected".to_owned()));
+            return Err(wrong(1, "expected a mapping of settings to values".to_owned()));
         }
     }
     let Reading { mut values, unknown, .. } = reading;
@@ -83,9 +84,9 @@ pub(super) fn read_text(path: &str, text: &str) -> Result<Values, FlagError> {
 struct Reading<'a> {
     path: &'a str,
     values: Values,
-    /// The line of each flag, and the name that it has there.
+    /// Line of each flag, and its name in the file.
     lines: BTreeMap<&'static str, (usize, String)>,
-    /// Unknown keys, with their lines.
+    /// Unknown keys with their lines.
     unknown: Vec<String>,
 }
 
@@ -102,14 +103,13 @@ impl Reading<'_> {
                 self.flag(&in_section(section, &inner.key.to_ascii_lowercase()), inner)
             }),
             Node::Text(_) | Node::List(_) => {
-                let why =
-                    format!("{:?} is a section: its settings are expected below it", entry.key);
+                let why = format!("{:?} is a section: expected settings below it", entry.key);
                 Err(self.wrong(entry, why))
             }
         }
     }
 
-    /// Takes the value of a flag. `name` is its whole name.
+    /// Takes the value of a flag. `name` is its full name.
     fn flag(&mut self, name: &str, entry: &Entry) -> Result<(), FlagError> {
         let Some(flag) = find(name) else {
             self.unknown.push(format!("{:?} (line {})", entry.key, entry.line));
@@ -117,10 +117,13 @@ impl Reading<'_> {
         };
         let own = (entry.line, entry.key.clone());
         if let Some((line, key)) = self.lines.insert(flag.name, own) {
-            let why = format!("{:?} is {key:?} of line {line} again; remove one", entry.key);
+            let why = format!(
+                "{:?} is the same setting as {key:?} in line {line}; remove one",
+                entry.key
+            );
             return Err(self.wrong(entry, why));
         }
-        // Files are often written with all settings that there are, and no values.
+        // Generated files often contain all settings, with empty values.
         match self.text(entry)? {
             value if value.is_empty() => Ok(()),
             value => {
@@ -129,7 +132,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A value as it would be given on the command line: a list separated by commas.
+    /// Returns a value as it would be given on the command line, with lists separated by commas.
     fn text(&self, entry: &Entry) -> Result<String, FlagError> {
         let why = match &entry.value {
             Node::Null => return Ok(String::new()),
@@ -141,10 +144,10 @@ impl Reading<'_> {
                 });
                 match texts.collect::<Option<Vec<_>>>() {
                     Some(texts) => return Ok(texts.join(",")),
-                    None => format!("{:?} is a list of something else than values", entry.key),
+                    None => format!("{:?} is a list: expected plain values in it", entry.key),
                 }
             }
-            Node::Map(_) => format!("{:?} is a mapping: a value or a list is expected", entry.key),
+            Node::Map(_) => format!("{:?} is a mapping: expected a value or a list", entry.key),
         };
         Err(self.wrong(entry, why))
     }
@@ -154,14 +157,14 @@ impl Reading<'_> {
     }
 }
 
-/// The part of a file that is about TLS with clients, or between members.
+/// A TLS section of the file: for clients or for members.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Section {
     Client,
     Peer,
 }
 
-/// The settings of a section that have the name of their flag.
+/// Settings of the client section with the same name as their flag.
 const IN_SECTIONS: [&str; 8] = [
     "cert-file",
     "key-file",
@@ -173,12 +176,12 @@ const IN_SECTIONS: [&str; 8] = [
     "auto-tls",
 ];
 
-/// The flag that a name in a section stands for.
+/// Returns the flag for a name in a section.
 fn in_section(section: Section, name: &str) -> String {
     match (section, name) {
         (Section::Client, "allowed-hostname") => "client-cert-allowed-hostname".to_owned(),
         (Section::Client, _) if IN_SECTIONS.contains(&name) => name.to_owned(),
-        // No flag has this name.
+        // This name matches no flag.
         (Section::Client, _) => format!("client-transport-security/{name}"),
         (Section::Peer, "allowed-cn" | "allowed-hostname") => format!("peer-cert-{name}"),
         (Section::Peer, _) => format!("peer-{name}"),
@@ -231,7 +234,7 @@ mod tests {
         assert_eq!(given, [Some("h,i"), Some("c")]);
     }
 
-    /// As etcd ships it, without its comments.
+    /// etcd's sample file without its comments.
     #[test]
     fn etcds_own_sample_of_a_file_is_read() {
         let text = "name: 'default'\ndata-dir:\nwal-dir:\nsnapshot-count: 10000\nmax-snapshots: 5\nmax-wals: 5\n\
@@ -261,29 +264,35 @@ mod tests {
             [Some("default"), Some("100"), Some("http://localhost:2379"), Some("debug"), None]
         );
         for (text, words) in [
-            ("\n- x", "f, line 1: a mapping of settings to values is expected"),
-            ("x", "f, line 1: a mapping of settings to values is expected"),
-            ("name: m\nName: n", "f, line 2: \"Name\" is \"name\" of line 1 again; remove one"),
+            ("\n- x", "f, line 1: expected a mapping of settings to values"),
+            ("x", "f, line 1: expected a mapping of settings to values"),
+            (
+                "name: m\nName: n",
+                "f, line 2: \"Name\" is the same setting as \"name\" in line 1; remove one",
+            ),
             (
                 "experimental-warning-apply-duration: 1s\nwarning-apply-duration: 1s",
-                "is \"experimental-warning-apply-duration\" of line 1 again",
+                "the same setting as \"experimental-warning-apply-duration\" in line 1",
             ),
-            ("name: {a: b}", "line 1: \"name\" is a mapping: a value or a list is expected"),
-            ("cipher-suites:\n- {a: b}", "line 1: \"cipher-suites\" is a list of something else"),
+            ("name: {a: b}", "line 1: \"name\" is a mapping: expected a value or a list"),
+            (
+                "cipher-suites:\n- {a: b}",
+                "line 1: \"cipher-suites\" is a list: expected plain values",
+            ),
             (
                 "peer-transport-security:\n  allowed-cn: x",
                 "line 2: --peer-cert-allowed-cn: a member",
             ),
             ("peer-transport-security: p", "\"peer-transport-security\" is a section"),
             ("client-transport-security: [c]", "\"client-transport-security\" is a section"),
-            ("discovery: x", "there is no discovery"),
+            ("discovery: x", "discovery is not supported"),
         ] {
             let error = read_text("f", text).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
     }
 
-    /// Each form that etcd 3.6 reads, with what it reads there as `name` and `quota-backend-bytes`.
+    /// Each YAML form that etcd 3.6 accepts, with the values that etcd reads for `name` and `quota-backend-bytes`.
     #[test]
     fn every_form_of_yaml_that_etcd_reads_is_read() {
         const GIB_4: &str = "4294967296";
@@ -391,16 +400,16 @@ mod tests {
         assert_eq!(read_bytes(b"\xff\xfen\0a\0m\0e\0:\0 \0m\0"), Ok(Some("m".to_owned())));
         assert_eq!(read_bytes(b"\xfe\xff\0n\0a\0m\0e\0:\0 \0m"), Ok(Some("m".to_owned())));
         for (bytes, words) in [
-            (&b"\xff\xfe\0\xd8"[..], "it is not UTF-16"),
-            (b"name: \xff", "it is not UTF-8"),
-            (&vec![b' '; (1 << 20) + 1], "it has more than 1048576 bytes"),
+            (&b"\xff\xfe\0\xd8"[..], "not valid UTF-16"),
+            (b"name: \xff", "not valid UTF-8"),
+            (&vec![b' '; (1 << 20) + 1], "the file has more than 1048576 bytes"),
         ] {
             let error = read_bytes(bytes).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
         for (path, words) in [
             (dir.path().to_str().unwrap(), "directory"),
-            ("/dev/zero", "it has more than"),
+            ("/dev/zero", "the file has more than"),
             ("/no/such/file", "No such file"),
         ] {
             let error = read(path).unwrap_err().to_string();

@@ -1,28 +1,28 @@
-//! etcd's feature gates: what each would switch, and how that is here.
+//! etcd's feature gates, and why they have no effect here.
 
 use super::options::{split, wrong};
 use super::{FlagError, Values};
 
-/// A gate of etcd 3.6, and why it changes nothing.
+/// The gates of etcd 3.6, and why each changes nothing.
 const GATES: [(&str, &str); 9] = [
-    ("AllAlpha", "there is nothing unfinished to be switched on"),
-    ("AllBeta", "there is nothing unfinished to be switched on"),
-    ("StopGRPCServiceOnDefrag", "there is nothing to defragment: nobody waits"),
-    ("TxnModeWriteWithSharedBuffer", "transactions copy nothing"),
-    ("InitialCorruptCheck", "replicas compare their digests from the first entry on"),
-    ("CompactHashCheck", "replicas compare their digests all the time"),
+    ("AllAlpha", "there are no experimental features"),
+    ("AllBeta", "there are no experimental features"),
+    ("StopGRPCServiceOnDefrag", "defragmentation does nothing, and does not block requests"),
+    ("TxnModeWriteWithSharedBuffer", "transactions do not copy the write buffer"),
+    ("InitialCorruptCheck", "replicas compare their digests continuously, from the first entry on"),
+    ("CompactHashCheck", "replicas compare their digests continuously"),
     ("LeaseCheckpoint", "a new leader gives every lease its full TTL"),
     ("LeaseCheckpointPersist", "a new leader gives every lease its full TTL"),
-    ("SetMemberLocalAddr", "a member is known by its certificate, not by its address"),
+    ("SetMemberLocalAddr", "a member is identified by its certificate, not by its address"),
 ];
 
-/// What cannot be switched on.
+/// The gate that cannot be enabled.
 const TRACING: &str = "DistributedTracing";
 
-/// The gates that are switched on, and that change nothing.
+/// Returns a warning for each enabled gate that has no effect.
 ///
 /// # Errors
-/// The first that is none of etcd's, or is not offered.
+/// Fails at the first gate that etcd does not have or that is not supported.
 pub(super) fn idle(values: &Values) -> Result<Vec<String>, FlagError> {
     const NAME: &str = "feature-gates";
     let list = values.get(NAME).unwrap_or_default();
@@ -37,19 +37,19 @@ pub(super) fn idle(values: &Values) -> Result<Vec<String>, FlagError> {
         };
         match GATES.iter().find(|(gate, _)| *gate == name) {
             Some((_, why)) if is_on => {
-                idle.push(format!("the feature gate {name} changes nothing: {why}"));
+                idle.push(format!("the feature gate {name} has no effect: {why}"));
             }
             Some(_) => {}
             None if name == TRACING && !is_on => {}
             None if name == TRACING => {
                 return Err(FlagError::Refused {
                     name: NAME,
-                    instead: "there is no exporter of traces: use --log-level debug",
+                    instead: "tracing export is not supported: use --log-level debug",
                 });
             }
             None => {
                 return Err(FlagError::Together(format!(
-                    "--{NAME}: there is no gate {name:?} in etcd 3.6"
+                    "--{NAME}: etcd 3.6 has no feature gate {name:?}"
                 )));
             }
         }
@@ -73,12 +73,13 @@ mod tests {
         assert_eq!(
             idle,
             [
-                "the feature gate StopGRPCServiceOnDefrag changes nothing: there is nothing to defragment: nobody waits",
-                "the feature gate CompactHashCheck changes nothing: replicas compare their digests all the time",
+                "the feature gate StopGRPCServiceOnDefrag has no effect: defragmentation does nothing, and does not block \
+                 requests",
+                "the feature gate CompactHashCheck has no effect: replicas compare their digests continuously",
             ]
         );
         for (list, words) in [
-            ("Flying=true", "there is no gate \"Flying\" in etcd 3.6"),
+            ("Flying=true", "etcd 3.6 has no feature gate \"Flying\""),
             ("CompactHashCheck", "of the form name=true"),
             ("CompactHashCheck=maybe", "of the form name=true"),
             ("DistributedTracing=true", "use --log-level debug"),

@@ -1,4 +1,4 @@
-//! The flags of the log: how much, in which form, where to, and when its files are rotated.
+//! The flags of the log: level, format, outputs and rotation.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use super::options::{split, wrong};
 use super::secure::switch;
 use super::{FlagError, Values};
 
-/// How the log is written.
+/// Log settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LogOptions {
     pub(crate) level: Level,
     pub(crate) format: LogFormat,
-    /// At least one, each once.
+    /// At least one, without duplicates.
     pub(crate) outputs: Vec<LogOutput>,
-    /// How the files among them are rotated, if they are.
+    /// Rotation of the files among the outputs, if enabled.
     pub(crate) rotation: Option<Rotation>,
 }
 
-/// Where the log goes.
+/// Destination of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LogOutput {
     Stderr,
@@ -29,23 +29,22 @@ pub(crate) enum LogOutput {
     File(PathBuf),
 }
 
-/// The form of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LogFormat {
     /// Lines for people.
     Console,
-    /// Lines for programs: a JSON object each.
+    /// Lines for programs, one JSON object each.
     Json,
 }
 
-/// When a log file is rotated, and what becomes of the rotated files.
+/// When a log file is rotated, and how long rotated files are kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Rotation {
-    /// A line that would make the file longer starts a new one.
+    /// Maximum size of a file. A line that would exceed it starts a new file.
     pub(crate) bytes_max: u64,
-    /// Older files are deleted.
+    /// Rotated files older than this are deleted.
     pub(crate) age_max: Option<Duration>,
-    /// The oldest of more files are deleted.
+    /// The oldest rotated files beyond this number are deleted.
     pub(crate) backups_max: Option<usize>,
     /// Whether the time in a rotated file's name is local time instead of UTC.
     pub(crate) local_time: bool,
@@ -57,7 +56,7 @@ const MIB: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Default for Rotation {
-    /// As of lumberjack, which rotates etcd's files.
+    /// The defaults of lumberjack, which rotates etcd's files.
     fn default() -> Self {
         Self {
             bytes_max: 100 * MIB,
@@ -73,7 +72,7 @@ impl LogOptions {
     /// Reads the flags. Returns warnings with them.
     ///
     /// # Errors
-    /// The first value that makes no sense.
+    /// Fails at the first invalid value.
     pub(super) fn new(values: &Values) -> Result<(Self, Vec<String>), FlagError> {
         let text = |name, default| values.get(name).unwrap_or(default);
         let mut warnings = Vec::new();
@@ -99,7 +98,7 @@ fn level(word: &str) -> Result<Level, FlagError> {
         "debug" => Ok(Level::DEBUG),
         "info" => Ok(Level::INFO),
         "warn" => Ok(Level::WARN),
-        // Nothing is logged above the level of errors.
+        // The most severe level is ERROR.
         "error" | "dpanic" | "panic" | "fatal" => Ok(Level::ERROR),
         _ => Err(wrong("log-level", word, "debug, info, warn or error")),
     }
@@ -115,7 +114,7 @@ fn format(word: &str) -> Result<LogFormat, FlagError> {
 
 fn output(word: &str, warnings: &mut Vec<String>) -> Result<LogOutput, FlagError> {
     let path = match word {
-        // Opening these paths fails where they are sockets, as under systemd.
+        // These paths cannot be opened if they are sockets, as under systemd.
         "default" | "stderr" | "/dev/stderr" => return Ok(LogOutput::Stderr),
         "stdout" | "/dev/stdout" => return Ok(LogOutput::Stdout),
         "systemd/journal" => {
@@ -128,13 +127,13 @@ fn output(word: &str, warnings: &mut Vec<String>) -> Result<LogOutput, FlagError
             .strip_prefix("file://")
             .map(|rest| rest.strip_prefix("localhost").unwrap_or(rest))
             .filter(|path| path.starts_with('/'))
-            .ok_or_else(|| wrong("log-outputs", word, "stderr, stdout or paths of files"))?,
+            .ok_or_else(|| wrong("log-outputs", word, "stderr, stdout or file paths"))?,
         path => path,
     };
     Ok(LogOutput::File(PathBuf::from(path)))
 }
 
-/// How files are rotated; `None` if they are not.
+/// Returns the rotation settings, or `None` without rotation.
 fn rotation(
     values: &Values,
     outputs: &[LogOutput],
@@ -144,13 +143,13 @@ fn rotation(
     let text = values.get(NAME).unwrap_or_default();
     if !switch(values, "enable-log-rotation")? {
         if !matches!(text.trim(), "" | "{}") {
-            warnings.push(format!("--{NAME} changes nothing without --enable-log-rotation"));
+            warnings.push(format!("--{NAME} has no effect without --enable-log-rotation"));
         }
         return Ok(None);
     }
     if !outputs.iter().any(|output| matches!(output, LogOutput::File(_))) {
         return Err(FlagError::Together(
-            "--enable-log-rotation needs the path of a file in --log-outputs".to_owned(),
+            "--enable-log-rotation requires a file path in --log-outputs".to_owned(),
         ));
     }
     if text.is_empty() {
@@ -169,20 +168,20 @@ fn rotation(
 }
 
 impl Rotation {
-    /// Reads the fields of etcd's JSON. As in Go, capitals in names and unknown names do not matter.
+    /// Reads the fields of etcd's JSON. As in Go, names are case-insensitive and unknown names are ignored.
     fn of(fields: &Map<String, Value>) -> Result<Self, FlagError> {
         let mut rotation = Self::default();
         for (name, value) in fields {
             let wrong = |must: &str| {
                 let why =
-                    format!("--log-rotation-config-json: {name:?} is {value}, and must be {must}");
+                    format!("--log-rotation-config-json: invalid {name:?} {value}: must be {must}");
                 FlagError::Together(why)
             };
             let number = || match value {
                 Value::Null => Ok(0),
                 value => {
                     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-                    number.ok_or_else(|| wrong("a whole number from 0"))
+                    number.ok_or_else(|| wrong("a whole number, 0 or more"))
                 }
             };
             let truth = || match value {
@@ -242,7 +241,7 @@ mod tests {
         assert!(warnings[0].contains("writes to standard error"), "{warnings:?}");
         for url in ["http://h/x", "file://h/x"] {
             let error = read(&[&format!("--log-outputs={url}")]).unwrap_err().to_string();
-            assert!(error.contains("must be stderr, stdout or paths of files"), "{error}");
+            assert!(error.contains("must be stderr, stdout or file paths"), "{error}");
         }
     }
 
@@ -286,21 +285,21 @@ mod tests {
         for (json, words) in [
             ("[]", "must be a JSON object such as"),
             ("{maxsize: 1}", "is not JSON: key must be a string"),
-            (r#"{"maxsize": -1}"#, "\"maxsize\" is -1, and must be a whole number from 0"),
-            (r#"{"maxage": 1.5}"#, "\"maxage\" is 1.5, and must be a whole number"),
+            (r#"{"maxsize": -1}"#, "invalid \"maxsize\" -1: must be a whole number, 0 or more"),
+            (r#"{"maxage": 1.5}"#, "invalid \"maxage\" 1.5: must be a whole number"),
             (r#"{"maxbackups": 4294967296}"#, "must be a whole number"),
-            (r#"{"compress": "yes"}"#, "\"compress\" is \"yes\", and must be true or false"),
+            (r#"{"compress": "yes"}"#, "invalid \"compress\" \"yes\": must be true or false"),
         ] {
             let error = rotation(json).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
         let error = read(&["--enable-log-rotation"]).unwrap_err().to_string();
-        assert_eq!(error, "--enable-log-rotation needs the path of a file in --log-outputs");
+        assert_eq!(error, "--enable-log-rotation requires a file path in --log-outputs");
         let (options, warnings) = read(&["--log-rotation-config-json={\"maxsize\": 1}"]).unwrap();
         assert_eq!(options.rotation, None);
         assert_eq!(
             warnings,
-            ["--log-rotation-config-json changes nothing without --enable-log-rotation"]
+            ["--log-rotation-config-json has no effect without --enable-log-rotation"]
         );
         assert_eq!(read(&["--log-rotation-config-json={}"]).unwrap().1, [""; 0]);
     }

@@ -1,7 +1,7 @@
-//! What the server is told: etcd's flags, its variables of the environment, and its file.
+//! The server's configuration from etcd's flags, environment variables and configuration file.
 //!
-//! A flag that is given and that would do nothing is said so; one that asks for what is not offered is
-//! refused, with what to do instead. Nothing is passed over in silence.
+//! A flag without effect gets a warning. A flag for an unsupported feature is rejected with an alternative. No flag is
+//! ignored silently.
 
 mod file;
 mod gates;
@@ -25,29 +25,29 @@ use thiserror::Error;
 
 use table::FLAGS;
 
-/// What becomes of a flag.
+/// Treatment of a flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// It means what it means in etcd.
+    /// It has the same meaning as in etcd.
     Used,
-    /// It may be given, and changes nothing.
+    /// It is accepted and has no effect.
     Ignored,
-    /// It asks for what is not offered.
+    /// It is rejected, because the feature is not supported.
     Refused,
 }
 
-/// Why the server cannot do what it is told.
+/// Invalid configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum FlagError {
-    #[error("there is no flag --{0}; see bowline serve --help")]
+    #[error("unknown flag --{0}; see bowline serve --help")]
     Unknown(String),
     #[error("{0:?} is not a flag: flags begin with --")]
     NotAFlag(String),
-    #[error("--{0} needs a value")]
+    #[error("--{0} requires a value")]
     NoValue(String),
     #[error("--{name}: {instead}")]
     Refused { name: &'static str, instead: &'static str },
-    #[error("--{name} is {value:?}, and must be {must}")]
+    #[error("--{name}: invalid value {value:?}: must be {must}")]
     Value { name: &'static str, value: String, must: &'static str },
     #[error("{0}")]
     Together(String),
@@ -57,21 +57,22 @@ pub(super) enum FlagError {
     Unreadable { path: String, why: String },
 }
 
-/// The flags, for people.
+/// Returns the help text for the flags.
 pub(super) fn help() -> String {
     let mut text = String::from(
-        "A server that speaks etcd's v3 protocol\n\nUsage: bowline serve [--FLAG VALUE]...\n\nEvery flag can \
-         also be given as a variable, ETCD_ and its name in capitals with _ for -, or in a file.\n\nFlags:\n",
+        "Run a server for etcd's v3 protocol\n\nUsage: bowline serve [--FLAG VALUE]...\n\nEach flag can also be set \
+         with an environment variable (ETCD_ and its name in upper case, with _ for -), or in a configuration \
+         file.\n\nFlags:\n",
     );
     let section =
         |fate: Fate| FLAGS.iter().filter(move |flag| flag.fate == fate && !flag.is_hidden);
     for flag in section(Fate::Used) {
         text += &format!("  --{:<32} {}\n", flag.name, flag.what);
     }
-    text += "\nAccepted, and without effect:\n";
+    text += "\nAccepted without effect:\n";
     for flag in section(Fate::Ignored) {
         text += &format!("  --{:<32} {}\n", flag.name, flag.what);
     }
-    text += "\nOther flags of etcd are refused, and say what to do instead.\n";
+    text += "\nOther flags of etcd are rejected, and the error says what to use instead.\n";
     text
 }

@@ -1,4 +1,4 @@
-//! What the values mean, once they make sense.
+//! The server's options, parsed from the flags and checked.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,62 +16,60 @@ use super::urls::{Door, Offer, Url, addresses, urls};
 use super::yaml::whole;
 use super::{FlagError, Values};
 
-/// The largest `--max-request-bytes` that the library takes: larger requests would hold up all others.
+/// Largest `--max-request-bytes` that the library accepts. Larger requests would delay all others.
 const REQUEST_BYTES_CEILING: usize = 3 << 20;
 
-/// The largest `--max-txn-ops` that the library takes.
+/// Largest `--max-txn-ops` that the library accepts.
 const TXN_OPS_CEILING: usize = 10_000;
 
-/// The cost of a password's hash, unless another one is asked for.
+/// Default cost of password hashes.
 const BCRYPT_COST: u32 = 10;
 
-/// What a server does.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// The member's name.
     pub(crate) name: String,
-    /// Where its data is.
     pub(crate) data_dir: PathBuf,
-    /// Where to listen for clients.
+    /// Addresses to listen on for clients.
     pub(crate) listen_clients: Vec<Url>,
-    /// The same, with what is served at each, and where else to listen for what is asked over HTTP.
+    /// The same, with the services offered at each, and further addresses for HTTP.
     pub(crate) doors: Vec<Door>,
-    /// How they are met where that is encrypted.
+    /// TLS settings for clients, if any address uses TLS.
     pub(crate) client_tls: Option<ClientTls>,
-    /// What an operator should know of these flags.
+    /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
-    /// Where clients reach it, as it was given.
+    /// Client URLs to advertise, as given.
     pub(crate) advertise_clients: Vec<String>,
-    /// How often a leader says that it is there.
+    /// Interval of the leader's heartbeats.
     pub(crate) heartbeat: Duration,
-    /// How long a silent leader is waited for.
+    /// Time without a leader's heartbeat after which an election starts.
     pub(crate) election_timeout: Duration,
-    /// The largest request, in bytes.
+    /// Largest request, in bytes.
     pub(crate) request_bytes_max: usize,
-    /// The most operations in a transaction.
+    /// Maximum number of operations in a transaction.
     pub(crate) txn_ops_max: usize,
     pub(crate) bcrypt_cost: u32,
-    /// What users show instead of their passwords.
+    /// Kind of the tokens that users get at login.
     pub(crate) tokens: TokenKind,
-    /// How many bytes the state may take.
+    /// Maximum size of the state, in bytes.
     pub(crate) quota_bytes: u64,
-    /// How often a watch that wants it hears how far it is.
+    /// Interval of progress notifications for watches that request them.
     pub(crate) progress_interval: Duration,
-    /// The most streams on one connection.
+    /// Maximum number of concurrent streams on one connection.
     pub(crate) streams_max: u32,
     /// Whether `/metrics` includes the durations of calls.
     pub(crate) metrics_extensive: bool,
-    /// The largest number of learners, if limited.
+    /// Maximum number of learners, if limited.
     pub(crate) learners_max: Option<usize>,
-    /// Whether requests in JSON are answered.
+    /// Whether to serve the JSON gateway.
     pub(crate) offers_json: bool,
-    /// After how long a silent connection is asked for a sign of life.
+    /// Idle time after which a connection is pinged; `None` for no pings.
     pub(crate) ping_after: Option<Duration>,
-    /// How long that is waited for.
+    /// Time to wait for the response to a ping.
     pub(crate) ping_timeout: Duration,
     pub(crate) log: LogOptions,
     bootstrap: Bootstrap,
-    /// Whether to begin empty beside the data of etcd.
+    /// Whether to start empty next to etcd's data.
     pub(crate) ignore_etcd_data: bool,
     history: History,
     slow_request: Duration,
@@ -90,14 +88,14 @@ struct Bootstrap {
 }
 
 impl Options {
-    /// Reads the values.
+    /// Reads the options from the flags.
     ///
     /// # Errors
-    /// The first that makes no sense.
+    /// Fails at the first invalid value.
     pub(crate) fn new(values: &Values) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let name = text("name", "default");
-        // What the library takes, and of that what etcd does: five heartbeats, and at most 50 s.
+        // The library's limits, combined with etcd's: at least five heartbeats, and at most 50 s.
         let millis = |name: &'static str, default: u64, least, most| {
             number(values, name, default, least, most).map(Duration::from_millis)
         };
@@ -111,9 +109,9 @@ impl Options {
         }
         let quota_bytes = match number(values, "quota-backend-bytes", 0, i64::MIN, i64::MAX)? {
             0 => 2 << 30,
-            // etcd has no quota then.
+            // Negative means no quota, as in etcd.
             negative if negative < 0 => u64::MAX,
-            // Less than the library takes.
+            // The library's minimum is 1024.
             few @ 1..1024 => {
                 let must = "at least 1024 bytes, 0 for 2 GiB, or less than 0 for no quota";
                 return Err(wrong("quota-backend-bytes", &few.to_string(), must));
@@ -124,7 +122,7 @@ impl Options {
         let advertise = text("advertise-client-urls", "http://localhost:2379");
         let listen_clients = urls("listen-client-urls", &listen)?;
         urls("advertise-client-urls", &advertise)?;
-        // In a file, as in etcd, what is not said is what it always is.
+        // As in etcd, settings missing in a file silently get their defaults.
         let is_given = |name| values.get(name).is_some() && !values.is_of_file();
         if is_given("listen-client-urls") && values.get("advertise-client-urls").is_none() {
             return Err(FlagError::Together(
@@ -180,12 +178,12 @@ impl Options {
                 most => Some(most),
             },
             offers_json: switch_or(values, "enable-grpc-gateway", true)?,
-            // As in etcd, 0 is no limit.
+            // As in etcd, 0 means no limit.
             streams_max: match number(values, "max-concurrent-streams", u32::MAX, 0, u32::MAX)? {
                 0 => u32::MAX,
                 most => most,
             },
-            // As in etcd, none is asked where either is nothing.
+            // As in etcd, 0 in either flag disables pings.
             ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
             ping_timeout,
             log,
@@ -200,32 +198,33 @@ impl Options {
         })
     }
 
-    /// How long a request may take: etcd's five seconds, and two elections.
+    /// Returns the timeout of requests: etcd's five seconds plus two election timeouts.
     pub(crate) fn request_timeout(&self) -> Duration {
         Duration::from_secs(5) + self.election_timeout * 2
     }
 
-    /// The certificate and the key that are to be made for members before the start, if any.
+    /// Returns the paths of the self-signed certificate and key for members that must be created before the start, if
+    /// any.
     pub(crate) fn makes_peer_files(&self) -> Option<(&Path, &Path)> {
         let tls = self.bootstrap.tls.as_ref();
         let tls = tls.filter(|tls| tls.proof == PeerProof::Nothing)?;
         Some((&tls.cert, &tls.key))
     }
 
-    /// What a member's URL begins with.
+    /// Returns the scheme of peer URLs.
     pub(crate) fn peer_scheme(&self) -> &'static str {
         if self.bootstrap.tls.is_some() { "https://" } else { "http://" }
     }
 
-    /// What the library is told.
+    /// Returns the library's configuration.
     pub(crate) fn config(&self) -> Config {
         let Bootstrap { members, listen, advertise, joins, token, tls } = &self.bootstrap;
         let limits = Limits {
-            // etcd knows no limit but that of the request. What is smaller than the library takes is judged on the
-            // wire alone.
+            // etcd limits only the request as a whole. Limits below the library's minimum are enforced only on the
+            // wire.
             key_bytes_max: self.request_bytes_max.max(Limits::KEY_BYTES_LEAST),
             value_bytes_max: self.request_bytes_max.max(Limits::VALUE_BYTES_LEAST),
-            // What is small enough on the wire is let in: there, a request is measured with what surrounds it.
+            // The limit on the wire includes the encoding overhead, so a request that passes there must also pass here.
             request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8)
                 .clamp(Limits::REQUEST_BYTES_LEAST, REQUEST_BYTES_CEILING),
             txn_ops_max: self.txn_ops_max.max(Limits::TXN_OPS_LEAST),
@@ -237,7 +236,8 @@ impl Options {
             .advertise(advertise)
             .endpoints(self.advertise_clients.iter().cloned())
             .cluster_token(token)
-            // Where they have no certificates, the scheme of the members' URLs, or --peer-auto-tls, says so.
+            // Without certificates, the members' http:// URLs or --peer-auto-tls are the explicit choice of insecure
+            // connections.
             .insecure_peers(tls.is_none() || self.makes_peer_files().is_some())
             .heartbeat(self.heartbeat)
             .election_timeout(self.election_timeout)
@@ -260,7 +260,7 @@ impl Options {
         }
     }
 
-    /// Reports whether the member is to join a cluster of which no other member is named. That is an error only on a new
+    /// Returns whether the member is to join a cluster but no other member is named. That is an error only with a new
     /// data directory.
     pub(crate) fn joins_no_other(&self) -> bool {
         let Bootstrap { members, joins, .. } = &self.bootstrap;
@@ -282,7 +282,7 @@ impl Bootstrap {
         let listen = urls("listen-peer-urls", &listen)?;
         let own = advertise.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>();
         let cluster = text("initial-cluster", &own.join(","));
-        // A member with several URLs stands there once for each.
+        // A member with several URLs is listed once for each.
         let mut members: Vec<(String, Vec<Url>)> = Vec::new();
         for member in split(&cluster) {
             let must = "of the form name=url,name=url";
@@ -315,7 +315,7 @@ impl Bootstrap {
     }
 }
 
-/// The log is in the data directory, so another place for it can be named only if it is one in there.
+/// Rejects a log directory outside the data directory, where the log always is.
 fn check_wal_dir(values: &Values, data_dir: &Path) -> Result<(), FlagError> {
     let Some(wal_dir) = values.get("wal-dir") else { return Ok(()) };
     if [data_dir, &data_dir.join("wal"), &data_dir.join("member/wal")].contains(&Path::new(wal_dir))
@@ -328,7 +328,7 @@ fn check_wal_dir(values: &Values, data_dir: &Path) -> Result<(), FlagError> {
     )))
 }
 
-/// Where to listen for clients, and what is served at each address.
+/// Returns the addresses to listen on, with the services offered at each.
 fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError> {
     let listed = |name| match values.get(name) {
         None => Ok(Vec::new()),
@@ -365,7 +365,7 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     let must = match name {
         "heartbeat-interval" => "4 to 10000 milliseconds",
         "election-timeout" => "20 to 50000 milliseconds",
-        "max-request-bytes" | "max-txn-ops" => "a number from 1",
+        "max-request-bytes" | "max-txn-ops" => "1 or more",
         "max-learners" => "1 or more",
         "self-signed-cert-validity" => "1 to 100 years",
         "auth-token-ttl" => "1 to 2147483648 seconds",
@@ -374,7 +374,7 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     number.ok_or_else(|| wrong(name, value, must))
 }
 
-/// A limit that is lowered to `ceiling`, with a warning, where more is asked for.
+/// Returns a limit, lowered to `ceiling` with a warning if a higher one is requested.
 fn capped(
     values: &Values,
     name: &'static str,
@@ -384,24 +384,23 @@ fn capped(
 ) -> Result<usize, FlagError> {
     let asked = number(values, name, default, 1, u64::MAX)?;
     Ok(usize::try_from(asked).ok().filter(|asked| *asked <= ceiling).unwrap_or_else(|| {
-        warnings.push(format!(
-            "--{name} is {asked}, more than this server supports: it is lowered to {ceiling}"
-        ));
+        warnings
+            .push(format!("--{name} is {asked}, more than this server supports: using {ceiling}"));
         ceiling
     }))
 }
 
-/// The cost of a password's hash. As in etcd, one that bcrypt does not have gives way to the default.
+/// Returns the cost of password hashes. As in etcd, a cost that bcrypt does not support is replaced by the default.
 fn bcrypt_cost(values: &Values, warnings: &mut Vec<String>) -> Result<u32, FlagError> {
     let asked = number(values, "bcrypt-cost", u64::from(BCRYPT_COST), 0, u64::MAX)?;
     let cost = u32::try_from(asked).ok().filter(|cost| (4..=31).contains(cost));
     Ok(cost.unwrap_or_else(|| {
-        warnings.push(format!("--bcrypt-cost is {asked}, not 4 to 31: {BCRYPT_COST} is used"));
+        warnings.push(format!("--bcrypt-cost is {asked}, not 4 to 31: using {BCRYPT_COST}"));
         BCRYPT_COST
     }))
 }
 
-/// An integer of a file, which may have an exponent there.
+/// Parses an integer from a file, where it may have an exponent.
 fn in_file<T: std::str::FromStr>(values: &Values, value: &str) -> Option<T> {
     let digits = || whole(value).and_then(|digits| digits.parse().ok());
     values.is_of_file().then(|| value.parse().ok().or_else(digits)).flatten()
@@ -409,14 +408,14 @@ fn in_file<T: std::str::FromStr>(values: &Values, value: &str) -> Option<T> {
 
 fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Duration, FlagError> {
     let Some(value) = values.raw(name) else { return Ok(default) };
-    // In etcd's file they are whole nanoseconds.
+    // In etcd's file, durations are integers in nanoseconds.
     let nanos = in_file(values, value).map(Duration::from_nanos);
     nanos
         .or_else(|| go_duration(value))
         .ok_or_else(|| wrong(name, value, "a duration such as 300ms, 5s, 10m or 1h30m"))
 }
 
-/// A duration as Go writes it: nothing but 0 goes without a unit.
+/// Parses a duration in Go's format, in which only 0 needs no unit.
 pub(super) fn go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -443,7 +442,7 @@ pub(super) fn go_duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(total)
 }
 
-/// How much history is kept.
+/// Returns how much history to keep.
 fn history(values: &Values) -> Result<History, FlagError> {
     const NAME: &str = "auto-compaction-retention";
     let value = values.get(NAME).unwrap_or("0");
@@ -451,11 +450,11 @@ fn history(values: &Values) -> Result<History, FlagError> {
     match mode {
         "periodic" => {
             let window = match value.parse::<u64>() {
-                // A bare number is hours.
+                // A bare number is in hours.
                 Ok(hours) => Some(Duration::from_secs(hours.saturating_mul(3600))),
                 Err(_) => go_duration(value),
             };
-            let must = "a duration such as 5m or 1h, at least a second, or a number of hours";
+            let must = "a duration such as 5m or 1h, at least 1s, or a number of hours";
             match window.ok_or_else(|| wrong(NAME, value, must))? {
                 Duration::ZERO => Ok(History::keep_all()),
                 window if window < Duration::from_secs(1) => Err(wrong(NAME, value, must)),
@@ -528,7 +527,7 @@ mod tests {
         assert_eq!(options(&[&path]).unwrap().ping_after, Some(Duration::from_secs(7200)));
         let error = options(&["--grpc-keepalive-interval=7200"]).unwrap_err().to_string();
         assert!(error.contains("a duration such as 300ms"), "{error}");
-        // No interval, or no time to answer: none is asked for a sign of life.
+        // 0 in either flag disables pings.
         for off in ["--grpc-keepalive-interval=0", "--grpc-keepalive-timeout=0"] {
             assert_eq!(options(&[off]).unwrap().ping_after, None, "{off}");
         }
@@ -566,9 +565,9 @@ mod tests {
             (&["--initial-cluster=a"], "name=url,name=url"),
             (&["--initial-cluster-state=old"], "new or existing"),
             (&["--auto-compaction-mode=yearly"], "periodic or revision"),
-            (&["--max-request-bytes=0"], "must be a number from 1"),
-            (&["--max-request-bytes=1MiB"], "must be a number from 1"),
-            (&["--max-txn-ops=-1"], "must be a number from 1"),
+            (&["--max-request-bytes=0"], "must be 1 or more"),
+            (&["--max-request-bytes=1MiB"], "must be 1 or more"),
+            (&["--max-txn-ops=-1"], "must be 1 or more"),
             (&["--log-format=xml"], "console or json"),
         ];
         for (arguments, words) in cases {
@@ -597,9 +596,9 @@ mod tests {
         assert_eq!(found(&["--max-concurrent-streams=0"]), (usual, none));
         let more = ["--max-request-bytes=10485760", "--max-txn-ops=10240", "--bcrypt-cost=32"];
         let warnings = [
-            "--max-request-bytes is 10485760, more than this server supports: it is lowered to 3145728",
-            "--max-txn-ops is 10240, more than this server supports: it is lowered to 10000",
-            "--bcrypt-cost is 32, not 4 to 31: 10 is used",
+            "--max-request-bytes is 10485760, more than this server supports: using 3145728",
+            "--max-txn-ops is 10240, more than this server supports: using 10000",
+            "--bcrypt-cost is 32, not 4 to 31: using 10",
         ];
         let lowered = (3 << 20, 10_000, 10, u32::MAX);
         assert_eq!(found(&more), (lowered, warnings.map(str::to_owned).to_vec()));
@@ -607,7 +606,7 @@ mod tests {
         assert_eq!(found(&[&huge]).0.0, 3 << 20);
     }
 
-    /// Flags whose empty value is an error in etcd, too: numbers, durations, and one of a few words.
+    /// Flags whose empty value is an error in etcd, too: numbers, durations and enumerations.
     const NEVER_EMPTY: [&str; 16] = [
         "auth-token-ttl",
         "bcrypt-cost",
@@ -656,35 +655,26 @@ mod tests {
     fn flags_that_ask_for_what_is_so_anyway_are_accepted() {
         let warnings = |argument: &str| {
             let values = Values::read(&[argument.to_owned()], std::iter::empty()).unwrap();
-            let idle = values.idle().map(|(name, _)| format!("--{name} changes nothing")).collect();
+            let idle = values.idle().map(|(name, _)| format!("--{name} has no effect")).collect();
             [Options::new(&values).expect(argument).warnings, idle].concat().join("; ")
         };
         for (argument, warning) in [
-            ("--host-whitelist=*", "--host-whitelist changes nothing"),
-            ("--host-whitelist=a,*", "--host-whitelist changes nothing"),
-            ("--cors=*", "--cors changes nothing"),
+            ("--host-whitelist=*", "--host-whitelist has no effect"),
+            ("--host-whitelist=a,*", "--host-whitelist has no effect"),
+            ("--cors=*", "--cors has no effect"),
             ("--log-rotation-config-json={}", ""),
-            (
-                "--distributed-tracing-address=h:4317",
-                "--distributed-tracing-address changes nothing",
-            ),
-            (
-                "--experimental-distributed-tracing-service-name=etcd",
-                "service-name changes nothing",
-            ),
-            ("--distributed-tracing-sampling-rate=0", "sampling-rate changes nothing"),
+            ("--distributed-tracing-address=h:4317", "--distributed-tracing-address has no effect"),
+            ("--experimental-distributed-tracing-service-name=etcd", "service-name has no effect"),
+            ("--distributed-tracing-sampling-rate=0", "sampling-rate has no effect"),
             ("--enable-distributed-tracing=false", ""),
-            ("--discovery-dial-timeout=2s", "--discovery-dial-timeout changes nothing"),
-            ("--discovery-request-timeout=5s", "--discovery-request-timeout changes nothing"),
-            ("--discovery-keepalive-time=2s", "--discovery-keepalive-time changes nothing"),
-            (
-                "--discovery-insecure-transport=true",
-                "--discovery-insecure-transport changes nothing",
-            ),
-            ("--discovery-fallback=proxy", "--discovery-fallback changes nothing"),
+            ("--discovery-dial-timeout=2s", "--discovery-dial-timeout has no effect"),
+            ("--discovery-request-timeout=5s", "--discovery-request-timeout has no effect"),
+            ("--discovery-keepalive-time=2s", "--discovery-keepalive-time has no effect"),
+            ("--discovery-insecure-transport=true", "--discovery-insecure-transport has no effect"),
+            ("--discovery-fallback=proxy", "--discovery-fallback has no effect"),
             ("--log-level=INFO", ""),
-            ("--peer-auto-tls", "--peer-auto-tls changes nothing: --listen-peer-urls has http://"),
-            ("--auto-tls", "is not encrypted: certificates count for https:// only"),
+            ("--peer-auto-tls", "--peer-auto-tls has no effect: --listen-peer-urls has http://"),
+            ("--auto-tls", "is not encrypted: certificates apply to https:// only"),
             ("--wal-dir=default.etcd/member/wal", ""),
         ] {
             let found = warnings(argument);
@@ -694,13 +684,13 @@ mod tests {
             );
         }
         for (argument, words) in [
-            ("--host-whitelist=a", "host names are not looked at"),
-            ("--cors=http://a", "answers no preflight requests"),
-            ("--enable-distributed-tracing", "there is no exporter of traces"),
-            ("--discovery=http://d", "there is no discovery service"),
-            ("--discovery-endpoints=http://d", "there is no discovery service"),
-            ("--discovery-token=x", "there is no discovery service"),
-            ("--discovery-srv=example.com", "there is no discovery service"),
+            ("--host-whitelist=a", "host names in requests are not checked"),
+            ("--cors=http://a", "CORS is not supported"),
+            ("--enable-distributed-tracing", "tracing export is not supported"),
+            ("--discovery=http://d", "discovery is not supported"),
+            ("--discovery-endpoints=http://d", "discovery is not supported"),
+            ("--discovery-token=x", "discovery is not supported"),
+            ("--discovery-srv=example.com", "discovery is not supported"),
             ("--wal-dir=/other", "--wal-dir=/other is not supported"),
         ] {
             let error = options(&[argument]).unwrap_err().to_string();
@@ -710,7 +700,7 @@ mod tests {
 
     #[test]
     fn members_may_have_several_urls() {
-        // As k3s and RKE2 write them: listening at loopback and at the node's address.
+        // As k3s and RKE2 configure it: listen on loopback and on the node's address.
         let bootstrap = |arguments: &[&str]| options(arguments).unwrap().bootstrap;
         let cluster = "--initial-cluster=a=http://10.0.0.1:2380,b=http://10.0.0.2:2380";
         let k3s = bootstrap(&[
@@ -723,7 +713,7 @@ mod tests {
             (&*k3s.listen, &*k3s.advertise),
             ("127.0.0.1:2380,10.0.0.1:2380", "10.0.0.1:2380")
         );
-        // One name twice, in either order.
+        // The same name with several URLs, in either order.
         for both in
             ["a=http://h:2,b=http://i:1,a=http://h:1", "a=http://h:1,a=http://h:2,b=http://i:1"]
         {

@@ -1,7 +1,7 @@
-//! What the flags of TLS mean: which certificates are shown, and whose are asked for.
+//! Parses the TLS flags: which certificates the server presents, and which ones it requires.
 //!
-//! What would let in more than it says is refused. What etcd passes over with a warning, a certificate for a URL that
-//! has no use for it, is a warning here too, where there is another URL that has.
+//! A combination that would admit more clients than it appears to is rejected. etcd ignores a certificate for an
+//! http:// URL with a warning; so does this server, if another URL uses the certificate.
 
 use std::path::{Path, PathBuf};
 
@@ -15,45 +15,45 @@ use super::urls::{Door, Offer, Url};
 use super::{FlagError, Values};
 use crate::go_flags::truth;
 
-/// How clients are met at URLs that are `https://`.
+/// TLS settings for clients at https:// URLs.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientTls {
-    /// What they are shown.
+    /// The server's certificate.
     pub(crate) shown: Shown,
-    /// The certificates of the authorities one of which must have signed theirs; none is asked for where there is no
-    /// such file.
+    /// File of CA certificates; clients must present a certificate signed by one of them. `None` to request no
+    /// certificate.
     pub(crate) authorities: Option<PathBuf>,
-    /// The authorities' revocation lists.
+    /// File of revocation lists.
     pub(crate) revoked: Option<PathBuf>,
-    /// One of these must be among the host names and addresses in their certificates, if there are any here.
+    /// If not empty, a client's certificate must contain one of these host names and addresses.
     pub(crate) hosts: Vec<String>,
-    /// Whether who shows no token is the user whose name is in its certificate.
+    /// Whether a client without a token is the user named in its certificate.
     pub(crate) names_users: bool,
-    /// The versions that are spoken.
+    /// Enabled TLS versions.
     pub(crate) versions: Vec<&'static rustls::SupportedProtocolVersion>,
-    /// The cipher suites that are.
+    /// Enabled cipher suites.
     pub(crate) suites: Vec<SupportedCipherSuite>,
 }
 
-/// A server's own certificate.
+/// The server's own certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Shown {
-    /// In files.
+    /// Files.
     Files {
-        /// With those between it and the authority.
+        /// Includes intermediate certificates.
         cert: PathBuf,
         key: PathBuf,
     },
-    /// Made at the start, signed by nobody.
+    /// Self-signed, created at the start.
     Made { hosts: Vec<String>, years: u32 },
 }
 
-/// The values of a switch, as Go reads them.
+/// Parses a boolean flag in Go's format.
 pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
     switch_or(values, name, false)
 }
 
-/// The same for a switch whose default is `default`.
+/// The same for a flag whose default is `default`.
 pub(super) fn switch_or(
     values: &Values,
     name: &'static str,
@@ -69,7 +69,7 @@ fn file(values: &Values, name: &'static str) -> Option<PathBuf> {
     values.get(name).map(PathBuf::from)
 }
 
-/// A certificate and its key, which are nothing without each other.
+/// Returns a certificate and its key, which must be given together.
 fn pair(
     values: &Values,
     cert: &'static str,
@@ -78,13 +78,12 @@ fn pair(
     match (file(values, cert), file(values, key)) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some((cert, key))),
-        _ => Err(FlagError::Together(format!("--{cert} and --{key} belong together"))),
+        _ => Err(FlagError::Together(format!("--{cert} and --{key} require each other"))),
     }
 }
 
 impl ClientTls {
-    /// How clients are met who come to `doors`; none where none of them is `https://`. Says also what should be known,
-    /// though it is no error.
+    /// Returns the TLS settings for `doors`, or `None` if no URL is https://, and warnings.
     pub(super) fn new(
         values: &Values,
         doors: &[Door],
@@ -104,22 +103,24 @@ impl ClientTls {
         ] {
             if needs && authorities.is_none() {
                 return Err(FlagError::Together(format!(
-                    "--{name} needs --trusted-ca-file: whose certificates are good is not known without it"
+                    "--{name} requires --trusted-ca-file, which names the trusted authorities"
                 )));
             }
         }
         if let Some(bad) = hosts.iter().find(|host| server_name(host).is_none()) {
-            return Err(wrong("client-cert-allowed-hostname", bad, "names of hosts, or addresses"));
+            return Err(wrong("client-cert-allowed-hostname", bad, "host names or addresses"));
         }
         let (versions, suites) = ciphers(values)?;
         let mut warnings = Vec::new();
         for url in urls.iter().filter(|url| !url.is_secure) {
             if files.is_some() || makes_own {
                 warnings
-                    .push(format!("{url} is not encrypted: certificates count for https:// only"));
+                    .push(format!("{url} is not encrypted: certificates apply to https:// only"));
             }
             if authorities.is_some() {
-                warnings.push(format!("who comes to {url} is asked for no certificate"));
+                warnings.push(format!(
+                    "no client certificates are required at {url}, which is not encrypted"
+                ));
             }
         }
         let asks_nobody =
@@ -127,15 +128,15 @@ impl ClientTls {
         if authorities.is_some() && asks_nobody {
             let name = if names_users { "client-cert-auth" } else { "trusted-ca-file" };
             return Err(FlagError::Together(format!(
-                "--{name} asks clients for certificates, and none of --listen-client-urls is https://: nobody \
-                 would be asked. Write https:// there, or leave --trusted-ca-file and what belongs to it out"
+                "--{name} requires client certificates, but none of --listen-client-urls is https://: use https:// \
+                 there, or omit --trusted-ca-file and the flags that depend on it"
             )));
         }
         let Some(secure) = urls.iter().find(|url| url.is_secure) else {
             return Ok((None, warnings));
         };
         if files.is_some() && makes_own {
-            warnings.push("--auto-tls changes nothing beside --cert-file".to_owned());
+            warnings.push("--auto-tls has no effect together with --cert-file".to_owned());
         }
         let shown = match files {
             Some((cert, key)) => Shown::Files { cert, key },
@@ -145,7 +146,7 @@ impl ClientTls {
             }
             None => {
                 return Err(FlagError::Together(format!(
-                    "{secure} is https://: it needs --cert-file and --key-file, or --auto-tls to try it out"
+                    "{secure} is https://: it requires --cert-file and --key-file, or --auto-tls for a test"
                 )));
             }
         };
@@ -154,7 +155,7 @@ impl ClientTls {
     }
 }
 
-/// A name or an address that a certificate may be for.
+/// Parses a host name or an address that a certificate may be for.
 pub(crate) fn server_name(host: &str) -> Option<rustls::pki_types::ServerName<'static>> {
     rustls::pki_types::ServerName::try_from(host.to_owned()).ok()
 }
@@ -166,7 +167,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
         "" => Ok(None),
         "TLS1.2" => Ok(Some(2)),
         "TLS1.3" => Ok(Some(3)),
-        other => Err(wrong(name, other, "TLS1.2 or TLS1.3: the others are broken")),
+        other => Err(wrong(name, other, "TLS1.2 or TLS1.3: older versions are insecure")),
     };
     let least = version("tls-min-version")?.unwrap_or(2);
     let most = version("tls-max-version")?.unwrap_or(3);
@@ -186,14 +187,14 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
     }
     if least == 3 {
         return Err(FlagError::Together(
-            "--cipher-suites is about TLS 1.2, and --tls-min-version leaves that out".to_owned(),
+            "--cipher-suites applies to TLS 1.2, which --tls-min-version excludes".to_owned(),
         ));
     }
     let is_new = |suite: &SupportedCipherSuite| suite.tls13().is_some();
-    // Those of TLS 1.3 are not chosen, in etcd as here.
+    // As in etcd, the suites of TLS 1.3 cannot be chosen.
     let mut suites: Vec<_> = all.iter().copied().filter(is_new).collect();
     for name in &wanted {
-        // Go knows these by either name.
+        // Go accepts both names of these suites.
         let long = match name.strip_suffix("_POLY1305") {
             Some(_) => format!("{name}_SHA256"),
             None => name.to_owned(),
@@ -209,7 +210,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
                 let known = all.iter().filter(|suite| !is_new(suite));
                 let known: Vec<_> = known.map(|suite| format!("{:?}", suite.suite())).collect();
                 return Err(FlagError::Together(format!(
-                    "--cipher-suites: there is no {name}; there are {}",
+                    "--cipher-suites: unknown suite {name}; supported are {}",
                     known.join(", ")
                 )));
             }
@@ -218,7 +219,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
     Ok((versions, suites))
 }
 
-/// With which files members meet; none where their URLs are `http://`.
+/// Returns the TLS files for connections between members, or `None` if their URLs are http://.
 pub(super) fn peer_tls(
     values: &Values,
     urls: &[(&str, Url)],
@@ -231,8 +232,7 @@ pub(super) fn peer_tls(
     {
         if file(values, other).is_some_and(|other| file(values, own) != Some(other)) {
             return Err(FlagError::Together(format!(
-                "--{other} is another file than --{own}: a member has one certificate, which is good for clients and \
-                 for servers"
+                "--{other} and --{own} must name the same file: a member has one certificate, for both directions"
             )));
         }
     }
@@ -243,18 +243,18 @@ pub(super) fn peer_tls(
     let migrates = switch(values, "peer-tls-migration")?;
     if migrates && (!urls[0].1.is_secure || makes_own) {
         return Err(FlagError::Together(format!(
-            "--peer-tls-migration needs this member's certificates and https:// in --{}: it is for members that move \
-             from http:// to https://",
+            "--peer-tls-migration requires the member's certificates and https:// in --{}: it is for members that \
+             move from http:// to https://",
             urls[0].0
         )));
     }
-    // Meanwhile, members that have not moved may still be listed with http://.
+    // During the migration, members that have not moved may still be listed with http://.
     let is_odd = |url: &Url| url.is_secure != urls[0].1.is_secure;
     let odd =
         urls.iter().find(|(name, url)| is_odd(url) && !(migrates && *name == "initial-cluster"));
     if let Some((name, url)) = odd {
         return Err(FlagError::Together(format!(
-            "--{name} has {url}, and --{} has {}: the URLs of members are all https://, or none is",
+            "--{name} has {url}, and --{} has {}: all peer URLs must be https://, or none",
             urls[0].0, urls[0].1
         )));
     }
@@ -263,32 +263,33 @@ pub(super) fn peer_tls(
     if !url.is_secure {
         if makes_own {
             warnings.push(format!(
-                "--peer-auto-tls changes nothing: --{name} has {url}, which is not encrypted"
+                "--peer-auto-tls has no effect: --{name} has {url}, which is not encrypted"
             ));
         }
         return match any {
             false => Ok(None),
             true => Err(FlagError::Together(format!(
-                "there are certificates for members, and --{name} has {url}: write https://, or they would talk \
-                 without them"
+                "peer certificates are given, but --{name} has {url}: use https://, because the members would not use \
+                 TLS otherwise"
             ))),
         };
     }
     if makes_own && any {
         return Err(FlagError::Together(
-            "--peer-auto-tls proves nothing, and there are certificates that would: leave it out, or them"
+            "--peer-auto-tls and peer certificates cannot be used together: omit --peer-auto-tls, which authenticates \
+             nobody, or the certificates"
                 .to_owned(),
         ));
     }
     if makes_own {
-        // Where etcd has them.
+        // etcd uses the same path.
         let own = data_dir.join("fixtures").join("peer");
         return Ok(Some(PeerTls::unproven(own.join("cert.pem"), own.join("key.pem"))));
     }
     let (Some((cert, key)), Some(authorities)) = (files, authorities) else {
         return Err(FlagError::Together(format!(
-            "--{name} has {url}: it needs --peer-cert-file, --peer-key-file and --peer-trusted-ca-file. A member's \
-             certificate should hold the URI bowline://CLUSTER/MEMBER: see docs/operating/certificates.md"
+            "--{name} has {url}: it requires --peer-cert-file, --peer-key-file and --peer-trusted-ca-file. The \
+             member's certificate should contain the URI bowline://CLUSTER/MEMBER: see docs/operating/certificates.md"
         )));
     };
     let files = PeerTls::new(authorities, cert, key).proof(PeerProof::OwnKind);
@@ -318,44 +319,50 @@ mod tests {
         let peers = ["listen-peer-urls", "initial-advertise-peer-urls"];
         let peers = peers.map(|name| format!("--{name}=https://h:2"));
         let cases: &[(&[&str], &str)] = &[
-            (&[SECURE], "it needs --cert-file and --key-file, or --auto-tls"),
-            (&[SECURE, FILES[0]], "--cert-file and --key-file belong together"),
-            (&[SECURE, FILES[1]], "--cert-file and --key-file belong together"),
-            (&[SECURE, FILES[0], FILES[1], "--client-cert-auth"], "needs --trusted-ca-file"),
-            (&["--client-cert-auth"], "--client-cert-auth needs --trusted-ca-file"),
-            (&["--client-crl-file=x"], "--client-crl-file needs --trusted-ca-file"),
-            (&["--client-cert-allowed-hostname=h"], "needs --trusted-ca-file"),
+            (&[SECURE], "it requires --cert-file and --key-file, or --auto-tls"),
+            (&[SECURE, FILES[0]], "--cert-file and --key-file require each other"),
+            (&[SECURE, FILES[1]], "--cert-file and --key-file require each other"),
+            (&[SECURE, FILES[0], FILES[1], "--client-cert-auth"], "requires --trusted-ca-file"),
+            (&["--client-cert-auth"], "--client-cert-auth requires --trusted-ca-file"),
+            (&["--client-crl-file=x"], "--client-crl-file requires --trusted-ca-file"),
+            (&["--client-cert-allowed-hostname=h"], "requires --trusted-ca-file"),
             (
                 &["--client-cert-allowed-hostname=h!", "--trusted-ca-file=x"],
-                "names of hosts, or addresses",
+                "host names or addresses",
             ),
-            (&["--client-cert-auth", "--trusted-ca-file=x"], "--client-cert-auth asks clients for"),
-            (&["--trusted-ca-file=x", FILES[0], FILES[1]], "--trusted-ca-file asks clients for"),
+            (
+                &["--client-cert-auth", "--trusted-ca-file=x"],
+                "--client-cert-auth requires client certificates",
+            ),
+            (
+                &["--trusted-ca-file=x", FILES[0], FILES[1]],
+                "--trusted-ca-file requires client certificates",
+            ),
             (&["--client-cert-auth=maybe"], "must be true or false"),
-            (&["--tls-min-version=TLS1.1"], "the others are broken"),
+            (&["--tls-min-version=TLS1.1"], "older versions are insecure"),
             (&["--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"], "must not be below"),
-            (&["--cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"], "there is no TLS_RSA_WITH_AES"),
+            (&["--cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"], "unknown suite TLS_RSA_WITH_AES"),
             (
                 &["--cipher-suites=TLS_AES_128_GCM_SHA256", "--tls-min-version=TLS1.3"],
-                "is about TLS 1.2",
+                "applies to TLS 1.2",
             ),
             (&["--self-signed-cert-validity=0"], "1 to 100 years"),
             // Members.
-            (&["--listen-peer-urls=https://h:2"], "are all https://, or none is"),
-            (&[&peers[0], &peers[1]], "needs --peer-cert-file, --peer-key-file and"),
-            (&["--peer-client-cert-auth"], "write https://"),
-            (&["--peer-trusted-ca-file=x"], "write https://"),
-            (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
-            (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
-            (&["--peer-tls-migration"], "--peer-tls-migration needs this member's certificates"),
+            (&["--listen-peer-urls=https://h:2"], "must be https://, or none"),
+            (&[&peers[0], &peers[1]], "requires --peer-cert-file, --peer-key-file and"),
+            (&["--peer-client-cert-auth"], "use https://"),
+            (&["--peer-trusted-ca-file=x"], "use https://"),
+            (&["--peer-cert-file=c", "--peer-key-file=k"], "use https://"),
+            (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file require each other"),
+            (&["--peer-tls-migration"], "--peer-tls-migration requires the member's certificates"),
             (
                 &[&peers[0], &peers[1], "--peer-tls-migration", "--peer-auto-tls"],
-                "--peer-tls-migration needs this member's certificates",
+                "--peer-tls-migration requires the member's certificates",
             ),
-            (&["--peer-client-cert-file=c"], "is another file than --peer-cert-file"),
+            (&["--peer-client-cert-file=c"], "and --peer-cert-file must name the same file"),
             (
                 &["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-key-file=c"],
-                "is another file than --peer-key-file",
+                "and --peer-key-file must name the same file",
             ),
         ];
         for (arguments, words) in cases {
@@ -382,7 +389,7 @@ mod tests {
         assert!(plain.client_tls.is_none());
         assert_eq!(
             plain.warnings,
-            ["http://localhost:2379 is not encrypted: certificates count for https:// only"]
+            ["http://localhost:2379 is not encrypted: certificates apply to https:// only"]
         );
         let made = options(&[SECURE, "--auto-tls"]).unwrap().client_tls.unwrap();
         assert_eq!(made.shown, Shown::Made { hosts: vec!["h".to_owned()], years: 1 });
@@ -399,10 +406,10 @@ mod tests {
         let all: Vec<_> = all.chain(files).chain(twice).collect();
         let all: Vec<_> = all.iter().map(String::as_str).collect();
         assert_eq!(options(&all).unwrap().peer_scheme(), "https://");
-        // While they move, the others may still be listed as they were.
+        // During the migration, other members may still be listed with http://.
         let mixed = "--initial-cluster=default=https://h:2,other=http://i:2";
         let mixed = [&all[1..], &[mixed]].concat();
-        assert!(options(&mixed).unwrap_err().to_string().contains("are all https://, or none is"));
+        assert!(options(&mixed).unwrap_err().to_string().contains("must be https://, or none"));
         let migrating = [&mixed[..], &["--peer-tls-migration"]].concat();
         assert_eq!(options(&migrating).unwrap().peer_scheme(), "https://");
     }

@@ -1,21 +1,20 @@
-//! Every flag of etcd's server, and what becomes of it here.
+//! Table of all flags of etcd's server and how each is treated here.
 
 use super::Fate::{self, Ignored, Refused, Used};
 
 /// A flag.
 #[derive(Debug)]
 pub(super) struct Flag {
-    /// Its name, without dashes; the variable of the environment is made of it.
+    /// Name without dashes. The environment variable is derived from it.
     pub(super) name: &'static str,
-    /// Whether it may stand without a value, which is then `true`.
+    /// Whether the value may be omitted, which means `true`.
     pub(super) is_switch: bool,
-    /// Whether the help says nothing of it.
+    /// Whether the help omits the flag.
     pub(super) is_hidden: bool,
-    /// What becomes of it.
     pub(super) fate: Fate,
-    /// A value with which a refused flag asks for what is so anyway.
+    /// A value of a rejected flag that requests the existing behavior.
     pub(super) harmless: Option<&'static str>,
-    /// What it is, for the help.
+    /// Description for the help.
     pub(super) what: &'static str,
 }
 
@@ -35,7 +34,7 @@ const fn ignored_switch(name: &'static str, why: &'static str) -> Flag {
     Flag { name, is_switch: true, is_hidden: false, fate: Ignored, harmless: None, what: why }
 }
 
-/// For programs that give it to whatever server they start; nobody who reads the help shall.
+/// For programs that pass the flag to any server they start. The help does not offer it.
 const fn hidden_switch(name: &'static str, why: &'static str) -> Flag {
     Flag { name, is_switch: true, is_hidden: true, fate: Ignored, harmless: None, what: why }
 }
@@ -48,7 +47,7 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
     Flag { name, is_switch: true, is_hidden: false, fate: Refused, harmless: None, what: instead }
 }
 
-/// Refused unless its list has `*`, which is etcd's default: all of them.
+/// Rejected unless its list contains `*`, etcd's default, which means all.
 const fn refused_unless_all(name: &'static str, instead: &'static str) -> Flag {
     Flag {
         name,
@@ -60,82 +59,82 @@ const fn refused_unless_all(name: &'static str, instead: &'static str) -> Flag {
     }
 }
 
-const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
-const BY_URI: &str = "a member whose certificate has the URI bowline://CLUSTER/MEMBER lets in only members whose \
-                      certificates have theirs: write it into all of them instead";
-const NO_PROXY: &str = "there is no proxy of etcd 2";
-const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
+const NO_DISCOVERY: &str = "discovery is not supported: name the members with --initial-cluster";
+const BY_URI: &str = "a member whose certificate contains the URI bowline://CLUSTER/MEMBER accepts only members \
+                      with such certificates: add the URI to all of them instead";
+const NO_PROXY: &str = "the etcd 2 proxy is not supported";
+const NO_TRACING: &str = "tracing export is not supported: use --log-level debug";
 
 /// In the order of etcd's own help.
 pub(super) const FLAGS: &[Flag] = &[
-    used("config-file", "a YAML file with these flags as keys; all other flags are then ignored"),
-    used("name", "this member's name ['default']"),
-    used("data-dir", "where its data is ['${name}.etcd']"),
+    used("config-file", "YAML file with these flags as keys; all other flags are then ignored"),
+    used("name", "name of this member ['default']"),
+    used("data-dir", "data directory ['${name}.etcd']"),
     used_switch(
         "ignore-etcd-data",
-        "start empty although --data-dir holds the data of etcd, which this server does not read",
+        "start empty although --data-dir holds data of etcd, which this server cannot read",
     ),
-    used("wal-dir", "empty, or a path in --data-dir: log and snapshots are kept there"),
-    ignored("snapshot-count", "a snapshot is taken when the log has grown by half of the state"),
-    used("heartbeat-interval", "how often a leader says that it is there, in milliseconds ['100']"),
-    used("election-timeout", "how long a silent leader is waited for, in milliseconds ['1000']"),
+    used("wal-dir", "must be empty, or a path in --data-dir, which holds log and snapshots"),
+    ignored(
+        "snapshot-count",
+        "a snapshot is taken when the log has grown by half of the state's size",
+    ),
+    used("heartbeat-interval", "interval of the leader's heartbeats, in milliseconds ['100']"),
+    used("election-timeout", "time without heartbeats until an election, in milliseconds ['1000']"),
     ignored_switch(
         "initial-election-tick-advance",
-        "a node that starts waits one election timeout",
+        "a node waits one election timeout after its start",
     ),
-    used("listen-peer-urls", "where to listen for members ['http://localhost:2380']"),
-    used("listen-client-urls", "where to listen for clients ['http://localhost:2379']"),
+    used("listen-peer-urls", "URLs to listen on for other members ['http://localhost:2380']"),
+    used("listen-client-urls", "URLs to listen on for clients ['http://localhost:2379']"),
     used(
         "listen-client-http-urls",
-        "where to listen for JSON and HTTP; --listen-client-urls are for gRPC alone then",
+        "URLs to listen on for JSON and HTTP; --listen-client-urls then serve gRPC only",
     ),
-    ignored("max-wals", "the log is cut by itself"),
-    ignored("max-snapshots", "snapshots that nobody needs are deleted by themselves"),
-    refused_switch(
-        "memory-mlock",
-        "lock the process's memory from outside, with systemd's LimitMEMLOCK",
-    ),
-    used("quota-backend-bytes", "how many bytes the state may take; 0 is 2 GiB ['0']"),
-    ignored("backend-bbolt-freelist-type", "there is no bbolt"),
+    ignored("max-wals", "old log files are deleted automatically"),
+    ignored("max-snapshots", "old snapshots are deleted automatically"),
+    refused_switch("memory-mlock", "use systemd's LimitMEMLOCK to lock the process's memory"),
+    used("quota-backend-bytes", "maximum size of the state in bytes; 0 is 2 GiB ['0']"),
+    ignored("backend-bbolt-freelist-type", "bbolt is not used"),
     ignored(
         "backend-batch-interval",
-        "there is no batch to wait for: a write is synced before its answer",
+        "writes are not batched by time: each is synced before its response",
     ),
     ignored(
         "backend-batch-limit",
-        "there is no batch to wait for: a write is synced before its answer",
+        "writes are not batched by time: each is synced before its response",
     ),
-    used("max-txn-ops", "the most operations in a transaction ['128']"),
-    used("max-request-bytes", "the largest request, in bytes ['1572864']"),
-    used("max-concurrent-streams", "the most streams on one connection ['4294967295']"),
-    ignored("grpc-keepalive-min-time", "clients may ping as often as they like"),
+    used("max-txn-ops", "maximum number of operations in a transaction ['128']"),
+    used("max-request-bytes", "maximum size of a request in bytes ['1572864']"),
+    used("max-concurrent-streams", "maximum number of streams on a connection ['4294967295']"),
+    ignored("grpc-keepalive-min-time", "pings of clients are not limited"),
     used(
         "grpc-keepalive-interval",
-        "how long a silent connection is left alone; 0 is for ever ['2h']",
+        "idle time until a connection is pinged; 0 disables pings ['2h']",
     ),
     used(
         "grpc-keepalive-timeout",
-        "how long its answer to a ping is waited for; 0 is for ever ['20s']",
+        "time to wait for the response to a ping; 0 disables pings ['20s']",
     ),
     refused_switch("socket-reuse-port", "give each member an address of its own"),
     ignored_switch("socket-reuse-address", "it is always set"),
-    used_switch("enable-grpc-gateway", "answer requests in JSON over HTTP, below /v3/ ['true']"),
-    ignored("raft-read-timeout", "connections between members have limits of their own"),
-    ignored("raft-write-timeout", "connections between members have limits of their own"),
+    used_switch("enable-grpc-gateway", "serve JSON over HTTP, below /v3/ ['true']"),
+    ignored("raft-read-timeout", "connections between members have their own timeouts"),
+    ignored("raft-write-timeout", "connections between members have their own timeouts"),
+    used("feature-gates", "etcd's feature gates, as name=true,name=false; they have no effect"),
     used(
-        "feature-gates",
-        "etcd's own, as name=true,name=false; what they would switch is always so",
+        "initial-advertise-peer-urls",
+        "URLs under which other members reach this one ['http://localhost:2380']",
     ),
-    used("initial-advertise-peer-urls", "where members reach this one ['http://localhost:2380']"),
     used(
         "initial-cluster",
-        "who founds the cluster: name=url,name=url ['default=http://localhost:2380']",
+        "first members of the cluster: name=url,name=url ['default=http://localhost:2380']",
     ),
-    used("initial-cluster-state", "'new' founds a cluster, 'existing' joins one ['new']"),
-    used("initial-cluster-token", "tells clusters apart ['etcd-cluster']"),
+    used("initial-cluster-state", "'new' to bootstrap a cluster, 'existing' to join one ['new']"),
+    used("initial-cluster-token", "token that distinguishes clusters ['etcd-cluster']"),
     used(
         "advertise-client-urls",
-        "where clients reach this member; needed with --listen-client-urls ['http://localhost:2379']",
+        "URLs under which clients reach this member; required with --listen-client-urls ['http://localhost:2379']",
     ),
     refused("discovery", NO_DISCOVERY),
     refused("discovery-token", NO_DISCOVERY),
@@ -151,113 +150,106 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("discovery-cacert", NO_DISCOVERY),
     ignored("discovery-user", NO_DISCOVERY),
     ignored("discovery-password", NO_DISCOVERY),
-    ignored("discovery-fallback", "there is no discovery service that could fail"),
+    ignored("discovery-fallback", "discovery is not supported"),
     ignored("discovery-proxy", NO_DISCOVERY),
     refused("discovery-srv", NO_DISCOVERY),
     ignored("discovery-srv-name", NO_DISCOVERY),
     ignored_switch(
         "strict-reconfig-check",
-        "changes that would lose the quorum are always refused",
+        "changes that would lose the quorum are always rejected",
     ),
-    ignored_switch("pre-vote", "it is always on"),
-    used("auto-compaction-retention", "how much history is kept; 0 is all of it ['0']"),
-    used("auto-compaction-mode", "what that counts: 'periodic' or 'revision' ['periodic']"),
-    used("cert-file", "the certificate that clients are shown, PEM, read again when it changes"),
-    used("key-file", "its key"),
+    ignored_switch("pre-vote", "it is always enabled"),
+    used("auto-compaction-retention", "how much history to keep; 0 keeps all ['0']"),
+    used(
+        "auto-compaction-mode",
+        "unit of --auto-compaction-retention: 'periodic' or 'revision' ['periodic']",
+    ),
+    used("cert-file", "PEM file with the certificate for clients; reloaded when it changes"),
+    used("key-file", "PEM file with the key of --cert-file"),
     used_switch(
         "client-cert-auth",
-        "clients must show a certificate, and who shows no token is the user named in it",
+        "require client certificates, whose common name is the user of requests without a token",
     ),
-    ignored("client-cert-file", "the server is nobody's client"),
-    ignored("client-key-file", "the server is nobody's client"),
+    ignored("client-cert-file", "the server is not a client of other servers"),
+    ignored("client-key-file", "the server is not a client of other servers"),
     used(
         "client-crl-file",
-        "which of clients' certificates were revoked, PEM; a list for each authority",
+        "PEM file with revocation lists for client certificates, one for each authority",
     ),
     used(
         "client-cert-allowed-hostname",
-        "hosts, separated by commas: clients' certificates must be for one of them",
+        "comma-separated hosts, one of which a client certificate must name",
     ),
-    used("trusted-ca-file", "who signs clients' certificates: with it, they must show one"),
+    used(
+        "trusted-ca-file",
+        "PEM file with the authorities of client certificates, which are then required",
+    ),
     used_switch(
         "auto-tls",
-        "show clients a certificate that is made at every start, to try it out",
+        "use a self-signed certificate for clients, made at every start, for tests",
     ),
     used(
         "peer-cert-file",
-        "this member's certificate; with the URI bowline://CLUSTER/MEMBER in it, as all should be, others must be \
-         named so too",
+        "PEM file with this member's certificate; if it contains the URI bowline://CLUSTER/MEMBER, which is \
+         recommended, those of the other members must, too",
     ),
-    used("peer-key-file", "its key"),
-    used_switch(
-        "peer-client-cert-auth",
-        "members always show each other certificates where they have any",
-    ),
+    used("peer-key-file", "PEM file with the key of --peer-cert-file"),
+    used_switch("peer-client-cert-auth", "members with certificates always verify each other"),
     used(
         "peer-client-cert-file",
-        "the same file as --peer-cert-file: a member has one certificate",
+        "must be the file of --peer-cert-file: a member has one certificate",
     ),
-    used("peer-client-key-file", "the same file as --peer-key-file"),
-    used("peer-trusted-ca-file", "who signs members' certificates"),
+    used("peer-client-key-file", "must be the file of --peer-key-file"),
+    used("peer-trusted-ca-file", "PEM file with the authorities of members' certificates"),
     refused("peer-cert-allowed-cn", BY_URI),
     refused("peer-cert-allowed-hostname", BY_URI),
     used_switch(
         "peer-tls-migration",
-        "while members move from http:// to https://, one after the other: talk with members with and without TLS",
+        "connect to members with and without TLS, while members move from http:// to https:// one by one",
     ),
     used_switch(
         "peer-auto-tls",
-        "members encrypt with certificates that are made at every start, which prove nothing, to try it out",
+        "use self-signed certificates between members, made at every start, which authenticate nobody, for tests",
     ),
-    used("self-signed-cert-validity", "for how many years --auto-tls's certificate is good ['1']"),
-    used("peer-crl-file", "which of members' certificates were revoked, PEM"),
+    used("self-signed-cert-validity", "validity of --auto-tls's certificate in years ['1']"),
+    used("peer-crl-file", "PEM file with revocation lists for members' certificates"),
     ignored_switch(
         "peer-skip-client-san-verification",
-        "hosts in members' certificates are not looked at",
+        "host names in members' certificates are not verified",
     ),
-    used(
-        "cipher-suites",
-        "those of TLS 1.2 that clients may use, by Go's names, separated by commas",
-    ),
-    used("tls-min-version", "'TLS1.2' or 'TLS1.3', with clients; members speak 1.3 ['TLS1.2']"),
-    used("tls-max-version", "'TLS1.2' or 'TLS1.3', with clients ['TLS1.3']"),
-    refused_unless_all(
-        "cors",
-        "the HTTP side answers no preflight requests: put a proxy before it",
-    ),
+    used("cipher-suites", "comma-separated TLS 1.2 cipher suites for clients, by Go's names"),
+    used("tls-min-version", "'TLS1.2' or 'TLS1.3', for clients; members use 1.3 ['TLS1.2']"),
+    used("tls-max-version", "'TLS1.2' or 'TLS1.3', for clients ['TLS1.3']"),
+    refused_unless_all("cors", "CORS is not supported: use a reverse proxy"),
     refused_unless_all(
         "host-whitelist",
-        "host names are not looked at: bind --listen-client-urls to where only those reach it who may",
+        "host names in requests are not checked: bind --listen-client-urls to addresses that only trusted hosts can \
+         reach",
     ),
     used(
         "auth-token",
-        "'simple', or 'jwt,sign-method=ES256,priv-key=FILE,pub-key=FILE,ttl=5m': the same on all members ['simple']",
+        "'simple', or 'jwt,sign-method=ES256,priv-key=FILE,pub-key=FILE,ttl=5m'; must be the same on all members \
+         ['simple']",
     ),
-    used(
-        "bcrypt-cost",
-        "how long it takes to check a password: each one more takes twice the time ['10']",
-    ),
-    used("auth-token-ttl", "how many seconds a simple token may go unused ['300']"),
-    ignored_switch("enable-pprof", "there is no Go to be profiled: use perf"),
-    used(
-        "metrics",
-        "'basic', or 'extensive', which adds the durations of calls by method ['basic']",
-    ),
-    used("listen-metrics-urls", "where else to listen for /metrics, /health, /livez and /readyz"),
-    ignored("logger", "there is one logger"),
+    used("bcrypt-cost", "cost of hashing a password; each increment doubles the time ['10']"),
+    used("auth-token-ttl", "lifetime of an unused simple token, in seconds ['300']"),
+    ignored_switch("enable-pprof", "this is not a Go program: use perf for profiles"),
+    used("metrics", "'basic', or 'extensive', which adds call durations by method ['basic']"),
+    used("listen-metrics-urls", "additional URLs for /metrics, /health, /livez and /readyz"),
+    ignored("logger", "there is only one logger"),
     used(
         "log-outputs",
-        "'stderr', 'stdout', 'default', which is stderr, and paths of files, separated by commas ['default']",
+        "'stderr', 'stdout', 'default' (stderr) and file paths, separated by commas ['default']",
     ),
     used("log-level", "'debug', 'info', 'warn' or 'error' ['info']"),
-    used("log-format", "'console', lines for people, or 'json', an object a line ['console']"),
+    used("log-format", "'console' for text, or 'json' for one JSON object per line ['console']"),
     used_switch("enable-log-rotation", "rotate the files of --log-outputs"),
     used(
         "log-rotation-config-json",
-        "when, as {\"maxsize\": MIB, \"maxage\": DAYS, \"maxbackups\": FILES, \"localtime\": BOOL, \"compress\": BOOL} \
-         ['{\"maxsize\": 100}']",
+        "rotation settings: {\"maxsize\": MIB, \"maxage\": DAYS, \"maxbackups\": FILES, \"localtime\": BOOL, \
+         \"compress\": BOOL} ['{\"maxsize\": 100}']",
     ),
-    used("warning-unary-request-duration", "a slower request gets a line in the log ['300ms']"),
+    used("warning-unary-request-duration", "log requests that take longer ['300ms']"),
     refused_switch("enable-distributed-tracing", NO_TRACING),
     ignored("distributed-tracing-address", NO_TRACING),
     ignored("distributed-tracing-service-name", NO_TRACING),
@@ -265,31 +257,37 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("distributed-tracing-sampling-rate", NO_TRACING),
     ignored_switch(
         "initial-corrupt-check",
-        "replicas compare their digests from the first entry on",
+        "replicas compare their digests continuously, from the first entry on",
     ),
-    ignored_switch("compact-hash-check-enabled", "replicas compare their digests all the time"),
-    ignored_switch("stop-grpc-service-on-defrag", "there is nothing to defragment: nobody waits"),
-    ignored_switch("txn-mode-write-with-shared-buffer", "transactions copy nothing"),
+    ignored_switch("compact-hash-check-enabled", "replicas compare their digests continuously"),
+    ignored_switch(
+        "stop-grpc-service-on-defrag",
+        "defragmentation does nothing, and does not block requests",
+    ),
+    ignored_switch(
+        "txn-mode-write-with-shared-buffer",
+        "transactions do not copy the write buffer",
+    ),
     ignored_switch("enable-lease-checkpoint", "a new leader gives every lease its full TTL"),
     ignored_switch(
         "enable-lease-checkpoint-persist",
         "a new leader gives every lease its full TTL",
     ),
-    ignored("corrupt-check-time", "replicas compare their digests all the time"),
-    ignored("compact-hash-check-time", "replicas compare their digests all the time"),
-    ignored("compaction-batch-limit", "memory is given back a little with every entry"),
-    ignored("compaction-sleep-interval", "memory is given back a little with every entry"),
+    ignored("corrupt-check-time", "replicas compare their digests continuously"),
+    ignored("compact-hash-check-time", "replicas compare their digests continuously"),
+    ignored("compaction-batch-limit", "compaction frees memory in small steps, with every entry"),
+    ignored(
+        "compaction-sleep-interval",
+        "compaction frees memory in small steps, with every entry",
+    ),
     used(
         "watch-progress-notify-interval",
-        "how often a watch that wants it hears how far it is ['10m']",
+        "interval of progress notifications for watches that request them ['10m']",
     ),
-    used(
-        "warning-apply-duration",
-        "a batch of entries that takes longer to apply gets a line in the log ['100ms']",
-    ),
-    ignored("bootstrap-defrag-threshold-megabytes", "there is nothing to defragment"),
-    ignored("v2-deprecation", "there is no v2 store"),
-    // Of no etcd any more, and in its sample of a file still.
+    used("warning-apply-duration", "log batches of entries that take longer to apply ['100ms']"),
+    ignored("bootstrap-defrag-threshold-megabytes", "defragmentation does nothing"),
+    ignored("v2-deprecation", "the v2 store is not supported"),
+    // Flags removed from etcd that its sample configuration file still contains.
     ignored("proxy", NO_PROXY),
     ignored("proxy-failure-wait", NO_PROXY),
     ignored("proxy-refresh-interval", NO_PROXY),
@@ -298,13 +296,16 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("proxy-read-timeout", NO_PROXY),
     used(
         "max-learners",
-        "refuse `member add --learner` at this number of learners; without it, 64 members in all",
+        "maximum number of learners for `member add --learner` [no limit, but 64 members in all]",
     ),
-    ignored("downgrade-check-time", "there is no downgrade"),
-    ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),
+    ignored("downgrade-check-time", "downgrades are not supported"),
+    ignored(
+        "snapshot-catchup-entries",
+        "the log keeps all entries that a connected member has not received",
+    ),
     refused_switch(
         "force-new-cluster",
-        "make a new cluster of what this member has: bowline recover",
+        "use `bowline recover` to make a new cluster from this member's data",
     ),
-    hidden_switch("unsafe-no-fsync", "every write is synced all the same"),
+    hidden_switch("unsafe-no-fsync", "every write is synced anyway"),
 ];

@@ -1,4 +1,4 @@
-//! What `--auth-token` says: which kind of tokens there is, and for JWT which key makes and checks them.
+//! Parses `--auth-token`: the kind of tokens and, for JWT, the keys that sign and verify them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,32 +6,32 @@ use std::time::Duration;
 use super::options::{go_duration, number, wrong};
 use super::{FlagError, Values};
 
-/// How long a JWT is good where nothing is said.
+/// Default lifetime of a JWT.
 const JWT_TTL: Duration = Duration::from_secs(300);
 
-/// A kind of tokens.
+/// Kind of tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum TokenKind {
-    /// Signed with a key that the cluster keeps; ends when it was not used for so long.
+    /// Signed with a key that the cluster stores; expires when unused for `ttl`.
     Simple { ttl: Duration },
-    /// Signed with a key in files.
+    /// Signed with a key from a file.
     Jwt(JwtOptions),
 }
 
-/// How JWTs are made and checked.
+/// Settings of JWTs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct JwtOptions {
-    /// The one, and no other.
+    /// The only accepted algorithm.
     pub(crate) algorithm: Algorithm,
-    /// The file of the key that checks, if there is one.
+    /// File of the public key that verifies tokens.
     pub(crate) public: Option<PathBuf>,
-    /// The file of the key that makes them, or of the one that does both. Without it none are made here.
+    /// File of the private key, or of the shared secret. Without it, this server issues no tokens.
     pub(crate) private: Option<PathBuf>,
-    /// How long they are good.
+    /// Lifetime of a token.
     pub(crate) ttl: Duration,
 }
 
-/// How JWTs are signed.
+/// Signature algorithm of JWTs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Algorithm {
     Hs256,
@@ -68,12 +68,12 @@ impl Algorithm {
         Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
     }
 
-    /// Its name in the head of a token.
+    /// Returns the algorithm's name in a token's header.
     pub(crate) fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether one key does both.
+    /// Returns whether the same key signs and verifies.
     pub(crate) fn is_shared(self) -> bool {
         matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
     }
@@ -84,7 +84,7 @@ fn refused(why: String) -> FlagError {
 }
 
 impl TokenKind {
-    /// Reads the flags. Says also what should be known, though it is no error.
+    /// Parses the flags. Returns warnings with them.
     pub(super) fn new(values: &Values) -> Result<(Self, Vec<String>), FlagError> {
         const TTL: &str = "auth-token-ttl";
         let ttl = Duration::from_secs(number(values, TTL, 300, 1, 1 << 31)?);
@@ -94,7 +94,8 @@ impl TokenKind {
             ("simple", "") => Ok((Self::Simple { ttl }, Vec::new())),
             ("simple", _) => Err(refused("simple tokens have no options".to_owned())),
             ("jwt", options) => {
-                let warning = "--auth-token-ttl changes nothing: how long a JWT is good is said by ttl= in --auth-token";
+                let warning =
+                    "--auth-token-ttl has no effect: the lifetime of a JWT is ttl= in --auth-token";
                 let warnings = values.get(TTL).map(|_| warning.to_owned()).into_iter().collect();
                 Ok((Self::Jwt(jwt(options)?), warnings))
             }
@@ -121,36 +122,36 @@ fn jwt(options: &str) -> Result<JwtOptions, FlagError> {
             _ => {
                 let known = "sign-method, pub-key, priv-key and ttl";
                 return Err(refused(format!(
-                    "there is no option {name:?} of jwt, there are {known}"
+                    "unknown option {name:?} of jwt; supported are {known}"
                 )));
             }
         };
         if value.is_empty() || place.replace(value).is_some() {
-            return Err(refused(format!("{name} needs a value, and one only")));
+            return Err(refused(format!("{name} requires exactly one value")));
         }
     }
     let names = || Algorithm::ALL.map(|(name, _)| name).join(", ");
     let algorithm = match method {
-        None => return Err(refused(format!("jwt needs sign-method, which is one of {}", names()))),
+        None => return Err(refused(format!("jwt requires sign-method, one of {}", names()))),
         Some(name) => Algorithm::named(name).ok_or_else(|| {
-            refused(format!("there is no sign-method {name}, there are {}", names()))
+            refused(format!("unknown sign-method {name}; supported are {}", names()))
         })?,
     };
     let name = algorithm.name();
     match (private, public) {
         (None, _) if algorithm.is_shared() => {
             return Err(refused(format!(
-                "{name} needs priv-key: a file whose bytes are the secret"
+                "{name} requires priv-key: a file whose bytes are the secret"
             )));
         }
         (_, Some(_)) if algorithm.is_shared() => {
             return Err(refused(format!(
-                "{name} has one key for both, which is priv-key: leave pub-key out"
+                "{name} uses priv-key for both signing and verification: omit pub-key"
             )));
         }
         (None, None) => {
             return Err(refused(format!(
-                "{name} needs priv-key, or pub-key where tokens are only checked"
+                "{name} requires priv-key, or pub-key if tokens are only verified"
             )));
         }
         _ => {}
@@ -159,7 +160,7 @@ fn jwt(options: &str) -> Result<JwtOptions, FlagError> {
         None => JWT_TTL,
         Some(text) => {
             go_duration(text).filter(|ttl| *ttl >= Duration::from_secs(1)).ok_or_else(|| {
-                refused(format!("ttl is {text:?}, and must be a duration such as 5m, at least 1s"))
+                refused(format!("invalid ttl {text:?}: must be a duration such as 5m, at least 1s"))
             })?
         }
     };
@@ -202,19 +203,19 @@ mod tests {
         for (text, words) in [
             ("none", "simple, or jwt with its options"),
             ("simple,ttl=5m", "simple tokens have no options"),
-            ("jwt", "jwt needs sign-method"),
-            ("jwt,sign-method=none,priv-key=k", "there is no sign-method none, there are HS256"),
-            ("jwt,sign-method=ES512,priv-key=k", "there is no sign-method ES512"),
-            ("jwt,sign-method=RS256", "RS256 needs priv-key, or pub-key where"),
-            ("jwt,sign-method=HS256", "HS256 needs priv-key: a file"),
-            ("jwt,sign-method=HS256,pub-key=k", "HS256 needs priv-key: a file"),
-            ("jwt,sign-method=HS256,pub-key=k,priv-key=k", "leave pub-key out"),
+            ("jwt", "jwt requires sign-method"),
+            ("jwt,sign-method=none,priv-key=k", "unknown sign-method none; supported are HS256"),
+            ("jwt,sign-method=ES512,priv-key=k", "unknown sign-method ES512"),
+            ("jwt,sign-method=RS256", "RS256 requires priv-key, or pub-key if"),
+            ("jwt,sign-method=HS256", "HS256 requires priv-key: a file"),
+            ("jwt,sign-method=HS256,pub-key=k", "HS256 requires priv-key: a file"),
+            ("jwt,sign-method=HS256,pub-key=k,priv-key=k", "omit pub-key"),
             ("jwt,sign-method", "not of the form option=value"),
-            ("jwt,sign-method=RS256,priv-key=", "priv-key needs a value, and one only"),
-            ("jwt,sign-method=RS256,sign-method=ES256", "sign-method needs a value, and one only"),
+            ("jwt,sign-method=RS256,priv-key=", "priv-key requires exactly one value"),
+            ("jwt,sign-method=RS256,sign-method=ES256", "sign-method requires exactly one value"),
             ("jwt,sign-method=RS256,priv-key=k,ttl=soon", "must be a duration such as 5m"),
             ("jwt,sign-method=RS256,priv-key=k,ttl=0s", "at least 1s"),
-            ("jwt,sign-method=RS256,priv-key=k,audience=x", "no option \"audience\" of jwt"),
+            ("jwt,sign-method=RS256,priv-key=k,audience=x", "unknown option \"audience\" of jwt"),
         ] {
             let error = kind(&[&format!("--auth-token={text}")]).unwrap_err().to_string();
             assert!(error.contains(words), "{text:?}: {error:?} lacks {words:?}");

@@ -1,4 +1,4 @@
-//! URLs in flags: where to listen, and what others are told.
+//! Parses URLs in flags: addresses to listen on and to advertise.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::path::Path;
 use super::FlagError;
 use super::options::{split, wrong};
 
-/// A URL, as far as it matters here.
+/// A URL with a scheme and an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Url {
-    /// Whether it is `https://` or `unixs://`.
+    /// Whether the scheme is `https://` or `unixs://`.
     pub(crate) is_secure: bool,
-    /// Whether it is `unix://` or `unixs://`: a socket file.
+    /// Whether the scheme is `unix://` or `unixs://`: a Unix socket.
     is_file: bool,
-    /// `host:port`, or the path of a socket file.
+    /// `host:port`, or the path of a Unix socket.
     pub(crate) address: String,
 }
 
@@ -41,12 +41,13 @@ impl Url {
         Ok(Self { is_secure, is_file, address: without_needless_brackets(address) })
     }
 
-    /// The path of a socket file, if it is one: as in etcd, `unix://host:port` is a file of that name where the server runs.
+    /// Returns the path of a Unix socket. As in etcd, `unix://host:port` is a file of that name in the server's working
+    /// directory.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.is_file.then(|| Path::new(&self.address))
     }
 
-    /// The host alone; an address of IPv6 without its brackets. Of a socket file this machine.
+    /// Returns the host, an IPv6 address without its brackets, or `localhost` for a Unix socket.
     pub(crate) fn host(&self) -> &str {
         if self.is_file {
             return "localhost";
@@ -56,7 +57,7 @@ impl Url {
     }
 }
 
-/// Charts write brackets around any address, in case it is one of IPv6: Go takes them off.
+/// Removes brackets around addresses that are not IPv6, as Go does. Helm charts add them to any address.
 fn without_needless_brackets(address: &str) -> String {
     let inside = address.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
     match inside {
@@ -65,20 +66,19 @@ fn without_needless_brackets(address: &str) -> String {
     }
 }
 
-/// What is served at an address.
+/// Services offered at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Offer {
-    /// Everything.
     All,
-    /// gRPC alone: what is asked over HTTP has addresses of its own.
+    /// Only gRPC; HTTP has addresses of its own.
     Grpc,
-    /// What is asked over HTTP, JSON among it, and no gRPC.
+    /// HTTP including the JSON gateway, but no gRPC.
     Http,
-    /// Health and measurements alone.
+    /// Only health and metrics.
     Health,
 }
 
-/// An address, and what is served there.
+/// An address to listen on, and its services.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Door {
     pub(crate) url: Url,
@@ -97,7 +97,7 @@ impl std::fmt::Display for Url {
     }
 }
 
-/// The URLs of a list.
+/// Parses a comma-separated list of URLs.
 pub(super) fn urls(name: &'static str, list: &str) -> Result<Vec<Url>, FlagError> {
     let urls: Vec<_> =
         split(list).iter().map(|url| Url::parse(name, url)).collect::<Result<_, _>>()?;
@@ -107,7 +107,7 @@ pub(super) fn urls(name: &'static str, list: &str) -> Result<Vec<Url>, FlagError
     Ok(urls)
 }
 
-/// The addresses of URLs as the library takes those of a member: each once, in an order that does not depend on the flag's.
+/// Returns the addresses of URLs in the library's form: sorted and without duplicates.
 pub(crate) fn addresses<'a>(urls: impl IntoIterator<Item = &'a Url>) -> String {
     let addresses: BTreeSet<&str> = urls.into_iter().map(|url| url.address.as_str()).collect();
     addresses.into_iter().collect::<Vec<_>>().join(",")

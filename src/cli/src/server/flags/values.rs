@@ -1,4 +1,4 @@
-//! The values that were given, by flag, wherever they came from.
+//! The values of flags from all sources.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use super::table::{FLAGS, Flag};
 use super::{Fate, FlagError};
 use crate::go_flags::truth;
 
-/// What was given. A flag that was not is not in it.
+/// The given values; flags that were not given are absent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Values {
     given: BTreeMap<&'static str, String>,
-    /// What was given and does nothing, with why.
+    /// Given flags without effect, and the reasons.
     idle: Vec<(&'static str, &'static str)>,
-    /// Variables of the environment that begin like ours and are none.
+    /// Environment variables with etcd's prefix that match no flag.
     strangers: Vec<String>,
     /// Warnings for the operator about how the flags were given.
     warnings: Vec<String>,
-    /// Whether a file has said it all.
+    /// Whether all values come from a configuration file.
     is_of_file: bool,
 }
 
 impl Values {
-    /// Reads the arguments after `serve`, then the environment for what they do not say; or the file that
-    /// either names, and then nothing else, as etcd does. A variable that is empty says nothing.
+    /// Reads the arguments after `serve`, and the environment for flags not among them. If either names a configuration
+    /// file, only the file is read, as in etcd. Empty variables are ignored.
     pub(crate) fn read(
         arguments: &[String],
         environment: impl Iterator<Item = (String, String)>,
@@ -43,46 +43,44 @@ impl Values {
         }
     }
 
-    /// None yet, for those of a file.
+    /// Returns an empty set for the values of a file.
     pub(super) fn of_file() -> Self {
         Self { is_of_file: true, ..Self::default() }
     }
 
-    /// Adds a warning for the log.
     pub(super) fn warn(&mut self, warning: String) {
         self.warnings.push(warning);
     }
 
-    /// Warnings for the log.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = &str> {
         self.warnings.iter().map(String::as_str)
     }
 
-    /// The value of a flag, if it was given. An empty one counts as none.
+    /// Returns the value of a flag, if it was given and is not empty.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.raw(name).filter(|value| !value.is_empty())
     }
 
-    /// The same, with an empty value as it is: no number, no truth, and none of a few words.
+    /// Returns the value of a flag even if it is empty, for flags whose empty value is an error.
     pub(super) fn raw(&self, name: &str) -> Option<&str> {
         debug_assert!(
             FLAGS.iter().any(|flag| flag.name == name && flag.fate == Fate::Used),
-            "{name} is used, and not so in the table"
+            "the flag {name} is used, but the table does not mark it so"
         );
         self.given.get(name).map(String::as_str)
     }
 
-    /// Whether it was given in a file, as are all others then.
+    /// Returns whether the values come from a configuration file.
     pub(crate) fn is_of_file(&self) -> bool {
         self.is_of_file
     }
 
-    /// What was given and does nothing: its name, and why.
+    /// Returns the names of given flags without effect, and the reasons.
     pub(crate) fn idle(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.idle.iter().copied()
     }
 
-    /// Variables of the environment that are not known.
+    /// Returns the unknown environment variables.
     pub(crate) fn strangers(&self) -> impl Iterator<Item = &str> {
         self.strangers.iter().map(String::as_str)
     }
@@ -101,7 +99,7 @@ impl Values {
                 None => (name, None),
             };
             let flag = find(name).ok_or_else(|| FlagError::Unknown(name.to_owned()))?;
-            // Nobody could say which of them is meant.
+            // It would be ambiguous which of the two counts.
             if names.insert(flag.name, name).is_some_and(|other| other != name) {
                 let own = flag.name;
                 return Err(FlagError::Together(format!(
@@ -133,11 +131,11 @@ impl Values {
     /// Takes the value of a flag.
     ///
     /// # Errors
-    /// A value that asks for something that is not offered.
+    /// Fails if the value requests something that is not supported.
     pub(super) fn take(&mut self, flag: &'static Flag, value: String) -> Result<(), FlagError> {
         match flag.fate {
             Fate::Used => drop(self.given.insert(flag.name, value)),
-            // Not asked for.
+            // An empty value requests nothing.
             Fate::Ignored | Fate::Refused if value.is_empty() && !flag.is_switch => {}
             Fate::Ignored => self.idle.push((flag.name, flag.what)),
             Fate::Refused if flag.is_switch && truth(&value) == Ok(false) => {}
@@ -155,7 +153,7 @@ impl Values {
 }
 
 pub(super) fn find(name: &str) -> Option<&'static Flag> {
-    // What was experimental once, and is not any more, is known under both names.
+    // Flags that were experimental once are accepted under both names.
     let name = name.strip_prefix("experimental-").unwrap_or(name);
     FLAGS.iter().find(|flag| flag.name == name)
 }
@@ -191,7 +189,7 @@ mod tests {
     fn a_variable_that_is_empty_says_nothing() {
         let empty = [("ETCD_NAME", ""), ("ETCD_QUOTA_BACKEND_BYTES", ""), ("ETCD_DISCOVERY", "")];
         assert_eq!(read(&[], &empty).unwrap(), Values::default());
-        // An empty argument goes before the environment all the same.
+        // An empty argument takes precedence over the environment all the same.
         assert_eq!(read(&["--name="], &[("ETCD_NAME", "b")]).unwrap().get("name"), None);
     }
 
@@ -214,12 +212,12 @@ mod tests {
     fn what_is_not_offered_is_refused_with_what_to_do_instead() {
         let both = ["--warning-apply-duration=1s", "--experimental-warning-apply-duration=1s"];
         let cases: [(&[&str], &str); 8] = [
-            (&["--nam", "a"], "there is no flag --nam"),
+            (&["--nam", "a"], "unknown flag --nam"),
             (&both, "Use only --warning-apply-duration"),
             (&["name"], "is not a flag"),
-            (&["--name"], "--name needs a value"),
+            (&["--name"], "--name requires a value"),
             (&["--discovery", "x"], "name the members with --initial-cluster"),
-            (&["--peer-cert-allowed-cn=x"], "has the URI bowline://CLUSTER/MEMBER"),
+            (&["--peer-cert-allowed-cn=x"], "contains the URI bowline://CLUSTER/MEMBER"),
             (&["--memory-mlock"], "LimitMEMLOCK"),
             (&["--experimental-enable-distributed-tracing"], "--log-level debug"),
         ];
@@ -232,17 +230,17 @@ mod tests {
             assert!(read(&[&flag], &[]).is_ok(), "{off}: it asks for nothing");
             assert!(file::read_text("f", &format!("memory-mlock: {off}")).is_ok(), "{off}");
         }
-        assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last counts");
+        assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last value is used");
         let error = read(&[], &[("ETCD_MEMORY_MLOCK", "true")]).unwrap_err().to_string();
         assert!(error.contains("--memory-mlock"), "{error}");
     }
 
-    /// Test suites give it to whatever server they start.
+    /// Test suites pass it to any server that they start.
     #[test]
     fn who_wants_no_syncing_is_told_that_there_is_all_the_same_and_the_help_does_not_offer_it() {
         let values = read(&["--unsafe-no-fsync"], &[]).unwrap();
         let idle: Vec<_> = values.idle().collect();
-        assert_eq!(idle, [("unsafe-no-fsync", "every write is synced all the same")]);
+        assert_eq!(idle, [("unsafe-no-fsync", "every write is synced anyway")]);
         let help = crate::server::flags::help();
         assert!(!help.contains("unsafe-no-fsync") && help.contains("snapshot-count"), "{help}");
     }

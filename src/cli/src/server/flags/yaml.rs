@@ -1,6 +1,6 @@
-//! Reads YAML as etcd's reader (`sigs.k8s.io/yaml`) does: the syntax of YAML 1.2, and so JSON, by `saphyr-parser`; the
-//! values of YAML 1.1, in which `yes` is true and `0o17`, `017` and `1_5` are 15; and keys merged with `<<`. A scalar
-//! becomes the text that a setting of type string gets there. Unlike etcd, a key that is given twice is an error.
+//! Reads YAML like etcd's parser (`sigs.k8s.io/yaml`): the syntax of YAML 1.2, which includes JSON, by `saphyr-parser`;
+//! the values of YAML 1.1, in which `yes` is true and `0o17`, `017` and `1_5` are 15; and keys merged with `<<`. A
+//! scalar becomes the text that a setting of type string gets there. Unlike in etcd, a duplicate key is an error.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,13 +8,12 @@ use std::rc::Rc;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
-/// The most values in a file, counted with those that `<<` merges: aliases make many out of few.
+/// Maximum number of values in a file, including merged ones, because aliases can multiply values.
 const VALUES_MAX: usize = 100_000;
 
-/// The most levels of lists and mappings.
+/// Maximum nesting depth of lists and mappings.
 const DEPTH_MAX: usize = 64;
 
-/// A value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Node {
     Null,
@@ -23,11 +22,10 @@ pub(super) enum Node {
     Map(Rc<Vec<Entry>>),
 }
 
-/// A key with its value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
-    /// The line of the key, from 1.
+    /// Line of the key, from 1.
     pub(super) line: usize,
     pub(super) value: Node,
 }
@@ -40,7 +38,7 @@ pub(super) struct Document {
     pub(super) more: Option<usize>,
 }
 
-/// Why a text is not YAML that a configuration may be.
+/// Reason why a text is not valid.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct YamlError {
     /// From 1.
@@ -58,10 +56,10 @@ fn wrong(at: &Marker, why: impl Into<String>) -> YamlError {
     YamlError { line: at.line().max(1), why: why.into() }
 }
 
-/// Reads the first document of a text. One without content is [`Node::Null`].
+/// Reads the first document of a text. A document without content is [`Node::Null`].
 ///
 /// # Errors
-/// The first line that is not YAML, or is more than a configuration may be.
+/// Fails at the first line that is not YAML or exceeds a limit.
 pub(super) fn read(text: &str) -> Result<Document, YamlError> {
     let text = spaces_after_keys(text.strip_prefix('\u{feff}').unwrap_or(text));
     let mut reader = Reader {
@@ -74,13 +72,13 @@ pub(super) fn read(text: &str) -> Result<Document, YamlError> {
     let more = match reader.parser.peek() {
         None | Some(Ok((Event::StreamEnd, _))) => None,
         Some(Ok((_, span))) => Some(span.start.line()),
-        // Whatever it is, it is not part of the first document.
+        // An error after the first document does not matter.
         Some(Err(error)) => Some(error.marker().line()),
     };
     Ok(Document { root, more })
 }
 
-/// Writes a space for a tab between a key and its value: etcd's reader takes both, `saphyr-parser` wants a space.
+/// Replaces a tab between a key and its value by a space: etcd's parser accepts both, `saphyr-parser` only a space.
 fn spaces_after_keys(text: &str) -> Cow<'_, str> {
     if !text.contains(":\t") {
         return text.into();
@@ -99,9 +97,9 @@ fn spaces_after_keys(text: &str) -> Cow<'_, str> {
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     anchors: BTreeMap<usize, Node>,
-    /// How many values were read.
+    /// Number of values read.
     values: usize,
-    /// The number of characters of a text that does not end with a line feed.
+    /// Number of characters of a text that does not end with a line feed.
     unended: Option<usize>,
 }
 
@@ -109,7 +107,7 @@ impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, Span), YamlError> {
         match self.parser.next_event() {
             Some(event) => Ok(event?),
-            None => Err(YamlError { line: 1, why: "the file ends too early".to_owned() }),
+            None => Err(YamlError { line: 1, why: "unexpected end of the file".to_owned() }),
         }
     }
 
@@ -124,7 +122,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value that begins with an event.
+    /// Reads the value that starts with an event.
     fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, YamlError> {
         self.count(&span.start)?;
         if depth > DEPTH_MAX {
@@ -137,7 +135,7 @@ impl<'a> Reader<'a> {
                 return node.ok_or_else(|| wrong(&span.start, "an alias inside its own anchor"));
             }
             Event::Scalar(mut text, style, anchor, tag) => {
-                // The parser adds a line feed to a block that ends with the file; etcd's reader does not.
+                // The parser adds a line feed to a block that ends with the file; etcd's parser does not.
                 let is_block = matches!(style, ScalarStyle::Literal | ScalarStyle::Folded);
                 if is_block && self.unended == Some(span.end.index()) && text.ends_with('\n') {
                     text.to_mut().pop();
@@ -146,9 +144,9 @@ impl<'a> Reader<'a> {
             }
             Event::SequenceStart(anchor, _) => (anchor, self.list(depth)?),
             Event::MappingStart(anchor, _) => (anchor, self.mapping(depth)?),
-            _ => return Err(wrong(&span.start, "a value is missing")),
+            _ => return Err(wrong(&span.start, "missing value")),
         };
-        // Those without an anchor have 0.
+        // Values without an anchor have 0.
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -179,8 +177,10 @@ impl<'a> Reader<'a> {
                 matches!(&event, Event::Scalar(text, ScalarStyle::Plain, _, None) if text == "<<");
             let key = match self.node(event, span, depth + 1)? {
                 Node::Text(key) => key,
-                Node::Null => return Err(wrong(&at, "a key is missing")),
-                _ => return Err(wrong(&at, "a key is a list or a mapping")),
+                Node::Null => return Err(wrong(&at, "missing key")),
+                _ => {
+                    return Err(wrong(&at, "a key must be a plain value, not a list or a mapping"));
+                }
             };
             let (event, span) = self.next()?;
             let value = self.node(event, span, depth + 1)?;
@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
         Ok(Node::Map(entries.into()))
     }
 
-    /// Adds the entries of mappings that `<<` names. A key that is there already stays as it is.
+    /// Adds the entries of mappings merged with `<<`. Existing keys keep their values.
     fn merge(
         &mut self,
         merged: Vec<(Node, Marker)>,
@@ -215,7 +215,10 @@ impl<'a> Reader<'a> {
             };
             for map in maps {
                 let Node::Map(map) = map else {
-                    return Err(wrong(&at, "<< merges a mapping, or a list of mappings"));
+                    return Err(wrong(
+                        &at,
+                        "<< must be followed by a mapping, or a list of mappings",
+                    ));
                 };
                 for entry in map.iter() {
                     self.count(&at)?;
@@ -267,7 +270,7 @@ fn scalar(
     })
 }
 
-/// A number as Go writes it, if the text is one in YAML 1.1.
+/// Formats a YAML 1.1 number as Go does, or returns `None` for other texts.
 fn number(text: &str) -> Option<String> {
     if !text.starts_with(|char: char| char.is_ascii_digit() || "+-.".contains(char)) {
         return None;
@@ -276,7 +279,7 @@ fn number(text: &str) -> Option<String> {
     integer(&plain).or_else(|| float(&plain).map(go_float))
 }
 
-/// An integer with the prefixes of Go and C: `0x`, `0b`, `0o`, and `0` for octal.
+/// Parses an integer with the prefixes of Go and C: `0x`, `0b`, `0o`, and `0` for octal.
 fn integer(text: &str) -> Option<String> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -299,13 +302,13 @@ fn integer(text: &str) -> Option<String> {
     fits.then(|| number.to_string())
 }
 
-/// A decimal number with a point, an exponent, or both; nothing else that Rust reads as one.
+/// Parses a decimal number with a point, an exponent, or both, and none of the other forms that Rust accepts.
 fn float(text: &str) -> Option<f64> {
     let is_decimal = text.chars().all(|char| char.is_ascii_digit() || "+-.eE".contains(char));
     text.parse().ok().filter(|number: &f64| is_decimal && number.is_finite())
 }
 
-/// A number in the shortest form of Go's verb `g`, as etcd's reader writes one into a setting of type string.
+/// Formats a number in the shortest form of Go's verb `g`, as etcd's parser does for a setting of type string.
 fn go_float(number: f64) -> String {
     let scientific = format!("{number:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -316,8 +319,8 @@ fn go_float(number: f64) -> String {
     }
 }
 
-/// The integer that a number in [`go_float`]'s form is, as digits: etcd's reader writes `4.294967296e+09` as 4294967296
-/// into a setting of type integer.
+/// Converts an integral number in [`go_float`]'s form to digits, as etcd's parser does for a setting of type integer:
+/// `4.294967296e+09` becomes 4294967296.
 pub(super) fn whole(text: &str) -> Option<String> {
     let number = float(text)?;
     let is_whole = number.fract() == 0.0 && number.abs() < 1e21;
@@ -328,7 +331,7 @@ pub(super) fn whole(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The value of the key `k`.
+    /// Returns the value of the key `k`.
     fn value(text: &str) -> Node {
         let Node::Map(entries) = read(text).unwrap().root else { panic!("{text:?} is no mapping") };
         entries.iter().find(|entry| entry.key == "k").unwrap().value.clone()
@@ -337,7 +340,7 @@ mod tests {
     #[test]
     fn scalars_become_the_text_that_etcds_reader_makes_of_them() {
         let cases = [
-            // Text, however it is written.
+            // Text in any style.
             ("m", "m"),
             ("'m''1'", "m'1"),
             (r#""m\u0031\t\x41""#, "m1\tA"),
@@ -360,7 +363,7 @@ mod tests {
             ("http://h:1,https://i:2", "http://h:1,https://i:2"),
             ("2006-01-02", "2006-01-02"),
             ("12:30", "12:30"),
-            // Truths.
+            // Booleans.
             ("yes", "true"),
             ("On", "true"),
             ("y", "true"),
@@ -384,7 +387,7 @@ mod tests {
             ("1-2", "1-2"),
             ("--1", "--1"),
             ("1.2.3", "1.2.3"),
-            // Other numbers, as Go's shortest form has them.
+            // Other numbers, in Go's shortest form.
             ("08", "8"),
             ("1.50", "1.5"),
             (".5", "0.5"),
@@ -462,10 +465,10 @@ mod tests {
             ("k: &x [*x]", 1, "an alias inside its own anchor"),
             ("k: 'x", 1, "quoted scalar"),
             ("k: @x", 1, "unexpected character"),
-            ("? [a]\n: b", 1, "a key is a list or a mapping"),
-            ("~: b", 1, "a key is missing"),
+            ("? [a]\n: b", 1, "a key must be a plain value"),
+            ("~: b", 1, "missing key"),
             ("k: !!binary eA==", 1, "!!binary is not supported"),
-            ("k: {<<: x}", 1, "<< merges a mapping"),
+            ("k: {<<: x}", 1, "<< must be followed by a mapping"),
             (&deep, 1, "more than 64 levels"),
             (&bomb, 442, "more than 100000 values"),
             (&many, 1, "more than 100000 values"),

@@ -1,4 +1,4 @@
-//! The fields of a message in JSON. A field may be given once, under either of its two names.
+//! Reads the fields of a message in JSON. A field may be given once, under either of its two names.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,11 +7,12 @@ use prost_reflect::{Kind, MessageDescriptor};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Reads the JSON of a message of this type, or of a list of them. Skips unknown fields, and does not check types.
+/// A reader for the JSON of a message of this type, or of a list of them. Skips unknown fields, and does not check
+/// types.
 ///
 /// # Errors
-/// If a field is given twice, or two fields of a `oneof`. JSON parsers disagree on which of two values counts, so a
-/// deletion could mean two ranges.
+/// Fails if a field is given twice, or two fields of a `oneof`. JSON parsers disagree on which of two values counts, so
+/// a deletion could mean two ranges.
 pub(super) struct Fields(pub(super) MessageDescriptor);
 
 impl<'de> DeserializeSeed<'de> for Fields {
@@ -26,7 +27,7 @@ impl<'de> Visitor<'de> for Fields {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the fields of {}", self.0.full_name())
+        write!(f, "an object with the fields of {}", self.0.full_name())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<Value, A::Error> {

@@ -1,4 +1,4 @@
-//! Messages: between JSON and the frames of gRPC.
+//! Converts messages between JSON and gRPC frames.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -9,19 +9,19 @@ use tonic::Status;
 
 use super::fields::Fields;
 
-/// What comes before a message of gRPC: whether it is compressed, and its length.
+/// Size of a gRPC frame's prefix: a compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
 /// Parses the first value of a text as a message, and returns it with its length in bytes. Returns `None` for an empty
-/// text. Leaves out unknown fields, as etcd does.
+/// text. Skips unknown fields, as etcd does.
 ///
 /// # Errors
-/// If the text is not JSON, or gives a field twice. `is_eof` is true for a text that breaks off.
+/// Fails if the text is not JSON or contains a duplicate field. `is_eof` is true for an incomplete text.
 pub(super) fn first(
     of: &MessageDescriptor,
     text: &[u8],
 ) -> Result<Option<(Value, usize)>, serde_json::Error> {
-    // Only the stream of values reports how far it has read, and it takes no seed: the text is read twice.
+    // Only the stream deserializer reports how far it has read, but it takes no seed, so the text is read twice.
     let mut values = Deserializer::from_slice(text).into_iter::<IgnoredAny>();
     if values.next().transpose()?.is_none() {
         return Ok(None);
@@ -31,10 +31,10 @@ pub(super) fn first(
     Ok(Some((value, bytes)))
 }
 
-/// A message in a frame.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// It is not of this kind.
+/// Fails if the value does not match the message type.
 pub(super) fn framed(of: &MessageDescriptor, value: Value) -> Result<Bytes, Status> {
     let message = DynamicMessage::deserialize(of.clone(), value)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -46,29 +46,29 @@ pub(super) fn framed(of: &MessageDescriptor, value: Value) -> Result<Bytes, Stat
     Ok(frame.freeze())
 }
 
-/// How long the message of the next frame is, if all of it is there.
+/// Returns the length of the next frame's message if the frame is complete.
 fn length(read: &[u8]) -> Option<usize> {
     let length = read.get(1..PREFIX_BYTES)?;
     let length = u32::from_be_bytes(length.try_into().ok()?) as usize;
     (read.len() >= PREFIX_BYTES + length).then_some(length)
 }
 
-/// The message of the next frame, if all of it is there.
+/// Removes and returns the message of the next frame if it is complete.
 pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
     let length = length(read)?;
     read.advance(PREFIX_BYTES);
     Some(read.split_to(length).freeze())
 }
 
-/// The message of the only frame; an empty one, if there is none.
+/// Returns the message of the only frame, or an empty message without one.
 pub(super) fn only(read: &Bytes) -> Bytes {
     length(read).map_or_else(Bytes::new, |length| read.slice(PREFIX_BYTES..PREFIX_BYTES + length))
 }
 
-/// A message as JSON.
+/// Converts a message to JSON.
 ///
 /// # Errors
-/// It is not of this kind.
+/// Fails if the bytes do not match the message type.
 pub(super) fn written(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let message = DynamicMessage::decode(of.clone(), message)
         .map_err(|error| Status::internal(format!("bowline: {error}")))?;

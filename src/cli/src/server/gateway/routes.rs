@@ -1,16 +1,16 @@
-//! Which path stands for which method.
+//! Maps the gateway's paths to methods.
 
 use std::sync::LazyLock;
 
 use prost_reflect::{DescriptorPool, MethodDescriptor};
 
-/// What the protocol's messages look like.
+/// Descriptors of the protocol's messages and services.
 static PROTOCOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
     let descriptors: &[u8] = include_bytes!("../../generated/descriptors.bin");
-    DescriptorPool::decode(descriptors).expect("a test has made them")
+    DescriptorPool::decode(descriptors).expect("the generated descriptors are valid")
 });
 
-/// The paths below [`PREFIXES`], and the methods that they stand for.
+/// Paths below [`PREFIXES`] and their methods.
 const ROUTES: &[(&str, &str, &str)] = &[
     ("kv/range", "etcdserverpb.KV", "Range"),
     ("kv/put", "etcdserverpb.KV", "Put"),
@@ -65,20 +65,20 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("election/resign", "v3electionpb.Election", "Resign"),
 ];
 
-/// The second is from before the first was settled, and clients still say it.
+/// The second prefix is older; clients still use it.
 const PREFIXES: [&str; 2] = ["/v3/", "/v3beta/"];
 
-/// What of a path is the gateway's.
+/// Returns the part of a path below the gateway's prefix.
 pub(super) fn below(path: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))
 }
 
-/// All methods of the protocol, also those that no path stands for.
+/// Returns all methods of the protocol, including those without a path.
 pub(in super::super) fn methods() -> impl Iterator<Item = MethodDescriptor> {
     PROTOCOL.services().flat_map(|service| service.methods().collect::<Vec<_>>())
 }
 
-/// The method that a path stands for.
+/// Returns the method for a path.
 pub(super) fn method(path: &str) -> Option<MethodDescriptor> {
     let below = below(path)?;
     let (_, service, method) = ROUTES.iter().find(|(route, _, _)| *route == below)?;

@@ -1,4 +1,4 @@
-//! What streams: requests as they come, and answers as they are made, each way one message after the other.
+//! Converts streams message by message: requests from JSON, and responses to JSON.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,12 +13,12 @@ use tonic::body::Body;
 use super::super::aside::json_aside;
 use super::{failed, json, last_words};
 
-/// The largest request of a stream, in bytes: it is kept until all of it is there.
+/// Largest request of a stream, in bytes. It is buffered until complete.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, Status>>>;
 
-/// Follows strings and brackets, so that a request that comes drop by drop is not parsed anew with each.
+/// Tracks strings and brackets, so that an incomplete request is not parsed again with every fragment.
 #[derive(Default)]
 struct Shape {
     looked_at: usize,
@@ -28,7 +28,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Whether the first value of all that was read may be whole. Looks at each byte once.
+    /// Returns whether the first value in the buffer may be complete. Examines each byte once.
     fn may_be_whole(&mut self, read: &[u8]) -> bool {
         while let Some(byte) = read.get(self.looked_at) {
             self.looked_at += 1;
@@ -49,12 +49,12 @@ impl Shape {
     }
 }
 
-/// Requests as JSON, one after the other, become frames of gRPC.
+/// Converts consecutive JSON requests to gRPC frames.
 pub(super) struct Requests {
     body: Incoming,
     read: BytesMut,
     shape: Shape,
-    /// How much of the first request had come when it was parsed last.
+    /// Size of the buffer at the last attempt to parse it.
     parsed_at: usize,
     of: MessageDescriptor,
     ended: bool,
@@ -72,15 +72,15 @@ impl Requests {
         }
     }
 
-    /// The next request, if all of it is there.
+    /// Returns the next request if it is complete.
     fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        // What is no JSON is found when twice as much has come, at the latest.
+        // Invalid JSON is detected once twice as many bytes have arrived, at the latest.
         let is_due = self.ended || self.read.len() >= self.parsed_at * 2;
         if !self.shape.may_be_whole(&self.read) && !is_due {
             return self.wait();
         }
         match json_aside(self.read.len(), || json::first(&self.of, &self.read)) {
-            // Nothing but space between two requests.
+            // Only white space so far.
             Ok(None) => {
                 self.read.clear();
                 (self.shape, self.parsed_at) = (Shape::default(), 0);
@@ -99,11 +99,11 @@ impl Requests {
         }
     }
 
-    /// For more of a request.
+    /// Waits for more bytes of a request, unless it is too large already.
     fn wait(&self) -> Result<Option<Bytes>, Status> {
         match self.read.len() {
             bytes if bytes > REQUEST_BYTES_MAX => Err(Status::resource_exhausted(format!(
-                "bowline: a request of a stream that is larger than {REQUEST_BYTES_MAX} bytes"
+                "bowline: a streamed request is larger than {REQUEST_BYTES_MAX} bytes"
             ))),
             _ => Ok(None),
         }
@@ -133,11 +133,11 @@ impl HttpBody for Requests {
                         this.read.extend_from_slice(&data);
                     }
                 }
-                // Not as cancelled, which tonic would take for an end: whoever only listens from now on stays, and
-                // this client is gone, which nobody would notice any more.
+                // Not reported as `Cancelled`, which tonic treats as the normal end of the requests. The call would
+                // then continue to send responses to a client that is gone.
                 Some(Err(error)) => {
                     this.ended = true;
-                    let words = format!("bowline: the request broke off: {error}");
+                    let words = format!("bowline: cannot read the request: {error}");
                     return Poll::Ready(Some(Err(Status::invalid_argument(words))));
                 }
             }
@@ -145,7 +145,7 @@ impl HttpBody for Requests {
     }
 }
 
-/// Answers in frames of gRPC become lines of JSON.
+/// Converts gRPC frames of responses to lines of JSON.
 pub(super) struct Lines {
     body: Body,
     read: BytesMut,
@@ -158,7 +158,7 @@ impl Lines {
         Self { body, read: BytesMut::new(), of, ended: false }
     }
 
-    /// What is said last, of a stream that has failed.
+    /// Sends the error of a failed stream as the last line.
     fn fail(&mut self, status: &Status) -> Polled {
         self.ended = true;
         Poll::Ready(Some(Ok(Frame::data(format!("{}\n", last_words(status)).into()))))
@@ -212,7 +212,7 @@ mod tests {
             assert!(!shape.may_be_whole(&request[..end]), "after {end} bytes");
         }
         assert!(shape.may_be_whole(request) && shape.looked_at == request.len());
-        // Whatever is no object is for the parser to say.
+        // The parser reports values that are no objects.
         for wrong in [&b"}"[..], b"7", b"{]", b"\"text\""] {
             assert!(Shape::default().may_be_whole(wrong));
         }

@@ -1,4 +1,4 @@
-//! Where the log is written: each line to standard error, standard output and files, as `--log-outputs` lists them.
+//! Writes each log line to the outputs listed in `--log-outputs`: standard error, standard output and files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,6 @@ use thiserror::Error;
 use super::rotation::RotatingFile;
 use crate::server::flags::{LogOptions, LogOutput};
 
-/// A log file that cannot be opened.
 #[derive(Debug, Error)]
 #[error("cannot open the log file {}: {why}; correct --log-outputs", path.display())]
 pub(in crate::server) struct OpenError {
@@ -18,23 +17,23 @@ pub(in crate::server) struct OpenError {
     why: io::Error,
 }
 
-/// The outputs, opened.
+/// The opened outputs.
 #[derive(Clone)]
 pub(super) struct Outputs(Arc<Vec<Output>>);
 
 enum Output {
     Stderr,
     Stdout,
-    /// Opened for appending: each line is one write.
+    /// Opened for appending; each line is one write.
     File(File),
     Rotating(Mutex<RotatingFile>),
 }
 
 impl Outputs {
-    /// Opens the files, and makes those that are missing.
+    /// Opens the files, and creates missing ones.
     ///
     /// # Errors
-    /// The first file that cannot be opened.
+    /// Fails at the first file that cannot be opened.
     pub(super) fn open(options: &LogOptions) -> Result<Self, OpenError> {
         let open = |output: &LogOutput| match output {
             LogOutput::Stderr => Ok(Output::Stderr),
@@ -51,7 +50,6 @@ impl Outputs {
         options.outputs.iter().map(open).collect::<Result<_, _>>().map(|open| Self(Arc::new(open)))
     }
 
-    /// Writes a line to the files.
     pub(super) fn write_to_files(&self, line: &[u8]) {
         for output in self.0.iter() {
             if matches!(output, Output::File(_) | Output::Rotating(_)) {
@@ -80,7 +78,7 @@ impl Output {
 }
 
 impl Write for Outputs {
-    /// Writes a line to every output. A line that an output does not take is lost there, and not on the others.
+    /// Writes a line to every output. A failure of one output does not affect the others.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         for output in self.0.iter() {
             drop(output.write(line));

@@ -1,6 +1,6 @@
-//! A log file that is rotated as lumberjack, etcd's library for it, rotates one: `etcd.log` is renamed to
-//! `etcd-2026-11-27T18-30-00.000.log` and begun again when a line would make it too long. A thread then compresses the
-//! rotated files, and deletes those that are too old or too many.
+//! A log file with the rotation of lumberjack, etcd's library. Before a line would make `etcd.log` too long, the file
+//! is renamed to `etcd-2026-11-27T18-30-00.000.log`, and a new one is created. A thread then compresses rotated files,
+//! and deletes those that are too old or too many.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -19,29 +19,30 @@ use crate::server::flags::Rotation;
 /// The time in a rotated file's name.
 const TIME_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
-/// The end of a compressed file's name.
+/// Suffix of a compressed file.
 const GZIP: &str = ".gz";
 
 /// Permissions of a new file.
 const MODE: u32 = 0o600;
 
-/// The file, open at its end.
+/// A log file, opened for appending.
 pub(super) struct RotatingFile {
     file: File,
     bytes: u64,
-    /// The next rotation is due when the file would become longer.
+    /// Size from which the next rotation is due.
     rotate_at: u64,
     path: PathBuf,
     rotation: Rotation,
-    /// Held by the thread that looks after the rotated files.
+    /// Held by the thread that compresses and deletes rotated files.
     cleaning: Arc<Mutex<()>>,
 }
 
 impl RotatingFile {
-    /// Opens a file, and makes it with its directory if it is missing.
+    /// Opens a file, and creates it with its directory if missing.
     ///
     /// # Errors
-    /// A file that cannot be opened, or is no regular file: renaming a device would break it for other programs.
+    /// Fails if the file cannot be opened or is not a regular file: renaming a device would break it for other
+    /// programs.
     pub(super) fn open(path: &Path, rotation: &Rotation) -> io::Result<Self> {
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir)?;
@@ -70,7 +71,7 @@ impl RotatingFile {
             match self.rotate() {
                 Ok(()) => self.rotate_at = self.rotation.bytes_max,
                 Err(error) => {
-                    // The log stays in the old file. Trying again at each line would cost too much.
+                    // The log stays in the old file. A retry at each line would be too expensive.
                     self.rotate_at = self.bytes + self.rotation.bytes_max;
                     let path = self.path.display();
                     drop(writeln!(
@@ -105,7 +106,7 @@ impl RotatingFile {
         Ok(())
     }
 
-    /// A path for the file as it is now, which no other file has.
+    /// Returns an unused path for the current file.
     fn backup_path(&self) -> io::Result<PathBuf> {
         let zone = zone(&self.rotation);
         let mut at = Timestamp::now();
@@ -119,7 +120,7 @@ impl RotatingFile {
         }
     }
 
-    /// Starts to compress and remove rotated files. A failure is left for the next rotation.
+    /// Starts compressing and deleting rotated files. After a failure the next rotation tries again.
     fn clean(&self) {
         let Self { path, rotation, cleaning, .. } = self;
         let (path, rotation, cleaning) = (path.clone(), rotation.clone(), Arc::clone(cleaning));
@@ -134,7 +135,7 @@ impl RotatingFile {
     }
 }
 
-/// Opens a file for appending. `mode` is for one that is missing.
+/// Opens a file for appending. `mode` applies to a new file.
 fn open_at_end(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(mode).open(path)
 }
@@ -149,7 +150,7 @@ fn with_gzip(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// The names of a log file's rotated files.
+/// The naming scheme of a log file's rotated files.
 struct Names<'a> {
     dir: &'a Path,
     /// The parts of a file name before and after the time.
@@ -161,7 +162,7 @@ impl<'a> Names<'a> {
     fn of(path: &'a Path) -> Self {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // Go's extension begins with the last dot, wherever it is.
+        // Go's extension starts at the last dot, wherever it is.
         let (stem, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
         let (prefix, extension) = (format!("{stem}-"), extension.to_owned());
         Self { dir: dir.unwrap_or(Path::new(".")), prefix, extension }
@@ -171,17 +172,17 @@ impl<'a> Names<'a> {
         self.dir.join(format!("{}{time}{}", self.prefix, self.extension))
     }
 
-    /// The time in the name of a rotated file; `None` for other files.
+    /// Returns the time in the name of a rotated file, or `None` for other files.
     fn time(&self, name: &str) -> Option<DateTime> {
         let name = name.strip_suffix(GZIP).unwrap_or(name);
         let time = name.strip_prefix(&self.prefix)?.strip_suffix(&self.extension)?;
-        // Nothing may stand after the time, or be missing from it.
+        // The parser accepts variants, so the result must format back to the same text.
         let parsed = DateTime::strptime(TIME_FORMAT, time).ok()?;
         (parsed.strftime(TIME_FORMAT).to_string() == time).then_some(parsed)
     }
 }
 
-/// Deletes rotated files that are too many or too old, and compresses the others if that is wanted.
+/// Deletes rotated files that are too many or too old, and compresses the others if configured.
 fn clean(path: &Path, rotation: &Rotation, now: Timestamp) -> io::Result<()> {
     let names = Names::of(path);
     let mut rotated: Vec<(DateTime, PathBuf)> = Vec::new();
@@ -192,7 +193,7 @@ fn clean(path: &Path, rotation: &Rotation, now: Timestamp) -> io::Result<()> {
             rotated.push((time, found.path()));
         }
     }
-    // The newest first. A file and its compressed form have the same time.
+    // Newest first. A file and its compressed form have the same time.
     rotated.sort_unstable_by(|one, other| other.cmp(one));
     let mut times: Vec<DateTime> = rotated.iter().map(|(time, _)| *time).collect();
     times.dedup();
@@ -212,7 +213,7 @@ fn clean(path: &Path, rotation: &Rotation, now: Timestamp) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces a file by its compressed form. A crash leaves both, and the next time begins again.
+/// Replaces a file by its compressed form. After a crash both may exist, and the next run compresses again.
 fn compress(path: &Path) -> io::Result<()> {
     let target = with_gzip(path);
     let mut source = File::open(path)?;
@@ -243,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// Files of a directory with their contents, sorted by name.
+    /// Returns the files of a directory with their contents, sorted by name.
     fn files(dir: &TempDir) -> Vec<(String, String)> {
         let found = fs::read_dir(dir.path()).unwrap().map(|found| found.unwrap().path());
         let named = |path: PathBuf| {
@@ -283,7 +284,7 @@ mod tests {
         found.sort_unstable();
         let read: Vec<_> = found.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
         assert_eq!(read, ["12345\n123\n", "1\n", "longer than ten\n", "1\n", "12345678\n\n"]);
-        assert_eq!(found.last(), Some(&path), "the newest has the file's own name");
+        assert_eq!(found.last(), Some(&path), "the newest file keeps the configured name");
         let names = Names::of(&path);
         for path in &found[..4] {
             let name = path.file_name().unwrap().to_string_lossy();
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Makes rotated files of these days of November, cleans up, and returns the names that are left.
+    /// Creates rotated files of these days of November, cleans up, and returns the names that are left.
     fn cleaned(days: &[&str], rotation: &Rotation) -> Vec<String> {
         let dir = tempdir().unwrap();
         let path = dir.path().join("x.log");
@@ -365,7 +366,7 @@ mod tests {
         assert_eq!(left(&age(7)), ["25", "26.gz", "27"]);
         assert_eq!(left(&age(u32::MAX)), days);
         assert_eq!(left(&Rotation { backups_max: Some(1), ..age(7) }), ["27"]);
-        // Both forms of a file are one: a crash left them.
+        // A file and its compressed form, left by a crash, count as one.
         let both = ["24", "25", "26", "26.gz"];
         let two = Rotation { backups_max: Some(2), ..usual };
         assert_eq!(cleaned(&both, &two)[..3], ["25", "26", "26.gz"]);
@@ -382,7 +383,7 @@ mod tests {
         let begun = Instant::now();
         let rotated = loop {
             let found = files(&dir);
-            // The file is removed when its compressed form is complete.
+            // The original is removed when its compressed form is complete.
             if found.len() == 2 && found[0].0.ends_with(".log.gz") {
                 break dir.path().join(&found[0].0);
             }
@@ -405,7 +406,7 @@ mod tests {
         fs::write(&below, "not a directory").unwrap();
         file.write_line(b"2\n").unwrap();
         assert_eq!(fs::read_to_string(away.join("x.log")).unwrap(), "one\n2\n");
-        // It is tried again when as much has come again.
+        // The rotation is retried only when another `maxsize` bytes were written.
         fs::remove_file(&below).unwrap();
         fs::rename(&away, &below).unwrap();
         file.write_line(b"x\n").unwrap();

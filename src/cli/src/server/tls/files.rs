@@ -1,4 +1,4 @@
-//! The files of certificates: read, and looked at for changes.
+//! Reads certificate files and detects changes.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use thiserror::Error;
 use super::made;
 use crate::server::flags::{ClientTls, Shown};
 
-/// The longest file that is read, in bytes: revocation lists can be long.
+/// Maximum size of a file, in bytes. Revocation lists can be long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Why certificates cannot be used.
+/// Reason why certificates cannot be used.
 #[derive(Debug, Error)]
 pub(in crate::server) enum TlsError {
     #[error("cannot read {}: {source}", path.display())]
@@ -22,11 +22,11 @@ pub(in crate::server) enum TlsError {
     Content { path: PathBuf, why: String },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("no certificate could be made: {0}")]
+    #[error("cannot make a certificate: {0}")]
     Making(#[from] rcgen::Error),
 }
 
-/// What the files hold, as PEM.
+/// Contents of the files, as PEM.
 pub(super) struct Files {
     pub(super) cert: Vec<u8>,
     pub(super) key: Vec<u8>,
@@ -34,14 +34,14 @@ pub(super) struct Files {
     pub(super) revoked: Option<Vec<u8>>,
 }
 
-/// A certificate that was made here, and its key, as PEM: one for as long as the server runs.
+/// A generated certificate and its key, as PEM. It stays the same while the server runs.
 pub(super) struct Made {
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
 impl Made {
-    /// Makes one, where none is in files.
+    /// Generates a certificate, unless files are configured.
     pub(super) fn new(options: &ClientTls) -> Result<Option<Self>, TlsError> {
         let Shown::Made { hosts, years } = &options.shown else { return Ok(None) };
         let (cert, key) = made::make(hosts, *years)?;
@@ -50,7 +50,7 @@ impl Made {
 }
 
 impl Files {
-    /// Reads them, beside the certificate that was made where none is in files.
+    /// Reads the files, or uses the generated certificate in their place.
     pub(super) fn read(options: &ClientTls, made: Option<&Made>) -> Result<Self, TlsError> {
         let (cert, key) = match (&options.shown, made) {
             (Shown::Files { cert, key }, _) => (read(cert)?, read(key)?),
@@ -70,38 +70,38 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let file = File::open(path).map_err(failed)?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        let why = format!("it has more than {FILE_BYTES_MAX} bytes");
+        let why = format!("the file has more than {FILE_BYTES_MAX} bytes");
         return Err(TlsError::Content { path: path.to_owned(), why });
     }
     Ok(bytes)
 }
 
-/// What was seen of the files at the last look.
+/// Observed state of the files.
 pub(super) struct Seen {
     stamps: Stamps,
-    /// Why they could not be read then, as it was said; the file system may do better at the next look.
+    /// Reported reason why the files could not be read, which is retried even without a change.
     unread: Option<String>,
 }
 
-/// What comes of a look at the files.
+/// Result of a check.
 pub(super) enum Look<T> {
-    /// They are as they were.
+    /// Unchanged.
     Same,
-    /// They have changed, and are in use.
+    /// Changed, and loaded.
     New(T),
-    /// They cannot be used, which is to be said.
+    /// Cannot be used, to be reported.
     Bad(TlsError),
-    /// They still cannot be read, which was said.
+    /// Still cannot be read, already reported.
     StillBad,
 }
 
 impl Seen {
-    /// They were read when they looked like that.
+    /// Returns the state after the first read.
     pub(super) fn new(stamps: Stamps) -> Self {
         Self { stamps, unread: None }
     }
 
-    /// Looks, and reads them where they have changed, or could not be read the last time.
+    /// Reads the files if they have changed or could not be read last time.
     pub(super) fn look<T>(
         &mut self,
         now: Stamps,
@@ -125,11 +125,11 @@ impl Seen {
     }
 }
 
-/// What the files look like from outside. Whoever replaces one changes it.
+/// Metadata of the files, which changes when a file is replaced.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Stamps(Vec<Option<Stamp>>);
 
-/// Device, file, length, and the times at which content and file changed.
+/// Device, inode, length, modification time and status change time.
 type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
 
 impl Stamps {
@@ -143,7 +143,7 @@ impl Stamps {
     }
 }
 
-/// None where there is no such file, for now.
+/// Returns `None` while there is no such file.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = fs::metadata(path).ok()?;
     let content = (found.mtime(), found.mtime_nsec());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn broken() -> TlsError {
-        TlsError::Content { path: "f".into(), why: "no certificate in it".to_owned() }
+        TlsError::Content { path: "f".into(), why: "no certificate in the file".to_owned() }
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
             (3, || Err(unreadable("input/output error")), "still bad"),
             (3, || Ok(()), "new"),
             (3, never, "same"),
-            // What stands in a file does not get better by reading it again.
+            // Invalid contents are not read again until the file changes.
             (4, || Err(broken()), "bad"),
             (4, never, "same"),
             (5, || Ok(()), "new"),

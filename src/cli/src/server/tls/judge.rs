@@ -1,5 +1,5 @@
-//! Whose certificates are good: signed by an authority, in time, for clients, not revoked, and for one of the hosts
-//! that are named, if any are.
+//! Verifies client certificates: signed by a trusted CA, within their validity, for client authentication, not revoked
+//! and, if hosts are configured, for one of them.
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use rustls::{
 };
 use thiserror::Error as ThisError;
 
-/// A certificate of nobody who may come.
+/// The certificate is for none of the allowed hosts.
 #[derive(Debug, ThisError)]
-#[error("is for none of the hosts of --client-cert-allowed-hostname")]
+#[error("names none of the hosts of --client-cert-allowed-hostname")]
 struct NotAllowed;
 
-/// See the module.
+/// A verifier of client certificates that also checks host names.
 #[derive(Debug)]
 pub(super) struct Judge {
     inner: Arc<dyn ClientCertVerifier>,
@@ -76,7 +76,7 @@ impl ClientCertVerifier for Judge {
     }
 }
 
-/// What is wrong in a handshake, for people.
+/// Describes a handshake error for people.
 pub(in crate::server) fn words(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref()) {
         Some(error) => words_of(error),
@@ -87,7 +87,7 @@ pub(in crate::server) fn words(error: &io::Error) -> String {
     }
 }
 
-/// The same, where it is known to be TLS's.
+/// The same for a TLS error.
 pub(in crate::server) fn words_of(error: &Error) -> String {
     let why = match error {
         Error::InvalidCertificate(why) => match why {
@@ -100,29 +100,35 @@ pub(in crate::server) fn words_of(error: &Error) -> String {
                 "is not signed by an authority of --trusted-ca-file"
             }
             CertificateError::UnknownRevocationStatus => {
-                "is in the domain of no revocation list: each authority needs one"
+                "is covered by no revocation list: each authority needs one"
             }
             CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-                "is not for clients"
+                "is not for clients (extended key usage)"
             }
             CertificateError::Other(OtherError(why))
                 if why.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) =>
             {
-                "may sign others (CA:TRUE), and is nobody's: sign one with it"
+                "is that of an authority (CA:TRUE): sign a client certificate with it"
             }
-            CertificateError::Other(OtherError(why)) => return format!("its certificate {why}"),
-            other => return format!("its certificate is not good: {other}"),
+            CertificateError::Other(OtherError(why)) => {
+                return format!("the client's certificate {why}");
+            }
+            other => return format!("the client's certificate is invalid: {other}"),
         },
-        Error::NoCertificatesPresented => return "it shows no certificate".to_owned(),
-        Error::AlertReceived(alert) => return format!("it refuses this server: {alert:?}"),
-        Error::InvalidMessage(_) => return "it does not speak TLS".to_owned(),
+        Error::NoCertificatesPresented => {
+            return "the client has presented no certificate".to_owned();
+        }
+        Error::AlertReceived(alert) => {
+            return format!("the client rejected this server: {alert:?}");
+        }
+        Error::InvalidMessage(_) => return "the client does not use TLS".to_owned(),
         Error::PeerIncompatible(
             PeerIncompatible::Tls12NotOffered
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::Tls13RequiredForQuic
             | PeerIncompatible::SupportedVersionsExtensionRequired,
-        ) => return "it speaks no version of TLS that is spoken here".to_owned(),
+        ) => return "the client supports none of the enabled TLS versions".to_owned(),
         other => return other.to_string(),
     };
-    format!("its certificate {why}")
+    format!("the client's certificate {why}")
 }

@@ -1,5 +1,5 @@
-//! Certificates that nobody has signed, so that a server can be tried out with TLS: `--auto-tls` keeps one in memory
-//! only, `--peer-auto-tls` in files, from which members read theirs.
+//! Generates self-signed certificates for testing with TLS. `--auto-tls` keeps one in memory, `--peer-auto-tls` writes
+//! files from which the member reads it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,13 +11,13 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, date_ti
 
 use super::files::TlsError;
 
-/// A year, with its share of a leap day.
+/// A year including its share of a leap day.
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// How far clients' clocks may be behind ours.
+/// Maximum difference by which clients' clocks may be behind.
 const CLOCKS: Duration = Duration::from_secs(3600);
 
-/// A certificate for these hosts, and its key, as PEM.
+/// Returns a certificate for these hosts and its key, as PEM.
 pub(super) fn make(hosts: &[String], years: u32) -> Result<(Vec<u8>, Vec<u8>), rcgen::Error> {
     let mut params = CertificateParams::new(hosts)?;
     params.distinguished_name.push(DnType::CommonName, "bowline serve --auto-tls");
@@ -31,25 +31,24 @@ pub(super) fn make(hosts: &[String], years: u32) -> Result<(Vec<u8>, Vec<u8>), r
     Ok((cert.pem().into_bytes(), key.serialize_pem().into_bytes()))
 }
 
-/// How many years one for members is good: nobody asks.
+/// Validity of a peer certificate in years. Peers do not check it.
 const PEER_YEARS: u32 = 1;
 
-/// Makes a certificate for the member of that name, which proves nothing, and writes it and its key. What was there is
-/// replaced.
+/// Generates a peer certificate, which proves no identity, and writes it and its key. Replaces existing files.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// Fails if a file cannot be written.
 pub(in crate::server) fn make_files(name: &str, cert: &Path, key: &Path) -> Result<(), TlsError> {
     let (cert_pem, key_pem) = make(&[], PEER_YEARS)?;
     for (path, pem) in [(key, key_pem), (cert, cert_pem)] {
         let failed = |source| TlsError::Write { path: path.to_owned(), source };
         write_private(path, &pem).map_err(failed)?;
     }
-    tracing::info!(member = name, cert = %cert.display(), "a certificate was made for talking with members");
+    tracing::info!(member = name, cert = %cert.display(), "created a self-signed peer certificate");
     Ok(())
 }
 
-/// A file that nobody else may read, in directories that nobody else may enter.
+/// Writes a file that only its owner can read, in directories that only the owner can enter.
 fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

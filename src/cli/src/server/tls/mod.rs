@@ -1,17 +1,17 @@
-//! TLS with clients: what they are shown, and whose certificates are good.
+//! TLS with clients: the server's certificate, and verification of client certificates.
 //!
 //! ```text
 //!   files ── read at the start, and again when they change ──► Trust ──► every later handshake
 //!                                                               │
-//!                                                               └──► every connection that is up:
-//!                                                                    judged again, ended if it fails
+//!                                                               └──► every open connection:
+//!                                                                    verified again, closed if that fails
 //! ```
 //!
-//! Files that cannot be used change nothing, and are said so. Sessions are never resumed: a client that comes back
-//! shows its certificate again.
+//! Invalid files are reported, and the previous ones stay in use. Sessions are never resumed, so a returning client
+//! presents its certificate again.
 //!
-//! What is not here: sockets, deadlines and how many may be in their handshake at once, which is [`super::listen`]'s; and what
-//! the user may do who is named in a certificate, which is [`super::identity`]'s.
+//! Sockets, timeouts and the limit of concurrent handshakes are in [`super::listen`]. Permissions of the user named in
+//! a certificate are in [`super::identity`].
 
 mod files;
 mod judge;
@@ -32,23 +32,23 @@ pub(super) use made::make_files;
 pub(super) use subject::common_name;
 pub(super) use trust::Trust;
 
-/// How often to look whether the files have changed. A look is three calls of the file system.
+/// Interval between checks of the files. A check takes three system calls.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What clients are shown and asked for, kept fresh.
+/// The certificates in use, reloaded when they change.
 pub(super) struct Tls {
     options: ClientTls,
-    /// What is shown, where that is not in files.
+    /// The generated certificate, if there are no files.
     made: Option<Made>,
     seen: Mutex<Seen>,
     trust: watch::Sender<Arc<Trust>>,
 }
 
 impl Tls {
-    /// Reads the files for the first time, or makes what they would hold.
+    /// Reads the files for the first time, or generates a certificate.
     ///
     /// # Errors
-    /// Which of them cannot be used, and why.
+    /// Fails if a file cannot be used.
     pub(super) fn load(options: ClientTls) -> Result<Self, TlsError> {
         let seen = Mutex::new(Seen::new(Stamps::of(&options)));
         let made = Made::new(&options)?;
@@ -57,35 +57,35 @@ impl Tls {
         if let Shown::Made { .. } = options.shown {
             tracing::warn!(
                 sha256 = trust.fingerprint(),
-                "clients are shown a certificate that nobody has signed, and that is another one after the next start"
+                "using a self-signed certificate for clients, which changes at each start"
             );
         }
         Ok(Self { options, made, seen, trust: watch::Sender::new(Arc::new(trust)) })
     }
 
-    /// What holds now, and when that changes.
+    /// Returns a receiver of the current certificates and their changes.
     pub(super) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }
 
-    /// Whether who shows no token is the user named in its certificate.
+    /// Returns whether a client without a token is the user named in its certificate.
     pub(super) fn names_users(&self) -> bool {
         self.options.names_users
     }
 
-    /// Looks at the files again and again.
+    /// Checks the files periodically.
     pub(super) async fn keep_fresh(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);
-            // A file system may hang. A look that fails is followed by the next one.
+            // The file system may hang. A failed check is followed by the next one.
             drop(tokio::task::spawn_blocking(move || tls.refresh()).await);
         }
     }
 
-    /// Reads the files if they have changed, or could not be read before. What cannot be used is said once.
+    /// Reloads the files if they have changed or could not be read before. Reports each problem once.
     fn refresh(&self) {
-        // Looked at before they are read: what changes in between is read again.
+        // The metadata is read first, so that a change during the read is noticed at the next check.
         let now = Stamps::of(&self.options);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let look = seen.look(now, || {
@@ -96,10 +96,12 @@ impl Tls {
             Look::Same | Look::StillBad => {}
             Look::New(trust) => {
                 self.trust.send_replace(Arc::new(trust));
-                tracing::info!("new certificates are in use with clients");
+                tracing::info!("reloaded the TLS certificates for clients");
             }
             Look::Bad(error) => {
-                tracing::warn!("the certificates in use with clients stay: {error}");
+                tracing::warn!(
+                    "cannot reload the TLS certificates for clients, keeping the current ones: {error}"
+                );
             }
         }
     }
@@ -116,7 +118,7 @@ mod tests {
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
     }
 
-    /// Whoever has looked at its fingerprint relies on it.
+    /// Users who have verified the fingerprint rely on it.
     #[test]
     fn a_certificate_that_was_made_stays_when_other_files_change() {
         let dir = tempfile::tempdir().unwrap();
@@ -138,7 +140,7 @@ mod tests {
         std::fs::write(&authorities, [authority(), authority()].concat()).unwrap();
         tls.refresh();
         let after = Arc::clone(&tls.changes().borrow());
-        assert!(!Arc::ptr_eq(&before, &after), "the new authorities count");
+        assert!(!Arc::ptr_eq(&before, &after), "the new authorities are used");
         assert_eq!(before.fingerprint(), after.fingerprint());
     }
 }

@@ -1,4 +1,4 @@
-//! The name of a user in a certificate: the common name of its subject.
+//! Extracts the user name from a certificate: the common name of its subject.
 
 use rustls::DistinguishedName;
 use rustls::pki_types::CertificateDer;
@@ -7,15 +7,14 @@ use yasna::models::ObjectIdentifier;
 use yasna::tags::{TAG_IA5STRING, TAG_PRINTABLESTRING, TAG_UTF8STRING};
 use yasna::{ASN1Result, BERReader, Tag};
 
-/// Which attribute of a subject is its common name.
+/// Object identifier of the common name.
 const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 
-/// Texts that are the same in UTF-8.
+/// String types whose bytes are UTF-8.
 const TEXTS: [u64; 3] =
     [TAG_UTF8STRING.tag_number, TAG_PRINTABLESTRING.tag_number, TAG_IA5STRING.tag_number];
 
-/// The common name in a certificate; none where there is none, or an empty one, or several: it would not be clear who
-/// is meant.
+/// Returns the common name of a certificate. Returns `None` if it is missing, empty or ambiguous.
 pub(in crate::server) fn common_name(cert: &CertificateDer<'_>) -> Option<String> {
     let cert = EndEntityCert::try_from(cert).ok()?;
     let subject = DistinguishedName::in_sequence(cert.subject());
@@ -26,7 +25,7 @@ pub(in crate::server) fn common_name(cert: &CertificateDer<'_>) -> Option<String
     }
 }
 
-/// All common names of a subject, in its order; none for one that is no text.
+/// Returns all common names of a subject in order, with `None` for other string types.
 fn read(subject: BERReader<'_, '_>) -> ASN1Result<Vec<Option<String>>> {
     let common_name = ObjectIdentifier::from_slice(&COMMON_NAME);
     let mut names = Vec::new();
@@ -101,8 +100,11 @@ mod tests {
         let names = yasna::parse_der(&subject, read).unwrap();
         assert_eq!(names, [Some("ann".to_owned()), Some("root".to_owned())]);
         for end in 0..subject.len() {
-            assert!(yasna::parse_der(&subject[..end], read).is_err(), "half of it is nothing");
+            assert!(
+                yasna::parse_der(&subject[..end], read).is_err(),
+                "half of a certificate is invalid"
+            );
         }
-        assert_eq!(common_name(&CertificateDer::from(subject)), None, "no certificate at all");
+        assert_eq!(common_name(&CertificateDer::from(subject)), None, "not a certificate");
     }
 }

@@ -1,4 +1,4 @@
-//! What one reading of the files says: what clients are shown, and whose certificates are good.
+//! TLS configuration from one version of the certificate files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use super::judge::Judge;
 use crate::crypto;
 use crate::server::flags::{ClientTls, Shown, server_name};
 
-/// What is spoken inside: gRPC wants the first, and some clients know no other than the second.
+/// ALPN protocols: gRPC needs the first, and some clients support only the second.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// See the module.
+/// The server's certificate and the verifier of client certificates.
 pub(in crate::server) struct Trust {
     server: Arc<ServerConfig>,
-    /// None where clients are asked for no certificate.
+    /// `None` if clients need no certificate.
     judge: Option<Arc<Judge>>,
     fingerprint: String,
 }
@@ -75,24 +75,24 @@ impl Trust {
         let fingerprint =
             Sha256::digest(&chain[0]).iter().map(|byte| format!("{byte:02x}")).collect();
         let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
-        // Who comes back is looked at again.
+        // No resumption, so that returning clients are verified again.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
         Ok(Self { server: Arc::new(server), judge, fingerprint })
     }
 
-    /// For a handshake.
+    /// Returns the configuration for a handshake.
     pub(in crate::server) fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }
 
-    /// The hash of the certificate that is shown.
+    /// Returns the SHA-256 hash of the server's certificate.
     pub(super) fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether a client that has shown these, its own and those between it and the authority, would be let in now.
+    /// Returns whether a client with this certificate chain would be admitted now.
     pub(in crate::server) fn lets_in(
         &self,
         shown: &[CertificateDer<'_>],
@@ -105,11 +105,11 @@ impl Trust {
     }
 }
 
-/// At least one.
+/// Parses at least one certificate.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("no certificate in it".to_owned()),
+        Ok(found) if found.is_empty() => Err("no certificate in the file".to_owned()),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
     }
@@ -123,10 +123,11 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// What a list begins with where it is not PEM.
+/// First byte of a revocation list in DER.
 const DER_SEQUENCE: u8 = 0x30;
 
-/// At least one, and one of each authority: of two only one would count. PEM, or one as it is, which is how etcd wants it.
+/// Parses at least one revocation list, at most one per CA, because of several only one would count. Accepts PEM, or a
+/// single list in DER as etcd requires it.
 fn revocations(bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
     let lists: Result<Vec<_>, _> = match bytes.first() {
         Some(&DER_SEQUENCE) => Ok(vec![CertificateRevocationListDer::from(bytes.to_vec())]),
@@ -138,12 +139,14 @@ fn revocations(bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>
             .and_then(|list| list.to_owned())
             .map_err(|error| error.to_string())?;
         if !issuers.insert(webpki::CertRevocationList::from(list).issuer().to_vec()) {
-            return Err("two revocation lists of one authority: keep the newest".to_owned());
+            return Err(
+                "two revocation lists of the same authority: keep only the newest".to_owned()
+            );
         }
         found.push(der);
     }
     if found.is_empty() {
-        return Err("no revocation list in it".to_owned());
+        return Err("no revocation list in the file".to_owned());
     }
     Ok(found)
 }

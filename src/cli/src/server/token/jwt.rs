@@ -1,14 +1,14 @@
-//! Tokens as JWT (RFC 7519), as etcd makes them:
+//! Tokens as JWT (RFC 7519), in etcd's format:
 //!
 //! ```text
 //!   {"alg": "ES256", "typ": "JWT"} . {"exp": 1700000300, "revision": 12, "username": "ann"} . signature
 //! ```
 //!
-//! Each part is in base64 for URLs, without padding. `revision` is that of the table of users at which the token was
-//! made: with the next change it is outdated, so that whoever lost a right asks for another one.
+//! Each part is encoded in URL-safe base64 without padding. `revision` is the auth revision at which the token was
+//! issued. The next change of users or roles invalidates it, so that a user who lost a right needs a new token.
 //!
-//! The only choice that a token has is to fit: it is checked with the one algorithm and the one key that there are,
-//! whatever it says about itself.
+//! A token is verified with the one configured algorithm and key. The algorithm in its header must match but selects
+//! nothing.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,17 +21,17 @@ use super::keys::{Key, TokenError};
 use crate::server::flags::{Algorithm, JwtOptions};
 use crate::server::wire::Reason;
 
-/// What etcd says where a member has no key to make tokens with.
+/// etcd's error of a member that has no signing key.
 const VERIFY_ONLY: &str = "auth: token signing attempted with verify-only key";
 
-/// See the module.
+/// Issues and verifies JWTs.
 pub(in crate::server) struct Jwt {
     algorithm: Algorithm,
     key: Key,
     ttl: Duration,
 }
 
-/// What a token says, if it is good.
+/// Claims of a valid token.
 struct Claims {
     user: String,
     revision: u64,
@@ -61,19 +61,19 @@ impl Jwt {
         if user.is_empty() {
             return Err(Reason::NoUser);
         }
-        // A later one is of a member that is ahead of this one.
+        // A later revision comes from a member that is ahead of this one.
         if revision < access.revision() {
             return Err(Reason::OldRevision);
         }
         Ok(user)
     }
 
-    /// What a token says that is signed and in its time.
+    /// Returns the claims of a token that is signed and within its validity.
     fn claims(&self, token: &str, now: Duration) -> Option<Claims> {
         let (text, signature) = token.rsplit_once('.')?;
         let (head, claims) = text.split_once('.')?;
         let head = decoded(head)?;
-        // What must be understood, and is not known here, cannot be passed over.
+        // A critical extension that is not supported must be rejected.
         if head.get("alg")?.as_str()? != self.algorithm.name() || head.get("crit").is_some() {
             return None;
         }
@@ -82,7 +82,7 @@ impl Jwt {
             return None;
         }
         let claims = decoded(claims)?;
-        // One that is there is a number, and holds.
+        // If the claim exists, it must be a number.
         let time = |name| claims.get(name).map(|time| time.as_f64().ok_or(()));
         let ended = match time("exp").transpose().ok()? {
             Some(end) => now.as_secs_f64() >= end,
@@ -94,7 +94,7 @@ impl Jwt {
         };
         let user = claims.get("username")?.as_str()?.to_owned();
         let revision = claims.get("revision")?;
-        // Whoever has no whole numbers writes them as others.
+        // Some encoders have no integer type and write floats.
         let revision = revision.as_u64().or_else(|| {
             revision.as_f64().filter(|revision| *revision >= 0.0).map(|revision| revision as u64)
         })?;
@@ -173,13 +173,13 @@ mod tests {
             if public.is_some() {
                 let checks = jwt(algorithm, None, public);
                 assert_eq!(at(&checks, &token, 1000), Some(("ann".to_owned(), 3)));
-                assert_eq!(checks.sign(&claims()), None, "it only checks");
+                assert_eq!(checks.sign(&claims()), None, "the key can only verify");
             }
         }
     }
 
-    /// The key that everybody may have must not become the secret of another algorithm, and what a token says of itself
-    /// counts for nothing.
+    /// A public key must not be usable as the secret of another algorithm, and a token's header must not select the
+    /// algorithm.
     #[test]
     fn a_token_cannot_choose_how_it_is_checked() {
         let jwt_of = |algorithm| jwt(algorithm, Some("rsa.pem"), None);
@@ -201,7 +201,7 @@ mod tests {
             with(json!({"alg": "RS256", "typ": "JWT"}), ""),
             with(json!({"alg": "none", "typ": "JWT"}), ""),
         ];
-        // With a signature that is right: what it says of itself must be right too.
+        // Even with a correct signature, the header must match.
         let signed = |head: Value| {
             let text = format!("{}.{}", encoded(&head), part(1));
             let signature = checks.key.sign(text.as_bytes()).unwrap();
@@ -225,7 +225,7 @@ mod tests {
         forged.push(format!("{}.{}", part(0), part(1)));
         forged.push(format!("{good}.{}", part(2)));
         forged.push(format!("{good}="));
-        // That is no part of it.
+        // The prefix is not part of the token.
         forged.push(format!("Bearer {good}"));
         forged.push(format!(
             "{}.{}.{}",
@@ -244,7 +244,7 @@ mod tests {
         let said = |claims: Value, now| at(&jwt, &jwt.sign(&claims).unwrap(), now);
         let ann = Some(("ann".to_owned(), 3));
         assert_eq!(said(claims(), 1999), ann);
-        assert_eq!(said(claims(), 2000), None, "it has ended");
+        assert_eq!(said(claims(), 2000), None, "the token has expired");
         assert_eq!(said(json!({"username": "ann", "revision": 3}), 2000), ann, "as in etcd");
         assert_eq!(said(json!({"username": "ann", "revision": 3.0, "exp": 2000.5}), 2000), ann);
         assert_eq!(said(json!({"username": "ann", "revision": 3, "nbf": 1000}), 999), None);
@@ -286,15 +286,15 @@ mod tests {
         use Algorithm::*;
         for (algorithm, private, public, words) in [
             (Rs256, Some("none.pem"), None, "cannot read"),
-            (Rs256, Some("rsa.pub.pem"), None, "rsa.pub.pem: no private key in it"),
-            (Rs256, None, Some("rsa.pem"), "rsa.pem: no public key and no certificate in it"),
-            (Rs256, Some("p256.pem"), None, "p256.pem: it is not for RS256"),
-            (Rs256, None, Some("p256.pub.pem"), "p256.pub.pem: it is not for RS256"),
-            (Es256, Some("rsa1.pem"), None, "rsa1.pem: it is not for ES256"),
-            (Es256, Some("p384.pem"), None, "p384.pem: it is not for ES256"),
-            (Es384, None, Some("p256.pub.pem"), "p256.pub.pem: it is not for ES384"),
-            (EdDsa, Some("rsa.pem"), None, "rsa.pem: it is not for EdDSA"),
-            (EdDsa, None, Some("rsa.pub.pem"), "rsa.pub.pem: it is not for EdDSA"),
+            (Rs256, Some("rsa.pub.pem"), None, "rsa.pub.pem: no private key in the file"),
+            (Rs256, None, Some("rsa.pem"), "rsa.pem: no public key or certificate in the file"),
+            (Rs256, Some("p256.pem"), None, "p256.pem: the key cannot be used for RS256"),
+            (Rs256, None, Some("p256.pub.pem"), "p256.pub.pem: the key cannot be used for RS256"),
+            (Es256, Some("rsa1.pem"), None, "rsa1.pem: the key cannot be used for ES256"),
+            (Es256, Some("p384.pem"), None, "p384.pem: the key cannot be used for ES256"),
+            (Es384, None, Some("p256.pub.pem"), "p256.pub.pem: the key cannot be used for ES384"),
+            (EdDsa, Some("rsa.pem"), None, "rsa.pem: the key cannot be used for EdDSA"),
+            (EdDsa, None, Some("rsa.pub.pem"), "rsa.pub.pem: the key cannot be used for EdDSA"),
             (Es256, Some("p256.pem"), Some("p256.other.pub.pem"), "is not the public key of"),
         ] {
             let error = Key::load(&options(algorithm, private, public)).map(drop).unwrap_err();

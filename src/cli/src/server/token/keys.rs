@@ -1,4 +1,4 @@
-//! Keys of JWTs: read from files, in the forms in which etcd takes them, and checked to be for the one algorithm.
+//! Loads keys for JWTs from files, in the formats that etcd accepts, and checks that they fit the configured algorithm.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,18 +22,18 @@ use yasna::models::ObjectIdentifier;
 
 use crate::server::flags::{Algorithm, JwtOptions};
 
-/// The longest file that is read, in bytes.
+/// Maximum size of a key file, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The shortest key of RSA that is used, in bits.
+/// Minimum length of an RSA key, in bits.
 const RSA_BITS_MIN: usize = 2048;
 
-/// The kind of an elliptic key, and two curves.
+/// Object identifiers of elliptic curve keys and of two curves.
 const EC_KEY: [u64; 6] = [1, 2, 840, 10045, 2, 1];
 const P256: [u64; 7] = [1, 2, 840, 10045, 3, 1, 7];
 const P384: [u64; 5] = [1, 3, 132, 0, 34];
 
-/// Why the keys of tokens cannot be used.
+/// Reason why token keys cannot be used.
 #[derive(Debug, Error)]
 pub(in crate::server) enum TokenError {
     #[error("cannot read {}: {source}", path.display())]
@@ -44,9 +44,9 @@ pub(in crate::server) enum TokenError {
     Mismatch { public: PathBuf, private: PathBuf },
 }
 
-/// What tokens are signed and checked with.
+/// The keys that sign and verify tokens.
 pub(super) enum Key {
-    /// Whoever checks them can make them.
+    /// The same key signs and verifies.
     Shared(hmac::Key),
     Pair {
         signs: Option<Signs>,
@@ -54,14 +54,15 @@ pub(super) enum Key {
     },
 }
 
-/// The half that signs.
+/// The signing key.
 pub(super) enum Signs {
     Rsa(Box<RsaKeyPair>, &'static dyn RsaEncoding),
     Ec(EcdsaKeyPair),
     Ed(Ed25519KeyPair),
 }
 
-/// Of which kind the two keys of an algorithm are: how the one is read and signs, how the other checks and is marked.
+/// The kinds of keys that an algorithm needs: the format and algorithm for signing, and the algorithm and identifier
+/// for verifying.
 struct Kind {
     signs: Family,
     checks: &'static dyn VerificationAlgorithm,
@@ -70,7 +71,7 @@ struct Kind {
 
 enum Family {
     Rsa(&'static dyn RsaEncoding),
-    /// With the curve's number.
+    /// With the object identifier of the curve.
     Ec(&'static EcdsaSigningAlgorithm, &'static [u64]),
     Ed,
 }
@@ -106,10 +107,10 @@ fn kind(algorithm: Algorithm) -> Result<Kind, hmac::Algorithm> {
 }
 
 impl Key {
-    /// Reads what there is.
+    /// Loads the configured keys.
     ///
     /// # Errors
-    /// Which file cannot be used, and why.
+    /// Fails if a file cannot be used.
     pub(super) fn load(options: &JwtOptions) -> Result<Self, TokenError> {
         let JwtOptions { algorithm, public, private, .. } = options;
         let private_bytes = private.as_deref().map(read).transpose()?;
@@ -119,19 +120,19 @@ impl Key {
                 let (path, secret) = (private.clone(), private_bytes.unwrap_or_default());
                 return match secret.is_empty() {
                     false => Ok(Self::Shared(hmac::Key::new(shared, &secret))),
-                    true => Err(content(&path.unwrap_or_default(), "it is empty".to_owned())),
+                    true => Err(content(&path.unwrap_or_default(), "the file is empty".to_owned())),
                 };
             }
         };
         let unfit = |path: &Path| {
             let path = path.to_owned();
             let name = algorithm.name();
-            move |why: String| content(&path, format!("it is not for {name}: {why}"))
+            move |why: String| content(&path, format!("the key cannot be used for {name}: {why}"))
         };
         let signs = match (private, private_bytes) {
             (Some(path), Some(bytes)) => {
                 let key = PrivateKeyDer::from_pem_slice(&bytes)
-                    .map_err(|_| content(path, "no private key in it".to_owned()))?;
+                    .map_err(|_| content(path, "no private key in the file".to_owned()))?;
                 Some(Signs::new(&kind.signs, &key).map_err(unfit(path))?)
             }
             _ => None,
@@ -151,12 +152,12 @@ impl Key {
             let (public, private) = (public.clone(), private.clone());
             return Err(TokenError::Mismatch { public, private });
         }
-        // The flags say that there is one.
+        // The flags guarantee at least one key.
         let bits = own.or(shown).unwrap_or_default();
         Ok(Self::Pair { signs, checks: UnparsedPublicKey::new(kind.checks, bits) })
     }
 
-    /// A signature; none where there is no key for that.
+    /// Returns a signature, or `None` without a signing key.
     pub(super) fn sign(&self, text: &[u8]) -> Option<Vec<u8>> {
         let random = SystemRandom::new();
         match self {
@@ -173,7 +174,7 @@ impl Key {
         }
     }
 
-    /// Whether a signature is this key's.
+    /// Returns whether the signature was made with this key.
     pub(super) fn verify(&self, text: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Shared(key) => hmac::verify(key, text, signature).is_ok(),
@@ -208,11 +209,11 @@ impl Signs {
                 let key = Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.secret_pkcs8_der());
                 Ok(Self::Ed(key.map_err(rejected)?))
             }
-            _ => Err("it is of another kind".to_owned()),
+            _ => Err("wrong kind of key".to_owned()),
         }
     }
 
-    /// The other half.
+    /// Returns the matching public key.
     fn public(&self) -> &[u8] {
         match self {
             Self::Rsa(key, _) => key.public_key().as_ref(),
@@ -223,7 +224,7 @@ impl Signs {
 }
 
 impl Kind {
-    /// The key itself, of what is said about it.
+    /// Extracts the public key from its DER encoding with metadata.
     fn bits(&self, info: &[u8]) -> Result<Vec<u8>, String> {
         let parts = yasna::parse_der(info, |reader| {
             reader.read_sequence(|fields| {
@@ -232,9 +233,9 @@ impl Kind {
                 Ok((mark.value().to_vec(), bits))
             })
         });
-        let (mark, bits) = parts.map_err(|_| "it cannot be read".to_owned())?;
+        let (mark, bits) = parts.map_err(|_| "malformed key".to_owned())?;
         if mark != self.mark.as_ref() {
-            return Err("it is of another kind".to_owned());
+            return Err("wrong kind of key".to_owned());
         }
         if let Family::Rsa(_) = self.signs {
             let modulus = yasna::parse_der(&bits, |reader| {
@@ -244,9 +245,9 @@ impl Kind {
                     Ok(modulus)
                 })
             });
-            let modulus = modulus.map_err(|_| "it cannot be read".to_owned())?;
+            let modulus = modulus.map_err(|_| "malformed key".to_owned())?;
             if modulus.len() * 8 < RSA_BITS_MIN {
-                return Err(format!("it has fewer than {RSA_BITS_MIN} bits"));
+                return Err(format!("the key has fewer than {RSA_BITS_MIN} bits"));
             }
         }
         Ok(bits)
@@ -263,12 +264,14 @@ fn read(path: &Path) -> Result<Vec<u8>, TokenError> {
     let file = File::open(path).map_err(failed)?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(failed(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes"))));
+        return Err(failed(io::Error::other(format!(
+            "the file has more than {FILE_BYTES_MAX} bytes"
+        ))));
     }
     Ok(bytes)
 }
 
-/// The first public key of a file, or that of the first certificate.
+/// Returns the first public key of a file, or that of its first certificate.
 fn public_key(pem: &[u8]) -> Result<Vec<u8>, String> {
     for part in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
         match part.map_err(|error| error.to_string())? {
@@ -281,10 +284,10 @@ fn public_key(pem: &[u8]) -> Result<Vec<u8>, String> {
             _ => {}
         }
     }
-    Err("no public key and no certificate in it".to_owned())
+    Err("no public key or certificate in the file".to_owned())
 }
 
-/// An elliptic key in the older form (RFC 5915), in the newer one.
+/// Wraps an elliptic curve key in the older format (RFC 5915) as PKCS #8.
 fn wrapped(curve: &[u64], key: &[u8]) -> Vec<u8> {
     yasna::construct_der(|writer| {
         writer.write_sequence(|fields| {

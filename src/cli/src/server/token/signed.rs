@@ -1,12 +1,12 @@
-//! Signed that only the cluster itself makes and knows: `--auth-token simple`.
+//! Tokens that only the cluster itself issues and verifies: `--auth-token simple`.
 //!
 //! ```text
-//!   token = user in hex . revision of its password . end, in seconds since 1970 . signature in hex
+//!   token = user in hex . revision of its password . expiry, in seconds since 1970 . signature in hex
 //! ```
 //!
-//! They are signed with a key that all members have, so that each knows those that another one made, and nothing has to
-//! be written for a login. A token ends when it was not used for its time to live at the member that is asked, when its
-//! user goes or gets another password, and when users and roles are switched off.
+//! They are signed with a key shared by all members, so each member can verify tokens that another one issued, and a
+//! login writes nothing. A token expires when it is unused for its lifetime at the member that verifies it, when its
+//! user is deleted or gets another password, and when authentication is turned off.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,26 +15,27 @@ use std::time::{Duration, Instant, SystemTime};
 use bowline::auth::Access;
 use ring::hmac;
 
-/// How many tokens in use are remembered at once. With more than that, some end a time to live after they were made.
+/// Maximum number of used tokens to remember. Beyond that, some tokens expire one lifetime after they were issued, even
+/// if used.
 const USED_MAX: usize = 10_000;
 
-/// How much of a signature tells it apart.
+/// Prefix of a signature that identifies a token.
 type Mark = [u8; 16];
 
-/// See the module.
+/// Issues and verifies tokens.
 pub(in crate::server) struct Signed {
     ttl: Duration,
-    /// When tokens were used last.
+    /// Time of the last use of each token.
     used: Mutex<HashMap<Mark, Instant>>,
 }
 
 impl Signed {
-    /// Signed that end when they were not used for so long.
+    /// Takes the time after which an unused token expires.
     pub(super) fn new(ttl: Duration) -> Self {
         Self { ttl, used: Mutex::default() }
     }
 
-    /// A token for a user, if there is such a one.
+    /// Issues a token to a user, if the user exists.
     pub(super) fn make(&self, user: &str, access: &Access) -> Option<String> {
         let since = access.users().get(user)?.since;
         let end = now().saturating_add(self.ttl.as_secs());
@@ -43,12 +44,12 @@ impl Signed {
         Some(format!("{text}.{}", hex(signature.as_ref())))
     }
 
-    /// Whose token it is, if it is one.
+    /// Returns the user of a token, if it is valid.
     pub(super) fn user(&self, token: &str, access: &Access) -> Option<String> {
         let (text, signature) = token.rsplit_once('.')?;
         let signature = unhex(signature)?;
         hmac::verify(&key(access), text.as_bytes(), &signature).ok()?;
-        // What follows was written by a member.
+        // The signature is valid, so a member has written this text.
         let mut parts = text.split('.');
         let user = String::from_utf8(unhex(parts.next()?)?).ok()?;
         let (since, end) = (parts.next()?.parse::<u64>().ok()?, parts.next()?.parse::<u64>().ok()?);
@@ -57,7 +58,7 @@ impl Signed {
         (current && self.is_fresh(mark, end)).then_some(user)
     }
 
-    /// Whether it has not ended; then it goes on from now.
+    /// Returns whether a token has not expired, and if so, extends its lifetime.
     fn is_fresh(&self, mark: Mark, end: u64) -> bool {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let last = used.get(&mark).copied();
@@ -127,14 +128,14 @@ mod tests {
         let of_ann = tokens.make("ann", &access).unwrap();
         assert_eq!(tokens.user(&of_ann, &access).as_deref(), Some("ann"));
         assert_eq!(tokens.make("eve", &access), None);
-        // Nobody's.
+        // Forged tokens.
         let (text, signature) = of_ann.rsplit_once('.').unwrap();
         let of_root = format!("{}{}.{signature}", hex(b"root"), &text[6..]);
         let short = format!("{text}.{}", &signature[..62]);
         for forged in [&of_root, &short, "", ".", "..", "a.b.c.d", &format!("{text}."), text] {
             assert_eq!(tokens.user(forged, &access), None, "{forged}");
         }
-        // Another password, and another life of the user.
+        // A new password, or the user deleted and added again.
         change(&client, AccessChange::SetPassword { user: "ann".to_owned(), password: None });
         assert_eq!(tokens.user(&of_ann, &client.access()), None);
         let of_bob = tokens.make("bob", &client.access()).unwrap();
@@ -143,8 +144,8 @@ mod tests {
         change(&client, AccessChange::DeleteUser("bob".to_owned()));
         assert_eq!(tokens.user(&of_bob, &client.access()), None);
         add(&client, "bob");
-        assert_eq!(tokens.user(&of_bob, &client.access()), None, "he is another one");
-        // Switched off and on: another key.
+        assert_eq!(tokens.user(&of_bob, &client.access()), None, "the user is a new one");
+        // Turning authentication off and on changes the key.
         let of_root = tokens.make(ROOT, &client.access()).unwrap();
         change(&client, AccessChange::Disable);
         change(&client, AccessChange::Enable { secret: Secret::new("other") });
@@ -161,6 +162,6 @@ mod tests {
         assert!(tokens.is_fresh([2; 16], long_ago), "used a moment ago");
         let short = Signed::new(Duration::ZERO);
         assert!(short.is_fresh([3; 16], now() + 5));
-        assert!(!short.is_fresh([3; 16], long_ago), "not used for longer than that");
+        assert!(!short.is_fresh([3; 16], long_ago), "not used for longer than the TTL");
     }
 }

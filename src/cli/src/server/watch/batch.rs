@@ -1,4 +1,4 @@
-//! What a watch tells: events in the protocol's words, and in pieces where one would be too large.
+//! Converts the events of a watch to the protocol, in fragments if they are too large.
 
 use bowline::{Event, EventKind, Filter, Revision};
 use prost::Message;
@@ -8,7 +8,7 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb;
 use pb::watch_create_request::FilterType::{Nodelete, Noput};
 
-/// Which events the library leaves out; of two filters it knows one, and [`translate`] the other.
+/// Returns the filter for the library. It supports one filter; if there are two, [`translate`] applies the other.
 pub(super) fn filter(request: &pb::WatchCreateRequest) -> Filter {
     let has = |wanted| request.filters().any(|filter| filter == wanted);
     match (has(Noput), has(Nodelete)) {
@@ -18,7 +18,7 @@ pub(super) fn filter(request: &pb::WatchCreateRequest) -> Filter {
     }
 }
 
-/// The events that are wanted.
+/// Converts the events that pass the filters.
 pub(super) fn translate(events: Vec<Event>, no_puts: bool, no_deletes: bool) -> Vec<mvccpb::Event> {
     let wanted = |kind| match kind {
         EventKind::Put => !no_puts,
@@ -27,7 +27,7 @@ pub(super) fn translate(events: Vec<Event>, no_puts: bool, no_deletes: bool) -> 
     events.into_iter().filter(|event| wanted(event.kind)).map(event).collect()
 }
 
-/// What is told up to a revision, and what comes after it.
+/// Splits a response into the events up to a revision and those after it.
 pub(super) fn split(
     whole: pb::WatchResponse,
     revision: Revision,
@@ -42,8 +42,8 @@ pub(super) fn split(
     (with(events), with(later))
 }
 
-/// A response in pieces that are smaller than `bytes_max`, unless a single event is larger. All but the last say
-/// that there is more.
+/// Splits a response into fragments smaller than `bytes_max`, unless a single event is larger. All but the last are
+/// marked as fragments.
 pub(super) fn pieces(whole: pb::WatchResponse, bytes_max: usize) -> Vec<pb::WatchResponse> {
     if whole.encoded_len() < bytes_max || whole.events.len() < 2 {
         return vec![whole];

@@ -1,12 +1,12 @@
-//! How far the client of a stream has been told, whichever watch told it, and where all are to stop for a moment.
+//! Coordinates the watches of a stream around progress notifications.
 //!
-//! A client takes a bookmark for where all its watches go on, those too that have told it more. So behind a bookmark
-//! comes nothing that it covers, and before it nothing that it does not:
+//! A client treats a notification as the progress of all its watches, even of those that have delivered newer events.
+//! Therefore no event that a notification covers may be sent after it, and no event that it does not cover before it:
 //!
 //! ```text
-//!   all have come to 5 ── nothing newer was told ──────────────────▶ bookmark 5
-//!                     └── somebody has told 8: nobody passes 8 now,
-//!                         until all have come there ────────────────▶ bookmark 8, and on
+//!   all watches have reached 5 ── nothing newer was sent ──────────────▶ notification 5
+//!                             └── one has sent 8: none may pass 8
+//!                                 until all have reached it ───────────▶ notification 8, then continue
 //! ```
 
 use bowline::Revision;
@@ -16,25 +16,25 @@ use tonic::Status;
 use super::super::driven::Room;
 use crate::generated::etcdserverpb as pb;
 
-/// See the module.
+/// Progress of a stream, shared by its watches.
 #[derive(Debug, Default)]
 pub(super) struct Course(watch::Sender<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The newest revision that was told, or said to be reached.
+    /// Newest revision that was sent or notified.
     newest: Revision,
-    /// Nothing newer is told meanwhile.
+    /// If set, nothing newer than this revision may be sent.
     stop: Option<Revision>,
 }
 
 type Answer = Result<pb::WatchResponse, Status>;
 
 impl Course {
-    /// Tells, in `row`, what speaks of everything up to `revision`.
+    /// Sends a response that covers everything up to `revision`.
     ///
     /// # Errors
-    /// All are to stop before that, there; and what was to be told.
+    /// If the watches must stop at an earlier revision, returns that revision and the response.
     pub(super) fn tell(
         &self,
         room: Room<'_, pb::WatchResponse>,
@@ -56,7 +56,7 @@ impl Course {
         outcome
     }
 
-    /// A watch is there from this revision on, wherever the others stop.
+    /// Records that a watch starts at this revision, even if the others must stop before it.
     pub(super) fn begin(&self, revision: Revision) {
         self.0.send_if_modified(|state| {
             state.newest = state.newest.max(revision);
@@ -64,8 +64,8 @@ impl Course {
         });
     }
 
-    /// Says that all have come to `revision`, and lets them go on; or, if something newer was told, has them stop there.
-    /// Whether it was said.
+    /// Sends a notification that all watches have reached `revision`, and lets them continue. If something newer was
+    /// sent, makes them stop at that revision instead. Returns whether the notification was sent.
     pub(super) fn bookmark(
         &self,
         room: Room<'_, pb::WatchResponse>,
@@ -85,12 +85,12 @@ impl Course {
         is_said
     }
 
-    /// Nobody is waited for any more. Whether anybody was.
+    /// Lets all watches continue. Returns whether they had to stop.
     pub(super) fn go_on(&self) -> bool {
         self.0.send_if_modified(|state| state.stop.take().is_some())
     }
 
-    /// Waits until more may be told than what is up to `told`.
+    /// Waits until events after `told` may be sent.
     pub(super) async fn leads_beyond(&self, told: Revision) {
         let is_open = |state: &State| state.stop.is_none_or(|stop| told < stop);
         drop(self.0.subscribe().wait_for(is_open).await);
@@ -122,23 +122,26 @@ mod tests {
             assert_eq!(tell(5).await, Ok(()));
             assert!(bookmark(5).await);
             assert_eq!(tell(8).await, Ok(()));
-            assert!(!bookmark(6).await, "it would come behind what it does not cover");
+            assert!(
+                !bookmark(6).await,
+                "the progress would follow an event that it does not cover"
+            );
             assert_eq!(tell(9).await, Err(Revision(8)));
-            assert_eq!(tell(7).await, Ok(()), "that is on the way there");
+            assert_eq!(tell(7).await, Ok(()), "an event before that position");
             tokio::select! {
                 biased;
                 () = course.leads_beyond(Revision(8)) => panic!("all are to stop there"),
                 () = course.leads_beyond(Revision(7)) => {}
             }
             course.begin(Revision(10));
-            assert!(!bookmark(8).await, "one began at 10");
+            assert!(!bookmark(8).await, "a watch began at 10");
             assert_eq!(tell(11).await, Err(Revision(10)));
             let ((), said) = tokio::join!(course.leads_beyond(Revision(10)), bookmark(10));
             assert!(said);
             assert_eq!(tell(11).await, Ok(()));
             assert!(!bookmark(10).await);
             assert!(course.go_on() && !course.go_on());
-            assert_eq!(tell(12).await, Ok(()), "nobody waits for a bookmark any more");
+            assert_eq!(tell(12).await, Ok(()), "no watch waits for progress any more");
             Ok(())
         })
         .map(|answer| answer.unwrap().watch_id)

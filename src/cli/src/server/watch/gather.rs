@@ -1,4 +1,4 @@
-//! Gathers pages of the history into one response of a watch, as etcd does.
+//! Combines pages of the history into one response of a watch, as etcd does.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -12,7 +12,7 @@ use super::super::room::Held;
 /// Number of revisions at which a response is full, as in etcd.
 const REVISIONS_MAX: usize = 1000;
 
-/// Bytes of keys and values at which a response is full. etcd has no such limit.
+/// Size of keys and values at which a response is full, in bytes. etcd has no such limit.
 const BYTES_MAX: usize = 16 << 20;
 
 /// The next item of a watch; `None` at its end.
@@ -23,7 +23,7 @@ pub(super) struct Gathered {
     pub(super) batch: WatchBatch,
     /// The error or the end that was read after the batch.
     pub(super) next: Option<Outcome>,
-    /// Room for the batch, to be held until it is encoded.
+    /// Room for the batch, held until it is encoded.
     pub(super) held: Option<Held>,
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
     gathered.held = held;
     let (mut bytes, mut revisions) = size(&batch.events);
     while bytes < BYTES_MAX && revisions < REVISIONS_MAX {
-        // Reading a page never waits, so other tasks must get their turn here.
+        // Reading a page never waits, so yield explicitly to other tasks.
         tokio::task::yield_now().await;
         match at_hand(watch).await {
             None => break,
@@ -49,7 +49,8 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
                 batch.events.extend(page.events);
                 batch.revision = page.revision;
             }
-            // The answer to a question about progress. It would be outdated when the response is sent: ask again.
+            // The response to a progress request. It would be outdated when the combined response is sent, so request
+            // it again.
             Some(Some(Ok(_))) => {
                 watch.request_progress();
                 break;

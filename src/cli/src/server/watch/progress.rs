@@ -1,22 +1,22 @@
-//! How far have all watches of a stream come? A question to each of them, answered once, by the least.
+//! Determines how far all watches of a stream have come: requests the progress of each watch and returns the minimum.
 //!
-//! One question is open at a time, and what is asked meanwhile is asked when it is answered: however often a client
-//! asks, and however long a watch takes, each watch has one question to answer, and nothing piles up.
+//! One round is open at a time. Requests that arrive meanwhile are combined into one further round. However often a
+//! client asks, each watch has one request to answer.
 //!
-//! A client takes the answer for a bookmark of all its watches. So one that begins while a question is open is part of
-//! it: it may have much to tell of the past. And where one waits for a revision that is still to come, there is no answer, as
-//! in etcd: the client would take it for that watch's as well, and later go on from there.
+//! A client treats the result as the progress of all its watches. Therefore a watch that starts during a round takes
+//! part in it, because it may have old events to deliver. If a watch waits for a future revision, there is no result,
+//! as in etcd: the client would later resume that watch from the result.
 
 use std::collections::HashSet;
 
 use bowline::Revision;
 
-/// Which of the watches that have begun on a stream. Their ids are used again, these are not.
+/// Sequence number of a watch on its stream. Unlike watch ids, it is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(super) struct Serial(u64);
 
 impl Serial {
-    /// This one, of which the next is left.
+    /// Returns this number and advances to the next.
     pub(super) fn take(&mut self) -> Serial {
         let taken = *self;
         self.0 += 1;
@@ -24,24 +24,24 @@ impl Serial {
     }
 }
 
-/// See the module.
+/// Progress requests of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     open: Option<Question>,
-    /// Whether it was asked again since.
+    /// Whether another request arrived during the round.
     again: bool,
 }
 
 #[derive(Debug)]
 struct Question {
-    /// Who has not answered yet.
+    /// Watches that have not answered yet.
     left: HashSet<Serial>,
-    /// The least that was answered.
+    /// Smallest revision answered so far.
     least: Option<Revision>,
 }
 
 impl Progress {
-    /// A client asks. Whether all watches, which are these, are to be asked now.
+    /// Handles a client's request. Returns whether to ask the watches `all` now.
     pub(super) fn ask(&mut self, all: impl Iterator<Item = Serial>) -> bool {
         if self.open.is_some() {
             self.again = true;
@@ -53,12 +53,12 @@ impl Progress {
         is_open
     }
 
-    /// A watch has begun. Whether it is to be asked.
+    /// Adds a new watch. Returns whether to ask it.
     pub(super) fn begun(&mut self, serial: Serial) -> bool {
         self.open.as_mut().is_some_and(|question| question.left.insert(serial))
     }
 
-    /// A watch has answered. The answer of all, if it was the last.
+    /// Records a watch's answer. Returns the result if it was the last one.
     pub(super) fn told(&mut self, serial: Serial, revision: Revision) -> Option<Revision> {
         if let Some(question) = &mut self.open
             && question.left.remove(&serial)
@@ -69,7 +69,7 @@ impl Progress {
         self.conclude()
     }
 
-    /// A watch has ended: it need not be waited for. The answer of all others, if they were waiting for this one.
+    /// Removes a watch that has ended. Returns the result if all others have answered.
     pub(super) fn ended(&mut self, serial: Serial) -> Option<Revision> {
         if let Some(question) = &mut self.open {
             question.left.remove(&serial);
@@ -77,27 +77,27 @@ impl Progress {
         self.conclude()
     }
 
-    /// A watch waits for a revision that is still to come: nothing can be said of all.
+    /// Aborts the round if it includes this watch, which waits for a future revision.
     pub(super) fn has_no_answer(&mut self, serial: Serial) {
         self.open.take_if(|question| question.left.contains(&serial));
     }
 
-    /// The question is not open any more, to be asked anew.
+    /// Aborts the round so that it can be repeated.
     pub(super) fn withdraw(&mut self) {
         self.open = None;
     }
 
-    /// Whether some have not answered yet.
+    /// Returns whether a round is open.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Whether a client has asked while the last question was open, which it is not any more; said once.
+    /// Returns, once, whether a request arrived during the last round.
     pub(super) fn wants_again(&mut self) -> bool {
         self.open.is_none() && std::mem::take(&mut self.again)
     }
 
-    /// There is nothing to say if all that were asked have ended.
+    /// Returns the result of a completed round; `None` if all its watches have ended.
     fn conclude(&mut self) -> Option<Revision> {
         self.open.take_if(|question| question.left.is_empty())?.least
     }
@@ -121,10 +121,10 @@ mod tests {
     fn the_answer_is_the_least_of_all_answers() {
         let mut progress = asked(&[A, B, C]);
         assert_eq!(progress.told(B, Revision(7)), None);
-        assert_eq!(progress.told(B, Revision(1)), None, "it has answered");
+        assert_eq!(progress.told(B, Revision(1)), None, "the watch has answered");
         assert_eq!(progress.told(A, Revision(5)), None);
         assert_eq!(progress.told(C, Revision(6)), Some(Revision(5)));
-        assert_eq!(progress.told(C, Revision(9)), None, "nobody asks");
+        assert_eq!(progress.told(C, Revision(9)), None, "no request is pending");
     }
 
     #[test]
@@ -133,17 +133,17 @@ mod tests {
         assert!(progress.begun(B));
         assert_eq!(progress.told(A, Revision(7)), None);
         assert_eq!(progress.told(B, Revision(6)), Some(Revision(6)));
-        assert!(!progress.begun(C), "nobody asks");
+        assert!(!progress.begun(C), "no request is pending");
     }
 
     #[test]
     fn who_ends_is_not_waited_for_and_its_heir_is() {
         let mut progress = asked(&[A, B]);
-        assert_eq!(progress.ended(C), None, "it had the id that B has now");
+        assert_eq!(progress.ended(C), None, "the ID now belongs to B");
         assert_eq!(progress.told(A, Revision(7)), None);
         assert_eq!(progress.ended(B), Some(Revision(7)));
         let mut progress = asked(&[A]);
-        assert_eq!(progress.ended(A), None, "there is nobody left to speak of");
+        assert_eq!(progress.ended(A), None, "no watch is left");
         assert!(!progress.wants_again());
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn there_is_no_answer_while_one_waits_for_what_is_still_to_come() {
         let mut progress = asked(&[A, B]);
         progress.has_no_answer(C);
-        assert!(progress.is_open(), "it was not asked");
+        assert!(progress.is_open(), "the watch was not asked");
         assert!(!progress.ask([A, B].into_iter()));
         progress.has_no_answer(B);
         assert!(!progress.is_open() && progress.wants_again());
@@ -168,6 +168,6 @@ mod tests {
         assert_eq!(progress.told(A, Revision(7)), Some(Revision(7)));
         assert!(progress.wants_again() && !progress.wants_again());
         assert!(progress.ask([A, B].into_iter()));
-        assert!(!Progress::default().ask([].into_iter()), "there is nobody to ask");
+        assert!(!Progress::default().ask([].into_iter()), "there is no watch to ask");
     }
 }

@@ -1,4 +1,4 @@
-//! One watch: what happens to its keys goes into the queue of its stream.
+//! A task that delivers the events of one watch to its stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,38 +18,29 @@ use super::gather::{Outcome, gather};
 use super::progress::Serial;
 use crate::generated::etcdserverpb as pb;
 
-/// What the stream wants of a watch.
+/// Command of the stream to a watch.
 pub(super) enum Command {
-    /// Say when everything up to now has been told. It comes once at the most before it is answered.
+    /// Report the progress after everything so far has been sent. There is at most one such command at a time.
     Tell,
-    /// End, and say so.
+    /// End, and send a response about it.
     Cancel,
 }
 
-/// What a watch lets the stream know.
+/// Notification of a watch to the stream.
 pub(super) enum Told {
     /// Everything up to a revision is in the queue: the answer to [`Command::Tell`].
-    UpTo {
-        /// Which watch.
-        serial: Serial,
-        /// The revision.
-        revision: Revision,
-    },
-    /// It waits for a revision that is still to come: another answer.
-    NotYet {
-        /// Which watch.
-        serial: Serial,
-    },
-    /// It has ended by itself.
+    UpTo { serial: Serial, revision: Revision },
+    /// The other answer: the watch waits for a future revision.
+    NotYet { serial: Serial },
+    /// The watch has ended by itself.
     Ended {
-        /// Which watch.
         serial: Serial,
-        /// Its id, which may be another's by now.
+        /// Its id, which another watch may have by now.
         id: i64,
     },
 }
 
-/// See the module.
+/// The state of a watch task.
 pub(super) struct Task {
     member: Arc<Member>,
     serial: Serial,
@@ -57,29 +48,29 @@ pub(super) struct Task {
     answers: Answers<pb::WatchResponse>,
     course: Arc<Course>,
     told: mpsc::UnboundedSender<Told>,
-    /// The first revision asked for; 0 if it is what comes next.
+    /// First requested revision; 0 for new changes only.
     start: Revision,
-    /// What is to be told when all that is before it was, by all.
+    /// Response that waits until all watches have reached an earlier revision.
     held: Option<Held>,
-    /// Whether to say now and then how far it is.
+    /// Whether the client requested regular progress notifications.
     notifies: bool,
     no_puts: bool,
     no_deletes: bool,
-    /// The largest piece, if what is larger is to be told in pieces.
+    /// Maximum size of a fragment, if the client accepts fragments.
     piece_bytes_max: Option<usize>,
-    /// Whether the stream has asked how far this watch is.
+    /// Whether the stream has asked for the progress.
     asked: bool,
-    /// Whether the client is to be told how far this watch is.
+    /// Whether a regular progress notification is due.
     due: bool,
-    /// Whether it was told anything since the last look.
+    /// Whether nothing was sent since the last tick.
     silent: bool,
 }
 
-/// What was held back.
+/// A response that was held back.
 struct Held {
-    /// Everything up to here has been told.
+    /// Everything up to this revision was sent.
     told: Revision,
-    /// What comes next, up to this revision.
+    /// Last revision of the response.
     up_to: Revision,
     rest: pb::WatchResponse,
 }
@@ -92,7 +83,7 @@ async fn next(come: &mut Option<Outcome>, watch: &mut Watch) -> Outcome {
     }
 }
 
-/// Whether the watch goes on.
+/// Whether the watch continues.
 enum Next {
     On,
     Ended,
@@ -108,7 +99,7 @@ impl Task {
     ) -> Self {
         use pb::watch_create_request::FilterType::{Nodelete, Noput};
         let has = |wanted| request.filters().any(|filter| filter == wanted);
-        // As much as a client of etcd is ready to receive.
+        // The maximum message size of etcd's clients.
         let bytes_max = member.options().request_bytes_max + (512 << 10);
         Self {
             notifies: request.progress_notify,
@@ -201,7 +192,7 @@ impl Task {
         Next::On
     }
 
-    /// The stream asks how far this watch is.
+    /// Handles the stream's request for the progress.
     async fn be_asked(&mut self, watch: &mut Watch) {
         self.tell_held().await;
         self.asked = true;
@@ -211,8 +202,8 @@ impl Task {
         }
     }
 
-    /// Everything up to a revision has been told: the stream hears it, if it has asked. It hears of nothing that is before
-    /// the start: a client would go on from there.
+    /// Answers the stream's request, if there is one: everything up to a revision was sent. A revision before the start
+    /// is not reported, because a client would resume from it.
     fn be_heard(&mut self, revision: Revision) {
         let serial = self.serial;
         if std::mem::take(&mut self.asked) {
@@ -223,7 +214,7 @@ impl Task {
         }
     }
 
-    /// Everything up to a revision has been told: whoever has asked hears it.
+    /// Reports that everything up to a revision was sent, to the stream and to the client if they have asked.
     async fn say_how_far(&mut self, revision: Revision) {
         self.be_heard(revision);
         if std::mem::take(&mut self.due) && self.start <= revision {
@@ -231,7 +222,7 @@ impl Task {
         }
     }
 
-    /// Until what is held back may be told, or a part of it.
+    /// Waits until the held response, or a part of it, may be sent.
     async fn may_go_on(&self) {
         if let Some(held) = &self.held {
             self.course.leads_beyond(held.told).await;
@@ -244,9 +235,9 @@ impl Task {
         }
     }
 
-    /// Tells everything up to a revision, or as much as may be told now, and keeps the rest.
+    /// Sends a response that covers everything up to a revision, or the part that may be sent now, and holds the rest.
     async fn say_up_to(&mut self, revision: Revision, whole: pb::WatchResponse) {
-        // If nobody listens any more the stream is dropped soon, and this with it.
+        // If the client is gone, the stream and this task are about to be dropped.
         let Ok(room) = self.answers.room().await else { return };
         let row = |whole| self.row(revision, whole);
         let Err((told, whole)) = self.course.tell(room, revision, whole, row) else { return };
@@ -256,12 +247,13 @@ impl Task {
             && let Ok(room) = self.answers.room().await
         {
             let row = |first| self.row(told, first);
-            self.course.tell(room, told, first, row).expect("no stop is before another");
+            self.course.tell(room, told, first, row).expect("`told` is not after the stop");
         }
         self.be_heard(told);
     }
 
-    /// What is told at once. In one row: clients lose pieces before an answer of another watch, or of the stream.
+    /// Returns the messages of a response. They are sent in one row, because clients lose fragments if another response
+    /// comes in between.
     fn row(
         &self,
         revision: Revision,
@@ -277,7 +269,7 @@ impl Task {
     async fn end(&mut self, error: WatchError) -> Next {
         match error {
             WatchError::Compacted { compacted, .. } => {
-                // As etcd says it: no revision, and no reason but this one.
+                // As in etcd, without a revision and without a reason.
                 let header = self.member.header(Revision(0));
                 let compact_revision = compacted.get() as i64;
                 let canceled = true;
@@ -306,7 +298,7 @@ impl Task {
     }
 
     async fn say(&self, response: pb::WatchResponse) {
-        // If nobody listens any more the stream is dropped soon, and this with it.
+        // If the client is gone, the stream and this task are about to be dropped.
         drop(self.answers.send(Ok(response)).await);
     }
 }

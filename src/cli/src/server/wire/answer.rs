@@ -1,4 +1,4 @@
-//! The library's answers, as the protocol says them.
+//! Converts the library's replies to the protocol.
 
 use bowline::{
     Event, EventKind, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult,
@@ -9,7 +9,6 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb;
 use pb::response_op::Response;
 
-/// A row.
 pub(crate) fn key_value(row: KeyValue) -> mvccpb::KeyValue {
     mvccpb::KeyValue {
         key: row.key,
@@ -21,7 +20,7 @@ pub(crate) fn key_value(row: KeyValue) -> mvccpb::KeyValue {
     }
 }
 
-/// A change. Of what was deleted there is the key and the revision.
+/// Converts a change. A delete has only the key and the revision.
 pub(crate) fn event(event: Event) -> mvccpb::Event {
     let prev_kv = event.prev.map(key_value);
     let (kind, kv) = match event.kind {
@@ -35,7 +34,7 @@ pub(crate) fn event(event: Event) -> mvccpb::Event {
     mvccpb::Event { r#type: kind.into(), kv: Some(kv), prev_kv }
 }
 
-/// The rows of a range. The header is the caller's.
+/// Converts the rows of a range. The caller adds the header.
 pub(crate) fn range_response(reply: RangeReply) -> pb::RangeResponse {
     pb::RangeResponse {
         header: None,
@@ -45,12 +44,12 @@ pub(crate) fn range_response(reply: RangeReply) -> pb::RangeResponse {
     }
 }
 
-/// What a put did. The header is the caller's.
+/// Converts the reply to a put. The caller adds the header.
 pub(crate) fn put_response(reply: PutReply) -> pb::PutResponse {
     pb::PutResponse { header: None, prev_kv: reply.prev.map(key_value) }
 }
 
-/// What a delete did. The header is the caller's.
+/// Converts the reply to a delete. The caller adds the header.
 pub(crate) fn delete_response(reply: DeleteReply) -> pb::DeleteRangeResponse {
     pb::DeleteRangeResponse {
         header: None,
@@ -59,8 +58,8 @@ pub(crate) fn delete_response(reply: DeleteReply) -> pb::DeleteRangeResponse {
     }
 }
 
-/// What a transaction did. The header is the caller's; those inside say the revision only, and those of nested
-/// transactions nothing.
+/// Converts the reply to a transaction. The caller adds the header. Headers of inner responses contain only the
+/// revision, and those of nested transactions are empty.
 pub(crate) fn txn_response(reply: TxnReply) -> pb::TxnResponse {
     pb::TxnResponse {
         header: None,

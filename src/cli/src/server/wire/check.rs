@@ -1,6 +1,5 @@
-//! What etcd refuses of a request before it looks at any state, in etcd's order: of two things that are wrong
-//! with a request, clients hear of the same one. But for a key that is written twice: the library finds that, in
-//! what is small enough.
+//! Checks that etcd makes before it looks at any state, in etcd's order, so that a request with several errors gets the
+//! same one. The exception is a duplicate key, which the library detects after these checks.
 
 use prost::Message;
 
@@ -9,16 +8,15 @@ use crate::generated::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::generated::etcdserverpb::request_op::Request;
 use crate::generated::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};
 
-/// What etcd adds to a request before it measures it: its own id, and who asks.
+/// Bytes that etcd adds to a request before it measures it: an id and the user.
 const ENVELOPE_BYTES: usize = 24;
 
-/// Whether a request that changes something is small enough.
+/// Checks the size of a change.
 pub(crate) fn check_size(request: &impl Message, bytes_max: usize) -> Result<(), Reason> {
     let too_large = request.encoded_len() + ENVELOPE_BYTES > bytes_max;
     if too_large { Err(Reason::RequestTooLarge) } else { Ok(()) }
 }
 
-/// See the module.
 pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Reason> {
     if request.key.is_empty() {
         return Err(Reason::EmptyKey);
@@ -28,7 +26,6 @@ pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Reason> {
     if known { Ok(()) } else { Err(Reason::InvalidSortOption) }
 }
 
-/// See the module.
 pub(crate) fn check_put(request: &PutRequest) -> Result<(), Reason> {
     if request.key.is_empty() {
         return Err(Reason::EmptyKey);
@@ -42,13 +39,12 @@ pub(crate) fn check_put(request: &PutRequest) -> Result<(), Reason> {
     Ok(())
 }
 
-/// See the module.
 pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Reason> {
     if request.key.is_empty() { Err(Reason::EmptyKey) } else { Ok(()) }
 }
 
-/// See the module. One level, and what is nested in it: what its operations take of the budget is not there for
-/// those.
+/// Checks one level of a transaction and its nested transactions. The operations of a level reduce the budget of the
+/// levels below.
 pub(crate) fn check_txn(request: &TxnRequest, budget: usize) -> Result<(), Reason> {
     let TxnRequest { compare, success, failure } = request;
     let count = compare.len().max(success.len()).max(failure.len());

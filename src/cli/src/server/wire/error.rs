@@ -1,4 +1,4 @@
-//! Errors, with etcd's codes and texts: clients compare both.
+//! Errors with etcd's codes and texts, because clients compare both.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use bowline::{
 };
 use tonic::{Code, Status};
 
-/// Why a request is refused, where etcd has a text of its own for it.
+/// Rejections for which etcd has a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reason {
     EmptyKey,
@@ -126,7 +126,7 @@ impl Reason {
         }
     }
 
-    /// What etcd says, without a code: for what is no error of a call.
+    /// Returns etcd's text without a code, for errors that do not end a call.
     pub(crate) fn text(self) -> String {
         format!("etcdserver: {}", self.parts().1)
     }
@@ -138,7 +138,7 @@ impl From<Reason> for Status {
     }
 }
 
-/// What a client hears of an error of the library.
+/// Converts an error of the library.
 pub(crate) fn refused(error: Error) -> Status {
     match &error {
         Error::Rejected(Rejection::Access(why)) => access_refused(*why),
@@ -158,7 +158,7 @@ pub(crate) fn refused(error: Error) -> Status {
         Error::Stopped { .. } => Reason::Stopped.into(),
         Error::NoTransferee => Reason::Unhealthy.into(),
         Error::Members(refusal) => members(refusal, &error),
-        // Applied: whoever tries again must not be invited to.
+        // Applied: the code must not invite the client to retry.
         _ if error.effect() == Effect::Applied => ours(Code::Unknown, &error),
         _ => ours(Code::Unavailable, &error),
     }
@@ -209,7 +209,7 @@ fn access(why: AuthError) -> Option<Reason> {
     })
 }
 
-/// What a client hears that may not do what it asks for.
+/// Converts a permission error.
 pub(crate) fn access_refused(why: AuthError) -> Status {
     let words = || Status::new(Code::FailedPrecondition, format!("bowline: {why}"));
     access(why).map_or_else(words, Status::from)

@@ -1,5 +1,4 @@
-//! Between the protocol and the library: requests are checked as etcd checks them and translated, answers and
-//! errors are translated back. Pure: nothing here asks anybody anything.
+//! Converts between the protocol and the library. Requests are checked as etcd checks them. Pure: no I/O.
 
 mod answer;
 mod check;

@@ -1,4 +1,4 @@
-//! Requests as the library says them. They have been checked before.
+//! Converts requests, which have been checked already, to the library's types.
 
 use bowline::{
     Compare, KeyRange, LeaseId, Op, Put, Revision, SortOrder, SortTarget,
@@ -11,7 +11,7 @@ use crate::generated::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// One key, all from it on, or those up to an end.
+/// Returns the range of a single key, of all keys from one on, or of a range with an end.
 pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
     match &range_end[..] {
         [] => KeyRange::key(key),
@@ -20,17 +20,17 @@ pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
     }
 }
 
-/// A lease; 0 is none. Negative ids are ids like others.
+/// Converts a lease id. 0 is none; negative ids are valid.
 pub(crate) fn lease_id(id: i64) -> Option<LeaseId> {
     LeaseId::new(id as u64)
 }
 
-/// A revision; what is not positive asks for the newest.
+/// Converts a revision. 0 and negative numbers mean the newest.
 pub(crate) fn revision(revision: i64) -> Option<Revision> {
     u64::try_from(revision).ok().filter(|revision| *revision > 0).map(Revision)
 }
 
-/// The order of rows. One that is asked for by a target alone is ascending.
+/// Converts the sort order. A target without an order is ascending.
 pub(crate) fn sort(request: &pb::RangeRequest) -> Sort {
     use pb::range_request::{SortOrder as Order, SortTarget as Target};
     let target = match request.sort_target() {
@@ -47,8 +47,8 @@ pub(crate) fn sort(request: &pb::RangeRequest) -> Sort {
     Sort { target, order }
 }
 
-/// Which revisions rows may have. No row has a revision that is not positive: a greatest one like that lets
-/// nothing through, a least one everything.
+/// Converts bounds of revisions. Since revisions are positive, a nonpositive maximum selects nothing, and a nonpositive
+/// minimum everything.
 pub(crate) fn bounds(request: &pb::RangeRequest) -> RevisionBounds {
     let most = |revision: i64| (revision != 0).then(|| Revision(revision.max(0).unsigned_abs()));
     RevisionBounds {
@@ -72,7 +72,6 @@ fn range(request: pb::RangeRequest) -> Range {
     }
 }
 
-/// A put.
 pub(crate) fn put(request: pb::PutRequest) -> Put {
     let lease = match lease_id(request.lease) {
         _ if request.ignore_lease => PutLease::Keep,
@@ -83,7 +82,7 @@ pub(crate) fn put(request: pb::PutRequest) -> Put {
     Put { key: request.key, value, lease, prev_kv: request.prev_kv }
 }
 
-/// An operation of a transaction.
+/// Converts an operation of a transaction.
 pub(crate) fn op(op: pb::RequestOp) -> Result<Op, Status> {
     Ok(match op.request {
         Some(Request::RequestRange(request)) => Op::Range(range(request)),
@@ -106,12 +105,12 @@ fn txn(request: pb::TxnRequest) -> Result<Txn, Status> {
     })
 }
 
-/// Whether a deletion may be of many keys, which admission counts.
+/// Returns whether a deletion may affect many keys, which are counted at admission.
 pub(crate) fn is_long_delete(request: &pb::DeleteRangeRequest) -> bool {
     !request.range_end.is_empty()
 }
 
-/// Whether a transaction may look at many keys, in one of its ranges, compares or deletions.
+/// Returns whether a transaction may scan many keys in a range, compare or deletion.
 pub(crate) fn is_long_txn(request: &pb::TxnRequest) -> bool {
     let is_compared = |compare: &pb::Compare| !compare.range_end.is_empty();
     let mut ops = request.success.iter().chain(&request.failure);
@@ -124,7 +123,7 @@ pub(crate) fn is_long_txn(request: &pb::TxnRequest) -> bool {
         })
 }
 
-/// Whether a transaction changes nothing, whichever branches it takes.
+/// Returns whether a transaction changes nothing, whichever branch it takes.
 pub(crate) fn only_reads(request: &pb::TxnRequest) -> bool {
     let mut ops = request.success.iter().chain(&request.failure);
     ops.all(|op| match &op.request {
@@ -133,8 +132,8 @@ pub(crate) fn only_reads(request: &pb::TxnRequest) -> bool {
     })
 }
 
-/// Whether a transaction is a local read: it only reads, every read of it asks for that, and there is one. One
-/// that only compares asks for nothing of the kind.
+/// Returns whether a transaction is a local read: it contains at least one read, only reads, and all of them are
+/// serializable.
 pub(crate) fn is_local(request: &pb::TxnRequest) -> bool {
     let mut ops = request.success.iter().chain(&request.failure).peekable();
     ops.peek().is_some()
@@ -143,17 +142,16 @@ pub(crate) fn is_local(request: &pb::TxnRequest) -> bool {
         )
 }
 
-/// A condition.
+/// Converts a condition.
 ///
 /// # Errors
-/// It asks for what the protocol does not know.
+/// Fails if the target or the operator is unknown.
 pub(crate) fn compare(request: pb::Compare) -> Result<Compare, Status> {
-    let unknown =
-        |what| Status::invalid_argument(format!("bowline: a compare with an unknown {what}"));
+    let unknown = |what| Status::invalid_argument(format!("bowline: unknown {what} in a compare"));
     let result = CompareResult::try_from(request.result).map_err(|_| unknown("result"))?;
     let target = CompareTarget::try_from(request.target).map_err(|_| unknown("target"))?;
     let range = key_range(request.key, request.range_end);
-    // What is compared with is 0, or empty, if it is given for another target, or not at all.
+    // As in etcd, a missing value or one for another target counts as 0 or empty.
     let union = request.target_union;
     Ok(match target {
         CompareTarget::Version => {
@@ -203,7 +201,7 @@ fn finish<T>(builder: CompareBuilder<T>, result: CompareResult, with: T) -> Comp
     }
 }
 
-/// Numbers of rows are never negative: with one that is, all of them are greater, and none is equal or less.
+/// Compares with a number that may be negative. All numbers of rows are greater than a negative one.
 fn numeric<T>(
     range: KeyRange,
     builder: impl FnOnce(KeyRange) -> CompareBuilder<T>,
@@ -213,7 +211,7 @@ fn numeric<T>(
 ) -> Compare {
     match (u64::try_from(with), result) {
         (Ok(with), result) => finish(builder(range), result, number(with)),
-        // Always, and never.
+        // A condition that is always true, and one that is never true.
         (Err(_), CompareResult::NotEqual | CompareResult::Greater) => {
             builder(range).ne(number(u64::MAX))
         }
@@ -245,7 +243,7 @@ mod tests {
                 ..Default::default()
             };
             assert_eq!(is_long_delete(&delete), expected);
-            // However few rows are asked for.
+            // Regardless of the limit.
             let range = pb::RangeRequest {
                 key: "a".into(),
                 range_end: range_end.into(),

@@ -1,4 +1,4 @@
-//! All keys at one revision, copied and verified.
+//! Copies all keys at one revision, and verifies them.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Place, assert_equal, delete, import, imported, pairs, put, until};
 use crate::ask::{command_at, run};
 
-/// Rows of all kinds: binary, empty, large, many.
+/// Writes rows of all kinds: binary, empty, large, many.
 fn furnish(place: &Place) {
     place.fill("many/", 1500, 0);
     place.put(&[
@@ -34,13 +34,13 @@ fn all_keys_come_over_and_those_on_leases_are_named() {
         let id = format!("{lease:016x}");
         assert!(said.contains(&format!("revision {revision}\n")), "{said}");
         assert!(said.contains("verified   1506 keys, equal on both sides, sha256 "), "{said}");
-        assert!(said.contains("left out   2 keys that hang on leases:\n"), "{said}");
+        assert!(said.contains("left out   2 keys with leases:\n"), "{said}");
         assert!(said.contains(&format!("\"alive/a\" on lease {id}\n")), "{said}");
         let mut rows = source.rows("");
         rows.retain(|_, row| row.1 == 0);
         assert_equal(&rows, &target.rows(""));
 
-        // Again: there is nothing to do, and nothing is done.
+        // A second import has nothing to change.
         let before = target.revision();
         let again = imported(&source, &target, &["-w", "json"]).done();
         assert!(again.starts_with("{\"what\":\"copied\",\"source_cluster_id\":"), "{again}");
@@ -59,21 +59,20 @@ fn what_is_in_the_way_is_named_and_nothing_is_written_before_one_is_told_to() {
     let before = target.revision();
     let refused = imported(&source, &target, &[]);
     assert_eq!(refused.code, 1, "{refused:?}");
-    assert!(
-        refused.err.contains("1 keys of the target are something else there"),
-        "{}",
-        refused.err
-    );
+    assert!(refused.err.contains("1 keys at the target differ from the source"), "{}", refused.err);
     assert!(refused.err.contains(": \"k/000800\". Nothing was written"), "{}", refused.err);
 
     let planned = imported(&source, &target, &["--dry-run"]);
     assert_eq!(planned.code, 1);
     assert!(planned.text().contains("to write   899 keys\n"), "{planned:?}");
-    assert!(planned.text().contains("in the way 1 keys"), "{planned:?}");
+    assert!(planned.text().contains("conflict   1 keys"), "{planned:?}");
     assert_eq!(target.revision(), before, "nothing was written");
 
     let told = imported(&source, &target, &["--overwrite"]).done();
-    assert!(told.contains("beside     1 keys that only the target has: \"k/other\"\n"), "{told}");
+    assert!(
+        told.contains("beside     1 keys that exist only at the target: \"k/other\"\n"),
+        "{told}"
+    );
     assert_eq!(target.get("k/other").as_deref(), Some("mine"));
     imported(&source, &target, &["--delete"]).done();
     assert_equal(&source.rows(""), &target.rows(""));
@@ -97,7 +96,7 @@ fn some_keys_come_over_under_other_names() {
 
     let nameless = imported(&source, &target, &["--prefix", "a/", "--dest-prefix", ""]);
     assert_eq!(nameless.code, 2, "{nameless:?}");
-    assert!(nameless.err.contains("\"a/\" would have no name"), "{}", nameless.err);
+    assert!(nameless.err.contains("\"a/\" would have an empty name"), "{}", nameless.err);
     let several =
         imported(&source, &target, &["--prefix", "a", "--prefix", "b", "--dest-prefix", "c"]);
     assert_eq!(several.code, 2, "{several:?}");
@@ -109,7 +108,7 @@ fn a_cluster_is_not_copied_onto_itself_and_one_that_is_not_there_is_said() {
     source.put(&[(b"a/k", b"v")]);
     let same = imported(&source, &source, &[]);
     assert_eq!(same.code, 2, "{same:?}");
-    assert!(same.err.contains("are one cluster"), "{}", same.err);
+    assert!(same.err.contains("are the same cluster"), "{}", same.err);
     // Other names are other keys.
     imported(&source, &source, &["--prefix", "a/", "--dest-prefix", "b/"]).done();
     assert_eq!(source.get("b/k").as_deref(), Some("v"));
@@ -121,7 +120,7 @@ fn a_cluster_is_not_copied_onto_itself_and_one_that_is_not_there_is_said() {
     source.compact();
     let forgotten = imported(&source, &target, &["--rev", "1"]);
     assert_eq!(forgotten.code, 1, "{forgotten:?}");
-    assert!(forgotten.err.contains("has compacted revision 1: without --rev"), "{}", forgotten.err);
+    assert!(forgotten.err.contains("has compacted revision 1: omit --rev"), "{}", forgotten.err);
 }
 
 #[test]
@@ -132,19 +131,19 @@ fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
     let mut begun = import(&source, &target, &[]);
     begun.stdout(Stdio::null()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
-    until("some keys have come", || target.count() > 1000);
+    until("some keys are copied", || target.count() > 1000);
     kill_process(Pid::from_child(&begun), Signal::INT).unwrap();
     let ended = begun.wait_with_output().unwrap();
     let err = String::from_utf8(ended.stderr).unwrap();
     if ended.status.code() == Some(0) {
-        // It was quicker than the signal, which may be on a machine that has much else to do.
+        // The import finished before the signal arrived, which can happen on a busy machine.
         return assert_equal(&source.rows(""), &target.rows(""));
     }
     assert_eq!(ended.status.code(), Some(130), "{err}");
-    assert!(err.contains(&format!("with --rev {revision} also if")), "{err}");
+    assert!(err.contains(&format!("add --rev {revision} if")), "{err}");
     let count = target.count();
 
-    // The source goes on: a key that has come over is another one now, and one is gone.
+    // The source changes: one copied key has a new value, and one is deleted.
     source.txn(vec![put(b"k/000003", b"new", 0), delete("k/000004", false)]);
     let refused = imported(&source, &target, &[]);
     assert_eq!(refused.code, 1, "{refused:?}");
@@ -152,7 +151,7 @@ fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
     let rev = revision.to_string();
     let went_on = imported(&source, &target, &["--rev", &rev, "-w", "json"]).done();
     let written = went_on.split("\"written\":").nth(1).unwrap().split(',').next().unwrap();
-    // What was on its way when it was interrupted may have come later.
+    // Writes in progress during the interruption may have been applied later.
     assert!((0..=20_000 - count).contains(&written.parse().unwrap()), "{went_on}");
     imported(&source, &target, &["--overwrite", "--delete"]).done();
     assert_equal(&source.rows(""), &target.rows(""));
@@ -182,14 +181,18 @@ fn it_can_be_ended_while_a_cluster_does_not_answer() {
         let mut going = command.stderr(Stdio::null()).spawn().unwrap();
         let _connection = silent.accept().unwrap();
         kill_process(Pid::from_child(&going), signal).unwrap();
-        until("it ends", || going.try_wait().unwrap().is_some());
+        until("the command ends", || going.try_wait().unwrap().is_some());
         assert_eq!(going.wait().unwrap().code(), Some(code), "{mode} {signal:?}");
     }
 }
 
-/// Does something to a copy of so many keys; with more of them as long as the copy ends before: then it is false.
+/// Runs `what` during a copy of `keys` keys. If the copy finishes too early, `what` returns false and is repeated with
+/// more keys.
 fn while_it_copies(keys: usize, what: impl Fn(usize) -> bool) {
-    assert!([keys, 4 * keys, 16 * keys].into_iter().any(what), "it is quicker every time");
+    assert!(
+        [keys, 4 * keys, 16 * keys].into_iter().any(what),
+        "the copy ended before the signal every time"
+    );
 }
 
 #[test]
@@ -203,14 +206,14 @@ fn lives_through_kills(keys: usize) -> bool {
     let mut begun = import(&source, &target, &[]);
     begun.stdout(Stdio::piped()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
-    until("some keys have come", || target.count() > 500);
+    until("some keys are copied", || target.count() > 500);
     target.kill();
     target.start();
-    until("more keys have come", || target.count() > 2000);
+    until("more keys are copied", || target.count() > 2000);
     source.kill();
     source.start();
-    until("more keys have come", || target.count() > 5000);
-    // What has come over already changes, and what it was is forgotten; it takes no part in that.
+    until("more keys are copied", || target.count() > 5000);
+    // Keys already copied change, and their history is compacted, while the import is suspended.
     kill_process(Pid::from_child(&begun), Signal::STOP).unwrap();
     let before = source.rows("");
     source.txn(vec![put(b"k/000001", b"new", 0), delete("k/000002", false), put(b"k/", b"new", 0)]);
@@ -223,7 +226,7 @@ fn lives_through_kills(keys: usize) -> bool {
     if rows == before {
         return false;
     }
-    assert!(err.contains("begins anew with a newer one"), "{err}");
+    assert!(err.contains("restarting with a newer one"), "{err}");
     assert_equal(&source.rows(""), &rows);
     assert_eq!(target.get("k/000001").as_deref(), Some("new"));
     true
@@ -240,7 +243,7 @@ fn is_given_up(keys: usize) -> bool {
     let mut begun = import(&source, &target, &["--retry-for", "1s"]);
     begun.stdout(Stdio::null()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
-    until("some keys have come", || target.count() > 500);
+    until("some keys are copied", || target.count() > 500);
     target.kill();
     let ended = begun.wait_with_output().unwrap();
     let err = String::from_utf8(ended.stderr).unwrap();
@@ -250,7 +253,7 @@ fn is_given_up(keys: usize) -> bool {
         return false;
     }
     assert_eq!(ended.status.code(), Some(1), "{err}");
-    assert!(err.contains("changes were written, towards revision"), "{err}");
+    assert!(err.contains("changes were written, for revision"), "{err}");
     assert!(err.contains(&target.address()), "{err}");
     true
 }

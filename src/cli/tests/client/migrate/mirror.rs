@@ -1,4 +1,4 @@
-//! What happens at the source, mirrored: whatever is killed meanwhile, each revision once, whole, and in order.
+//! Mirrors the source's changes: whatever is killed meanwhile, each revision arrives once, whole, and in order.
 
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use pb::request_op::Request;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
-/// Starts a mirror, and waits until its copy is done.
+/// Starts a mirror, and waits until its copy is complete.
 fn mirror(source: &Place, target: &Place, more: &[&str]) -> Going {
     let mut command = import(source, target, &["--mirror"]);
     command.args(more).stderr(Stdio::null());
@@ -23,19 +23,19 @@ fn mirror(source: &Place, target: &Place, more: &[&str]) -> Going {
     going
 }
 
-/// Reads until a line begins so.
+/// Reads until a line starts with `words`.
 #[track_caller]
 fn heard(going: &mut Going, words: &str) -> String {
     loop {
         let line = going.line();
-        assert!(!line.is_empty(), "it ended before it said {words:?}");
+        assert!(!line.is_empty(), "the output ended before {words:?}");
         if line.starts_with(words) {
             return line;
         }
     }
 }
 
-/// Waits until it says that it is in sync at the source's revision.
+/// Waits until the mirror reports to be in sync at the source's revision.
 #[track_caller]
 fn in_sync(going: &mut Going, source: &Place) {
     let revision = source.revision();
@@ -43,7 +43,7 @@ fn in_sync(going: &mut Going, source: &Place) {
     }
 }
 
-/// Ends it in good order.
+/// Stops the mirror with SIGINT.
 fn end(mut going: Going) -> String {
     kill_process(Pid::from_child(&going.child), Signal::INT).unwrap();
     let line = heard(&mut going, "mirrored up to revision ");
@@ -51,7 +51,7 @@ fn end(mut going: Going) -> String {
     line
 }
 
-/// All changes of a key from a revision on; up to one that is its last.
+/// Returns all changes of a key from a revision up to the value `last`.
 fn history(place: &Place, key: &str, from: i64, last: &[u8]) -> Vec<Event> {
     place.runtime.block_on(async {
         let (requests, stream) = tokio::sync::mpsc::channel(1);
@@ -77,8 +77,7 @@ fn history(place: &Place, key: &str, from: i64, last: &[u8]) -> Vec<Event> {
     })
 }
 
-/// Writes revisions, each of which counts on in two keys, and now and then puts and deletes others; in between
-/// somebody may stop it.
+/// Writes revisions that each increment two keys, and sometimes put and delete others.
 fn write(place: &Place, from: usize, until: usize) {
     for at in from..until {
         let count = at.to_string();
@@ -113,7 +112,7 @@ fn a_mirror_has_each_revision_once_and_in_order_while_both_are_killed() {
         let revision = source.revision();
         assert!(end(going).starts_with(&format!("mirrored up to revision {revision}: ")));
 
-        // Each revision of the source is one of the target: none lost, none doubled, none torn.
+        // Each revision of the source is one of the target: none lost, repeated or split.
         let [one, two] = ["one", "two"].map(|key| history(&target, key, began, b"599"));
         let told = |events: &[Event]| {
             let rows = events.iter().map(|event| event.kv.as_ref().unwrap());
@@ -135,14 +134,14 @@ fn a_mirror_keeps_up_with_who_writes_all_the_time_and_is_never_torn() {
     let looked = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Until enough is written, and somebody has looked at it often enough; but not for ever.
+            // Until enough is written and observed, with a limit.
             let is_enough = |at| at > 1500 && looked.load(Ordering::Relaxed) > 10;
             let last = (0..100_000).step_by(100).find(|at| {
                 write(&source, at + 1, at + 101);
                 is_enough(*at)
             });
             done.store(true, Ordering::Release);
-            assert!(last.is_some(), "nobody looks");
+            assert!(last.is_some(), "no progress was printed");
         });
         let mut going = mirror(&source, &target, &[]);
         scope.spawn(|| {
@@ -152,7 +151,7 @@ fn a_mirror_keeps_up_with_who_writes_all_the_time_and_is_never_torn() {
                 looked.fetch_add(1, Ordering::Relaxed);
             }
         });
-        until("the writer is done", || done.load(Ordering::Acquire));
+        until("the writer has ended", || done.load(Ordering::Acquire));
         in_sync(&mut going, &source);
         end(going);
     });
@@ -170,7 +169,7 @@ fn what_is_done_at_once_is_done_at_once_however_much_it_is() {
         let mut going = mirror(&source, &target, &[]);
         let before = target.revision();
         source.delete("a/");
-        // More than a transaction of the target takes, of which nothing becomes one range.
+        // More than fits into one transaction of the target, with no adjacent deletes to merge.
         let one = |at: usize| Some(delete(&format!("mixed/{:06}", at * 2), false));
         let some = |from: usize| {
             let success = (from..from + 100).map(|at| pb::RequestOp { request: one(at) }).collect();
@@ -179,10 +178,14 @@ fn what_is_done_at_once_is_done_at_once_however_much_it_is() {
         source.txn(vec![some(0), some(100)]);
         in_sync(&mut going, &source);
         let mut rows = target.rows("");
-        assert_eq!(rows.remove(&b"a/001500x"[..]).unwrap().0, b"mine", "it is not the source's");
+        assert_eq!(
+            rows.remove(&b"a/001500x"[..]).unwrap().0,
+            b"mine",
+            "it does not come from the source"
+        );
         assert_equal(&source.rows(""), &rows);
         assert_eq!(rows.len(), 3200);
-        assert_eq!(target.revision(), before + 2, "each at once");
+        assert_eq!(target.revision(), before + 2, "one revision for each change");
         end(going);
     }
 }
@@ -193,10 +196,11 @@ fn keys_on_leases_stay_out_of_a_mirror() {
     let lease = source.lease(600);
     source.txn(vec![put(b"alive", b"1", lease), put(b"plain", b"1", 0), put(b"moves", b"1", 0)]);
     let mut going = mirror(&source, &target, &[]);
-    // The living program has come over already: what becomes of its key at the source is not its end here.
+    // The program that owns `alive` has switched to the target already. Changes of the key at the source must not
+    // delete it there.
     target.put(&[(b"alive", b"here")]);
     source.txn(vec![put(b"alive", b"2", lease), put(b"moves", b"2", lease)]);
-    // Of a program that has come over before its key was ever at the source.
+    // A program that has moved before its key existed at the source.
     target.put(&[(b"later", b"here")]);
     source.txn(vec![put(b"later", b"1", lease), put(b"plain", b"2", 0)]);
     in_sync(&mut going, &source);
@@ -248,8 +252,12 @@ fn who_writes_to_the_target_meanwhile_is_noticed() {
     let mut err = String::new();
     let from = going.child.stderr.take().unwrap();
     std::io::Read::read_to_string(&mut { from }, &mut err).unwrap();
-    assert!(err.contains("somebody else has written \"k\" at the target"), "{err}");
-    assert_eq!(target.get("k").as_deref(), Some("mine"), "it is not written over unseen");
+    assert!(err.contains("another client has written \"k\" at the target"), "{err}");
+    assert_eq!(
+        target.get("k").as_deref(),
+        Some("mine"),
+        "another client's write must not be overwritten"
+    );
 }
 
 #[test]
@@ -277,12 +285,12 @@ fn a_source_or_a_target_that_is_restored_or_replaced_ends_the_mirror() {
         let mut err = String::new();
         let from = going.child.stderr.take().unwrap();
         std::io::Read::read_to_string(&mut { from }, &mut err).unwrap();
-        let said = ["has gone back: it had revision ", "is another cluster now: "];
+        let said = ["has gone back: it was at revision ", "is another cluster now: "];
         assert!(said.iter().any(|said| err.contains(&format!("the {replaced} {said}"))), "{err}");
     }
 }
 
-/// Holds a mirror back while the source goes on, forgets what it was, and is started anew.
+/// Suspends a mirror while the source changes, compacts its history and restarts.
 fn left_behind(going: &Going, source: &mut Place) {
     let pid = Pid::from_child(&going.child);
     kill_process(pid, Signal::STOP).unwrap();
@@ -304,7 +312,7 @@ fn a_mirror_that_was_left_behind_says_so_and_copies_anew_if_one_wants_that() {
         heard(&mut going, "mirrored up to revision ");
         assert_eq!(going.child.wait().unwrap().code(), Some(1));
 
-        // Without a word nothing is written over.
+        // Without the flags nothing is overwritten.
         assert_eq!(imported(&source, &target, &[]).code, 1);
         let mut going = mirror(&source, &target, &["--overwrite", "--delete"]);
         assert_equal(&rows(&source), &rows(&target));
@@ -323,7 +331,7 @@ fn a_mirror_goes_on_where_it_was_and_ends_by_itself_if_it_is_told_to() {
     source.fill("k/", 700, 0);
     let going = mirror(&source, &target, &[]);
     source.put(&[(b"k/000001", b"2")]);
-    until("it comes over", || target.get("k/000001").as_deref() == Some("2"));
+    until("the change is mirrored", || target.get("k/000001").as_deref() == Some("2"));
     let line = end(going);
     let revision = line.split([' ', ':']).nth(4).unwrap().to_owned();
     source.txn(vec![put(b"k/000001", b"3", 0), delete("k/000002", false)]);
@@ -354,7 +362,7 @@ fn etcdctls_own_word_for_it_is_known() {
     let mut going = Going::start(command);
     heard(&mut going, "verified ");
     source.put(&[(b"app/b", b"2")]);
-    until("it comes over", || target.get("b").as_deref() == Some("2"));
+    until("the change is mirrored", || target.get("b").as_deref() == Some("2"));
     assert_eq!(target.get("a").as_deref(), Some("1"));
     assert_eq!(target.count(), 2);
     end(going);
@@ -382,7 +390,7 @@ fn who_may_read_no_more_than_a_prefix_mirrors_that_and_hears_before_the_copy_wha
     let refused =
         imported(&source, &target, &[&as_ann[..], &["--mirror", "--prefix", "c/"]].concat());
     assert_eq!(refused.code, 1, "{refused:?}");
-    assert!(refused.err.contains("permission denied: what lies between"), "{refused:?}");
+    assert!(refused.err.contains("permission denied: the keys between"), "{refused:?}");
     assert_eq!(target.revision(), 1, "nothing was copied");
     let mut mirror = mirror(&source, &target, &as_ann);
     heard(&mut mirror, "in sync at revision ");

@@ -1,5 +1,4 @@
-//! Keys of one cluster brought to another, and mirrored there: between servers of ours, and from etcd and to it where
-//! that is installed.
+//! Imports and mirrors keys between clusters: between Bowline servers, and from and to etcd where it is installed.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -19,13 +18,12 @@ use pb::request_op::Request;
 mod copy;
 mod mirror;
 
-/// How long anything may take here.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How often to look.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A server, ours or etcd's own, that can be killed, and started again where it was.
+/// A server, Bowline's or etcd's, that can be killed and restarted at the same address.
 pub(crate) struct Place {
     dir: TempDir,
     peer: u16,
@@ -36,19 +34,19 @@ pub(crate) struct Place {
     channel: Channel,
 }
 
-/// A channel that connects when it is used.
+/// Returns a channel that connects on first use.
 fn connected(runtime: &Runtime, client: u16) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{client}")).unwrap();
     runtime.block_on(async { endpoint.connect_lazy() })
 }
 
 impl Place {
-    /// One of ours.
+    /// Returns a Bowline server.
     pub(crate) fn ours() -> Self {
         Self::new(false)
     }
 
-    /// One of etcd's. Skips the test where it is not installed.
+    /// Returns an etcd server. Skips the test if etcd is not installed.
     pub(crate) fn etcd() -> Option<Self> {
         let version = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
         if version.is_err() {
@@ -72,7 +70,7 @@ impl Place {
         place
     }
 
-    /// Starts it, again.
+    /// Starts the server, also after a kill.
     pub(crate) fn start(&mut self) {
         let flags = flags(0, &[self.peer], self.client, self.dir.path());
         let server = if self.is_etcd {
@@ -83,23 +81,21 @@ impl Place {
             Server::start(&flags, self.client, &[])
         };
         self.server = Some(server.ready());
-        // The old one may not have noticed yet that nobody is at its other end.
+        // The old channel may not have noticed the disconnect yet.
         self.channel = connected(&self.runtime, self.client);
     }
 
-    /// Puts another, which knows nothing, in its place.
+    /// Replaces the server by a new, empty one.
     pub(crate) fn replace(&mut self) {
         self.kill();
         self.dir = tempfile::tempdir().unwrap();
         self.start();
     }
 
-    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.server = None;
     }
 
-    /// Where it is.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.client)
     }
@@ -108,24 +104,24 @@ impl Place {
         KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// Runs a transaction, whatever it takes: the server may have been killed just now.
+    /// Runs a transaction.
     pub(crate) fn txn(&self, ops: Vec<Request>) {
         let success = ops.into_iter().map(|op| pb::RequestOp { request: Some(op) }).collect();
         let request = pb::TxnRequest { success, ..Default::default() };
         self.runtime.block_on(async { self.kv().txn(request).await }).unwrap();
     }
 
-    /// Puts some keys in a transaction.
+    /// Puts keys in one transaction.
     pub(crate) fn put(&self, rows: &[(&[u8], &[u8])]) {
         self.txn(rows.iter().map(|(key, value)| put(key, value, 0)).collect());
     }
 
-    /// Deletes all keys that begin so, at once.
+    /// Deletes all keys with a prefix in one transaction.
     pub(crate) fn delete(&self, prefix: &str) {
         self.txn(vec![delete(prefix, true)]);
     }
 
-    /// Puts numbered keys with numbered values, many at once.
+    /// Puts numbered keys with numbered values, many per transaction.
     pub(crate) fn fill(&self, prefix: &str, count: usize, bytes: usize) {
         for first in (0..count).step_by(100) {
             let row = |at: usize| {
@@ -137,21 +133,20 @@ impl Place {
         }
     }
 
-    /// A lease of so many seconds.
+    /// Grants a lease with a TTL in seconds.
     pub(crate) fn lease(&self, ttl: i64) -> i64 {
         let grant = pb::LeaseGrantRequest { ttl, id: 0 };
         let mut leases = LeaseClient::new(self.channel.clone());
         self.runtime.block_on(async { leases.lease_grant(grant).await }).unwrap().into_inner().id
     }
 
-    /// Ends a lease.
     pub(crate) fn revoke(&self, id: i64) {
         let mut leases = LeaseClient::new(self.channel.clone());
         let request = pb::LeaseRevokeRequest { id };
         self.runtime.block_on(async { leases.lease_revoke(request).await }).unwrap();
     }
 
-    /// Forgets what was before now.
+    /// Compacts up to the current revision.
     pub(crate) fn compact(&self) {
         let request = pb::CompactionRequest { revision: self.revision(), physical: true };
         self.runtime.block_on(async { self.kv().compact(request).await }).unwrap();
@@ -167,30 +162,29 @@ impl Place {
         self.runtime.block_on(async { self.kv().range(request).await }).unwrap().into_inner()
     }
 
-    /// Its revision.
     pub(crate) fn revision(&self) -> i64 {
         self.all("", true).header.unwrap().revision
     }
 
-    /// How many keys it has.
+    /// Returns the number of keys.
     pub(crate) fn count(&self) -> i64 {
         self.all("", true).count
     }
 
-    /// All rows that begin so: key, value and lease.
+    /// Returns all rows with a prefix: key, value and lease.
     pub(crate) fn rows(&self, prefix: &str) -> BTreeMap<Vec<u8>, (Vec<u8>, i64)> {
         let rows = self.all(prefix, false).kvs.into_iter();
         rows.map(|row| (row.key.to_vec(), (row.value.to_vec(), row.lease))).collect()
     }
 
-    /// The value of a key, if it is there.
+    /// Returns the value of a key, if it exists.
     pub(crate) fn get(&self, key: &str) -> Option<String> {
         let row = self.rows(key).remove(key.as_bytes())?;
         Some(String::from_utf8(row.0).unwrap())
     }
 }
 
-/// That rows are the same, said in few words where they are not.
+/// Asserts that the rows are equal, with a short message if not.
 #[track_caller]
 pub(crate) fn assert_equal(
     source: &BTreeMap<Vec<u8>, (Vec<u8>, i64)>,
@@ -229,29 +223,29 @@ fn end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// The command that imports.
+/// Returns the import command.
 pub(crate) fn import(source: &Place, target: &Place, more: &[&str]) -> Command {
     let mut command = command_at(&target.address());
     command.args(["import", "--from", &source.address()]).args(more);
     command
 }
 
-/// Imports, and waits for it.
+/// Runs an import.
 pub(crate) fn imported(source: &Place, target: &Place, more: &[&str]) -> Said {
     run(import(source, target, more), b"")
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
         std::thread::sleep(LOOK);
     }
 }
 
-/// Pairs of source and target: ours always, etcd's where it is installed.
+/// Returns pairs of source and target: Bowline's always, etcd's where it is installed.
 pub(crate) fn pairs() -> Vec<(Place, Place)> {
     let mut pairs = vec![(Place::ours(), Place::ours())];
     if let (Some(source), Some(target)) = (Place::etcd(), Place::etcd()) {

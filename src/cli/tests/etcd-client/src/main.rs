@@ -1,5 +1,5 @@
-//! What Rust programs do with the crate `etcd-client`, in the manner of its own examples, against the server whose
-//! address is the argument. It panics at what must not be.
+//! Uses the crate `etcd-client` as in its own examples, against the server whose address is the argument. Panics on any
+//! unexpected result.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use etcd_client::{
 
 type Done = Result<(), Error>;
 
-/// How long to wait for what must come.
+/// Time limit for expected responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::main(flavor = "current_thread")]
@@ -73,7 +73,7 @@ async fn transactions(mut client: Client) -> Done {
 
 async fn next(stream: &mut WatchStream) -> WatchResponse {
     let next = tokio::time::timeout(PATIENCE, stream.message()).await;
-    next.expect("it is told").expect("without an error").expect("and goes on")
+    next.expect("a response in time").expect("no error").expect("the stream is open")
 }
 
 async fn watch(mut client: Client) -> Done {
@@ -96,7 +96,7 @@ async fn watch(mut client: Client) -> Done {
     let all = [(EventType::Put, None), (EventType::Put, before(b"1"))];
     assert_eq!(told[..2], all);
     assert_eq!(told[2], (EventType::Delete, before(b"2")));
-    // A second watch on the same stream; how far both are; and the end of both.
+    // A second watch on the same stream, the progress of both, and the cancellation of both.
     stream.watch("other", Some(WatchOptions::new().with_watch_id(8))).await?;
     assert!(next(&mut stream).await.created());
     stream.request_progress().await?;
@@ -187,7 +187,7 @@ async fn maintenance(mut client: Client) -> Done {
     let mut parts = client.snapshot().await?;
     let mut bytes = 0;
     loop {
-        let part = parts.message().await?.expect("until nothing remains");
+        let part = parts.message().await?.expect("the stream ended before the last part");
         bytes += part.blob().len();
         if part.remaining_bytes() == 0 {
             break;
@@ -208,7 +208,7 @@ async fn users(mut client: Client, address: &str) -> Done {
     client.auth_enable().await?;
     client.put("public/1", "v", None).await.unwrap_err();
     let with = |user: &str, password: &str| Some(ConnectOptions::new().with_user(user, password));
-    Client::connect([address], with("root", "wrong")).await.err().expect("a wrong password");
+    Client::connect([address], with("root", "wrong")).await.err().expect("a wrong password is rejected");
     let mut root = Client::connect([address], with("root", "secret")).await?;
     root.put("public/1", "v", None).await?;
     let mut reader = Client::connect([address], with("reader", "quiet")).await?;

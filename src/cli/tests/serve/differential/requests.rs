@@ -1,20 +1,20 @@
-//! Random requests, from a seed. What etcd and Bowline are documented to answer differently is not asked:
-//! `docs/etcd-compatibility.md` names it.
+//! Generates random requests from a seed. Requests for which different responses are documented in
+//! `docs/etcd-compatibility.md` are not generated.
 
 use crate::generated::etcdserverpb as pb;
 use pb::compare::TargetUnion;
 use pb::request_op::Request;
 
-/// Leases that are granted, attached to and revoked; the last never is granted.
+/// Leases that are granted, attached and revoked; the last is never granted.
 const LEASES: [i64; 4] = [7, 8, -9, 99];
 
-/// The target of a compare that is a lease.
+/// The compare target for leases.
 const LEASE: i32 = 4;
 
-/// The most operations of a transaction.
+/// Maximum number of operations of a transaction.
 const OPS_MAX: usize = 128;
 
-/// Chance, from a seed.
+/// A pseudorandom generator.
 pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
@@ -32,7 +32,7 @@ impl Chance {
     }
 
     pub(crate) fn key(&mut self) -> bytes::Bytes {
-        // Few, so that they meet; at most as many as Go's sort leaves in their order where they are equal.
+        // Few keys, so that requests interact; at most as many as Go's sort keeps in order if equal.
         let keys = ["a", "ab", "abc", "b", "b/1", "b/2", "c", "\0", "\u{7f}"];
         match self.below(40) {
             0 => bytes::Bytes::new(),
@@ -56,7 +56,7 @@ impl Chance {
         if self.one_in(2) { 0 } else { LEASES[self.below(4) as usize] }
     }
 
-    /// A revision near the newest, or one that makes no sense.
+    /// Returns a revision near the newest, or an invalid one.
     pub(crate) fn revision(&mut self, newest: i64) -> i64 {
         match self.below(8) {
             0..=3 => 0,
@@ -73,7 +73,7 @@ impl Chance {
     pub(crate) fn range(&mut self, newest: i64) -> pb::RangeRequest {
         let (sort_order, sort_target) = (self.below(3) as i32, self.below(5) as i32);
         let limit = [0, 0, 1, 2, 5, -1][self.below(6) as usize];
-        // What is to be sorted in no order is cut in etcd before it is sorted.
+        // etcd applies the limit before sorting if a target is given without an order.
         let cut_first = sort_order == 0 && sort_target != 0;
         pb::RangeRequest {
             key: self.key(),
@@ -112,7 +112,7 @@ impl Chance {
         pb::DeleteRangeRequest { key: self.key(), range_end: self.end(), prev_kv: self.one_in(2) }
     }
 
-    /// In a transaction, where etcd overlooks a put of what an open range deletes.
+    /// Returns a delete for a transaction, in which etcd overlooks a put of a key that an open-ended range deletes.
     fn inner_delete(&mut self) -> pb::DeleteRangeRequest {
         let mut delete = self.delete();
         if delete.range_end[..] == [0] {
@@ -124,7 +124,7 @@ impl Chance {
     fn compare(&mut self, newest: i64) -> pb::Compare {
         let target = self.below(5) as i32;
         let number = self.below(4) as i64 + if self.one_in(2) { newest - 3 } else { -1 };
-        // Of leases, ids that are less or greater than others are not the same ones.
+        // Comparing lease ids by size is meaningless, because the servers choose different ones.
         let results = if target == LEASE { [0, 3, 0, 3] } else { [0, 1, 2, 3] };
         let target_union = match target {
             0 => TargetUnion::Version(number),
@@ -147,7 +147,7 @@ impl Chance {
             0..=2 => Request::RequestPut(self.put()),
             3 | 4 => {
                 let mut range = self.range(newest);
-                // etcd takes a revision below zero for a compacted one, here only.
+                // Only here, etcd treats a negative revision as compacted.
                 range.revision = range.revision.max(0);
                 Request::RequestRange(range)
             }
@@ -190,8 +190,8 @@ impl Chance {
         pb::LeaseGrantRequest { ttl, id: LEASES[self.below(3) as usize] }
     }
 
-    /// A watch of keys as they were or will be, but never from exactly where the store was compacted: etcd 3.4 can lack
-    /// a delete there.
+    /// Returns a watch starting in the past or future, but never at exactly the compacted revision, where etcd 3.4 can
+    /// omit a delete.
     pub(crate) fn watch(&mut self, newest: i64, compacted: i64) -> pb::WatchCreateRequest {
         let start_revision = match self.below(4) {
             0 => newest - self.below(30) as i64,
@@ -209,7 +209,8 @@ impl Chance {
     }
 }
 
-/// Of nested transactions, leaves the puts or the deletes: where one puts what a later one deletes, etcd overlooks it.
+/// Keeps only the puts or the deletes of nested transactions, because etcd overlooks a put of a key that a later one
+/// deletes.
 fn only_reads_and(txn: &mut pb::TxnRequest, puts: bool) {
     for op in txn.success.iter_mut().chain(&mut txn.failure) {
         let key = match &mut op.request {

@@ -1,5 +1,5 @@
-//! One stream of watches. What it tells comes when it comes: it is put together for each watch, and compared when
-//! everything must have been told.
+//! A watch stream. Responses arrive asynchronously: events are collected for each watch, and compared once every watch
+//! must have received all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,24 +14,23 @@ use crate::generated::etcdserverpb as pb;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
-/// How long to wait for an answer that must come. etcd looks every tenth of a second for who wants to know the past.
+/// How long to wait for a response that must arrive. etcd looks every 100 ms for watches that start in the past.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The id under which a stream answers for all its watches, or for one that did not begin.
+/// The watch ID of responses that concern all watches of a stream, or a watch that was not created.
 const NO_WATCH: i64 = -1;
 
-/// See the module.
 pub(crate) struct Watches {
     requests: mpsc::Sender<pb::WatchRequest>,
     answers: Streaming<pb::WatchResponse>,
-    /// What each watch was told since the last look, an event a line, and that it has ended.
+    /// The events of each watch since the last [`Self::take`], one event a line, and a line when the watch ended.
     told: BTreeMap<i64, Vec<String>>,
 }
 
 impl Watches {
     pub(crate) async fn open(channel: Channel) -> Self {
         let (requests, sent) = mpsc::channel(1);
-        // A stream begins to answer when the first request is there.
+        // A stream responds only after its first request.
         let everything = pb::WatchCreateRequest {
             key: "\0".into(),
             range_end: "\0".into(),
@@ -50,14 +49,14 @@ impl Watches {
         self.requests.send(pb::WatchRequest { request_union: Some(request) }).await.unwrap();
     }
 
-    /// The next answer that is wanted; what else comes is kept.
+    /// Returns the first response that matches. Events in other responses are kept.
     async fn answer(
         &mut self,
         wanted: impl Fn(&pb::WatchResponse) -> bool,
     ) -> Result<pb::WatchResponse, &'static str> {
         loop {
             let answer = tokio::time::timeout(PATIENCE, self.answers.message()).await;
-            let answer = answer.map_err(|_| "silence")?.unwrap().expect("the stream goes on");
+            let answer = answer.map_err(|_| "silence")?.unwrap().expect("the stream is open");
             if wanted(&answer) {
                 return Ok(answer);
             }
@@ -74,7 +73,7 @@ impl Watches {
         }
     }
 
-    /// Begins a watch: the answer, and its id.
+    /// Creates a watch. Returns the response as text, and the watch ID.
     pub(crate) async fn create(&mut self, request: pb::WatchCreateRequest) -> (String, i64) {
         self.ask(RequestUnion::CreateRequest(request)).await;
         let mut answer = self.answer(|answer| answer.created).await.unwrap();
@@ -82,7 +81,6 @@ impl Watches {
         (format!("{answer:?}"), answer.watch_id)
     }
 
-    /// Ends a watch.
     pub(crate) async fn cancel(&mut self, watch_id: i64) -> String {
         self.ask(RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id })).await;
         let ended = |answer: &pb::WatchResponse| answer.canceled && answer.watch_id == watch_id;
@@ -91,7 +89,7 @@ impl Watches {
         format!("{answer:?}")
     }
 
-    /// Waits until all watches have been told everything up to the newest revision, which the stream says.
+    /// Waits until all watches have received every event up to `newest`, which a progress response confirms.
     pub(crate) async fn told_all(&mut self, newest: i64) {
         self.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
         let told = |answer: &pb::WatchResponse| answer.watch_id == NO_WATCH && !answer.created;
@@ -99,8 +97,8 @@ impl Watches {
         assert_eq!(answer.header.unwrap().revision, newest, "progress");
     }
 
-    /// Waits until each watch has been told at least as much as another stream's was: the answer to a question of
-    /// progress can come too early in etcd 3.4. What was told is given away.
+    /// Waits until each watch has received at least as many events as the same watch of another stream: in etcd 3.4,
+    /// the response to a progress request can arrive too early. Returns the events.
     pub(crate) async fn told_like(&mut self, other: &Self) -> BTreeMap<i64, Vec<String>> {
         let lacks = |own: &Self| {
             let count = |id| own.told.get(id).map_or(0, Vec::len);
@@ -109,14 +107,14 @@ impl Watches {
         while lacks(self) {
             match self.answer(|_| true).await {
                 Ok(answer) => self.keep(answer),
-                // It will not come any more: the comparison says what is missing.
+                // The events do not arrive any more: the comparison shows which are missing.
                 Err(_) => break,
             }
         }
         self.take()
     }
 
-    /// What was told since the last look.
+    /// Returns the events since the last call.
     pub(crate) fn take(&mut self) -> BTreeMap<i64, Vec<String>> {
         let mut told = std::mem::take(&mut self.told);
         told.retain(|_, told| !told.is_empty());
