@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
-//!
 //! # In async programs
 //!
-//! Everything that is `.block()`ed in the examples is a call that can be awaited. [`Blocking::block`] blocks its
-//! thread: it is for programs without async, and must not be called on an executor's threads.
+//! The examples call [`.block()`](Blocking::block) on futures. An async program awaits the same
+//! calls instead. [`Blocking::block`] blocks the calling thread. It is for programs without async,
+//! and must not be called on the threads of an executor.
 //!
 //! ```
 //! use bowline::{Config, Node};
@@ -27,34 +27,35 @@
 //!
 //! # Keys and values
 //!
-//! Keys and values are bytes ([`Bytes`]), and what takes them takes `impl Into<Bytes>`: text that lives as long
-//! as the program (`"jobs/1"`), a `String` (`format!("jobs/{n}")`), a `Vec<u8>`, [`Bytes`]. What is borrowed
-//! for a shorter time is given as a copy: `name.to_owned()`, `name.clone()`, `bytes.to_vec()`. What comes out
-//! is [`Bytes`]: it compares with text (`row.value == "paid"`), and is read as text by
+//! Keys and values are bytes ([`Bytes`]). Calls accept `impl Into<Bytes>`: a `&'static str`
+//! (`"jobs/1"`), a `String` (`format!("jobs/{n}")`), a `Vec<u8>` or [`Bytes`]. Pass a copy of
+//! borrowed data: `name.to_owned()`, `name.clone()`, `bytes.to_vec()`. Calls return [`Bytes`],
+//! which can be compared with text (`row.value == "paid"`) and read as text with
 //! `std::str::from_utf8(&row.value)`.
 //!
-//! # One key, or a prefix
+//! # One key or a prefix
 //!
-//! A string is one key, in every call: `kv.range("jobs/")`, `kv.watch("jobs/")` and `kv.delete("jobs/")` concern
-//! the key `jobs/` and no other. A prefix is always [`KeyRange::prefix`], or the argument of a method with `prefix`
-//! in its name:
+//! In every call a string means one key: `kv.range("jobs/")`, `kv.watch("jobs/")` and
+//! `kv.delete("jobs/")` concern only the key `jobs/`. To name a prefix, use [`KeyRange::prefix`] or
+//! a method with `prefix` in its name:
 //!
 //! | one key, or a [`KeyRange`] | all keys that begin with a string |
 //! |---|---|
 //! | [`Client::get`], [`Client::range`] | [`Client::get_prefix`] |
 //! | [`Client::watch`] | [`Client::watch_prefix`] |
 //! | [`Client::delete`] | [`Client::delete_prefix`] |
-//! | [`Locks::of`](lock::Locks::of): the lock of that name | [`Locks::list_prefix`](lock::Locks::list_prefix): all locks whose names begin with it |
+//! | [`Locks::of`](lock::Locks::of): the lock with that name | [`Locks::list_prefix`](lock::Locks::list_prefix): all locks whose names begin with the prefix |
 //! | | [`Client::cached_prefix`], [`Client::cached_prefix_with`] |
 //! | | [`Client::sequential_prefix`]: numbered keys |
 //! | | [`Client::with_prefix`]: a client for the keys below a prefix |
 //!
-//! The name of a lock, election, queue, group or another of the recipes is a name: `session.mutex("jobs")` and
-//! `session.mutex("jobs/1")` are two locks.
+//! The name of a lock, an election, a queue, a group or another recipe is never a prefix:
+//! `session.mutex("jobs")` and `session.mutex("jobs/1")` are two different locks.
 //!
-//! # The house
+//! # Source layout
 //!
-//! Modules stand in the order in which a request travels. `docs/architecture.md` is the map.
+//! The modules are listed in the order in which a request passes through them.
+//! `docs/architecture.md` describes them.
 
 mod api;
 pub mod backup;
@@ -66,9 +67,9 @@ mod transport;
 mod wal;
 mod warm;
 
-// `machine`, `model` and `env` are public, and not for users: tests in `tests` and benchmarks ask the state machine by
-// itself, and the harness stands at the doors to the world. `watch` is like them; nothing outside names it today. What
-// users need of the four is named below.
+// `machine`, `model`, `env` and `watch` are public but hidden, because integration tests,
+// benchmarks and the test harness use them. They are not part of the public API. The types that
+// users need are re-exported below.
 #[doc(hidden)]
 pub mod machine;
 #[doc(hidden)]
@@ -191,7 +192,7 @@ pub mod queue {
     };
 }
 
-/// The pages of `docs` with programs in them, which run with the documentation's tests.
+/// Pages of `docs` that contain programs. The documentation tests run these programs.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../docs/coming-from/chubby-consul.md")]

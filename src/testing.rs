@@ -1,5 +1,5 @@
-//! A cluster for tests of your own program: real nodes, real logs in a temporary directory, an
-//! in-memory network that can be cut.
+//! In-process clusters for tests of your own program: real nodes, real logs in a temporary
+//! directory, and an in-memory network that can be partitioned.
 //!
 //! ```
 //! use bowline::testing::Cluster;
@@ -16,7 +16,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In a test that is async (`.block()` blocks its thread, and must not be called in async code):
+//! In an async test, await the calls instead; `.block()` blocks its thread and must not be called
+//! in async code:
 //!
 //! ```
 //! use bowline::testing::Cluster;
@@ -32,12 +33,13 @@
 //! }
 //! ```
 //!
-//! Members are numbered from 0, and member n is called `m<n>`: in [`Node::status`], in
-//! [`Node::members`], and as the label of its own session. A node that was killed says
-//! [`StopReason::Killed`](crate::StopReason::Killed) to whoever still holds something of it.
+//! Members are numbered from 0. Member n has the name `m<n>` in [`Node::status`], in
+//! [`Node::members`] and as the label of its own session. Handles on a killed node report
+//! [`StopReason::Killed`](crate::StopReason::Killed).
 //!
-//! Nothing here sleeps: waits are for conditions, with a limit ([`ClusterOptions::wait_limit`]). For a node that no
-//! cluster has, there is [`shutdown`].
+//! Nothing here sleeps: every wait is for a condition, with a time limit
+//! ([`ClusterOptions::wait_limit`]). To stop a node that does not belong to a [`Cluster`], use
+//! [`shutdown`].
 
 #[cfg(feature = "testing-tls")]
 mod authority;
@@ -60,10 +62,10 @@ use crate::{Config, Node, Shutdown, StartError, cluster::DataErrorKind};
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};
 
-/// How long a wait may take, if nothing else is said.
+/// Default limit of a wait.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// How a [`Cluster`] is made.
+/// The options of a [`Cluster`].
 pub struct ClusterOptions {
     members: usize,
     configure: Box<dyn Fn(Config) -> Config + Send + Sync>,
@@ -71,28 +73,28 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// A cluster of so many members, 1 to [`Config::MEMBERS_MAX`].
+    /// Creates the options for a cluster of `members` members, 1 to [`Config::MEMBERS_MAX`].
     pub fn new(members: usize) -> Self {
         Self { members, configure: Box::new(|config| config), wait_limit: WAIT_MAX }
     }
 
-    /// Changes each member's configuration: its timeouts, its limits.
+    /// Changes the configuration of each member, for example its timeouts and limits.
     #[must_use]
     pub fn configure(mut self, with: impl Fn(Config) -> Config + Send + Sync + 'static) -> Self {
         self.configure = Box::new(with);
         self
     }
 
-    /// How long a wait may take before it is an error. Default 30 s.
+    /// Limits how long a wait may take before it fails. Default 30 s.
     #[must_use]
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
     }
 
-    /// Starts all members, and waits until one of them leads. A cluster that finds no leader within the
-    /// [limit](ClusterOptions::wait_limit) is given all the same: its calls, and [`Cluster::leader`], say what
-    /// is the matter.
+    /// Starts all members and waits until one of them is the leader. If no leader is elected within
+    /// the [limit](ClusterOptions::wait_limit), the cluster is returned nevertheless. Its calls and
+    /// [`Cluster::leader`] then report the problem.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -121,8 +123,8 @@ impl std::fmt::Debug for ClusterOptions {
     }
 }
 
-/// A cluster in this process; see the module. Members are numbered from 0. Dropping it stops them and
-/// removes their data.
+/// A cluster in this process; see the [module](self). Members are numbered from 0. Dropping the
+/// cluster stops the members and removes their data.
 pub struct Cluster {
     nodes: Vec<Option<Node>>,
     hub: MemoryHub,
@@ -136,7 +138,7 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// A condition that was waited for has not come true in time.
+/// A condition was not met within the time limit. The text lists the status of all members.
 #[derive(Debug, Error)]
 #[error("{what} within {limit:?}; members: {members:#?}")]
 pub struct TooLate {
@@ -146,7 +148,8 @@ pub struct TooLate {
 }
 
 impl Cluster {
-    /// Starts a cluster of so many members, with default configurations, and waits until one of them leads.
+    /// Starts a cluster of `members` members with default configurations, and waits until one of
+    /// them is the leader.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -154,22 +157,23 @@ impl Cluster {
         ClusterOptions::new(members).start().await
     }
 
-    /// A running member.
+    /// Returns a running member.
     ///
     /// # Panics
-    /// It does not run: it was killed and not restarted.
+    /// Panics if the member was killed or shut down, and not restarted.
     pub fn node(&self, member: usize) -> &Node {
-        self.nodes[member].as_ref().unwrap_or_else(|| panic!("member {member} was killed"))
+        self.nodes[member].as_ref().unwrap_or_else(|| panic!("member {member} is not running"))
     }
 
-    /// The members that run.
+    /// Returns the running members with their numbers.
     pub fn running(&self) -> impl Iterator<Item = (usize, &Node)> {
         self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)))
     }
 
-    /// Stops a member as a crash of its process would: nothing is said or handed over. What it had not
-    /// synced may be lost, as far as the operating system's cache allows. Waits until its threads have ended and
-    /// its directory is free, for the [limit](ClusterOptions::wait_limit) at most.
+    /// Stops a member as a crash of its process would: it does not close its sessions or transfer
+    /// leadership. Data that was not synced may be lost, as far as the operating system's cache
+    /// allows. Waits until the threads of the member have ended and its directory is free, at most
+    /// for the [limit](ClusterOptions::wait_limit).
     pub async fn kill(&mut self, member: usize) {
         if let Some(node) = self.nodes[member].take() {
             node.abort();
@@ -177,7 +181,7 @@ impl Cluster {
         }
     }
 
-    /// Stops a member in good order. Waits for its end as [`Cluster::kill`] does.
+    /// Shuts a member down. Waits for its end like [`Cluster::kill`].
     pub async fn shutdown(&mut self, member: usize) {
         if let Some(node) = self.nodes[member].take() {
             node.running().stop();
@@ -185,8 +189,8 @@ impl Cluster {
         }
     }
 
-    /// Starts a member again, on the data that it has; does not wait until it has caught up. Does nothing if
-    /// it runs.
+    /// Restarts a stopped member on its existing data. Does nothing if the member is running. Does
+    /// not wait until the member has caught up.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -204,7 +208,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a node that joins the cluster as a learner, and says which member it is.
+    /// Starts a node that joins the cluster as a learner, and returns its number.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -212,8 +216,9 @@ impl Cluster {
         self.join_as(|config| config).await
     }
 
-    /// As [`Cluster::join`], in the place of a voter, which is a member no more once the new one has
-    /// caught up. That it has is what [`Cluster::wait_until`] waits for: this call does not.
+    /// Starts a node that joins the cluster and replaces a voter, and returns its number. The old
+    /// voter is removed once the new one has caught up. This call does not wait for that; use
+    /// [`Cluster::wait_until`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -229,7 +234,7 @@ impl Cluster {
         Ok(member)
     }
 
-    /// What a member is started with that does not found the cluster.
+    /// Returns the configuration of a member that joins after the founding.
     fn config_to_join(&self, member: usize) -> Config {
         let config = Config::new(self.data_dir(member), name(member))
             .join(["in-memory:1"])
@@ -237,22 +242,23 @@ impl Cluster {
         (self.options.configure)(config)
     }
 
-    /// Where a member keeps its data.
+    /// Returns the data directory of a member.
     pub fn data_dir(&self, member: usize) -> std::path::PathBuf {
         self.dir.path().join(format!("m{member}"))
     }
 
-    /// Holds a member still, as `SIGSTOP` would; its callers go on and wait.
+    /// Pauses a member, as `SIGSTOP` would. Its callers keep running and wait.
     pub fn pause(&self, member: usize) {
         self.node(member).running().pause();
     }
 
-    /// Lets a paused member go on.
+    /// Resumes a paused member.
     pub fn resume(&self, member: usize) {
         self.node(member).running().resume();
     }
 
-    /// Cuts the members in `group` off from all others, both ways. Earlier cuts stay.
+    /// Cuts all connections between the members in `group` and the others, in both directions.
+    /// Earlier cuts stay.
     pub fn partition(&self, group: &[usize]) {
         for inside in group {
             for outside in (0..self.nodes.len()).filter(|member| !group.contains(member)) {
@@ -262,7 +268,7 @@ impl Cluster {
         }
     }
 
-    /// Loses everything that `from` sends to `to`, one way.
+    /// Drops all messages from `from` to `to`. The opposite direction is not affected.
     pub fn cut(&self, from: usize, to: usize) {
         self.hub.cut(id(from), id(to));
     }
@@ -272,10 +278,10 @@ impl Cluster {
         self.hub.heal_all();
     }
 
-    /// Waits until a member leads that a quorum of the voters follows, and says which.
+    /// Waits until a quorum of voters follows a leader, and returns the leader's number.
     ///
     /// # Errors
-    /// [`TooLate`].
+    /// Returns [`TooLate`] if that does not happen within the limit.
     pub async fn leader(&self) -> Result<usize, TooLate> {
         let leader = |statuses: &[NodeStatus]| {
             let leader =
@@ -288,19 +294,19 @@ impl Cluster {
             (statuses.iter().filter(behind).count() > voters.len() / 2).then_some(leader.id)
         };
         let mut found = None;
-        self.wait_until("no leader that a quorum follows", |statuses| {
+        self.wait_until("no leader with a quorum", |statuses| {
             found = leader(statuses);
             found.is_some()
         })
         .await?;
-        let id = found.expect("it was waited for").get();
-        Ok(usize::try_from(id).expect("few members") - 1)
+        let id = found.expect("the wait ended with a value").get();
+        Ok(usize::try_from(id).expect("the number of members is small") - 1)
     }
 
     /// Waits until all running members have reached `revision`.
     ///
     /// # Errors
-    /// [`TooLate`].
+    /// Returns [`TooLate`] if that does not happen within the limit.
     pub async fn all_at(&self, revision: Revision) -> Result<(), TooLate> {
         self.wait_until("not all members have reached the revision", |statuses| {
             statuses.iter().all(|status| status.revision >= revision)
@@ -308,11 +314,11 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the running members' statuses satisfy `condition`; `otherwise` says what the matter
-    /// is if they do not in time.
+    /// Waits until the statuses of the running members satisfy `condition`. `otherwise` is the text
+    /// of the error if they do not.
     ///
     /// # Errors
-    /// [`TooLate`].
+    /// Returns [`TooLate`] if the condition is not met within the limit.
     pub async fn wait_until(
         &self,
         otherwise: &str,
@@ -349,9 +355,10 @@ impl Cluster {
     }
 }
 
-/// As [`Node::shutdown`], for a test that goes on with the node's directory: on a disk that is slow to sync, a
-/// node's threads may need longer than the second that a program waits for them. This waits for half a minute, and
-/// says which are left then: none, unless something is broken.
+/// Shuts a node down like [`Node::shutdown`], for a test that uses the node's directory afterwards.
+/// On a disk with slow syncs, the threads of a node may need longer than the second that
+/// [`Node::shutdown`] waits for them. This function waits up to 30 seconds and returns the threads
+/// that still run, normally none.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, Node, testing};
@@ -367,11 +374,11 @@ pub async fn shutdown(node: Node) -> Shutdown {
     until_ended(&node, WAIT_MAX).await
 }
 
-/// Waits until the threads of a node that was told to stop have ended, for so long at most.
+/// Waits up to `limit` until the threads of a stopping node have ended.
 async fn until_ended(node: &Node, limit: Duration) -> Shutdown {
     let begun = Instant::now();
     loop {
-        // It waits itself, for a while.
+        // `ended` itself waits for about a second.
         let hanging = node.running().ended().await.hanging;
         if hanging.is_empty() || begun.elapsed() >= limit {
             return Shutdown { hanging };
@@ -379,31 +386,31 @@ async fn until_ended(node: &Node, limit: Duration) -> Shutdown {
     }
 }
 
-/// Ids are minted in the order in which members come.
+/// Member ids are assigned in the order in which members are added.
 fn id(member: usize) -> NodeId {
-    NodeId::new(member as u64 + 1).expect("it is not 0")
+    NodeId::new(member as u64 + 1).expect("the id is not 0")
 }
 
 fn name(member: usize) -> String {
     format!("m{member}")
 }
 
-/// Never dialed.
+/// Returns a placeholder address, which is never dialed.
 fn address(member: usize) -> String {
     format!("in-memory:{}", member + 1)
 }
 
-/// The future's output, unless it takes longer than `limit`.
+/// Returns the output of the future, or `None` after `limit`.
 async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (cancel, cancelled) = std::sync::mpsc::channel::<()>();
     let (sender, receiver) = oneshot::channel();
-    // A timer that needs no runtime; it ends with this call.
+    // A timer thread works without a runtime. The thread ends with this call.
     let timer = thread::Builder::new().name("bowline-test-timer".into()).spawn(move || {
         if cancelled.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             let _ = sender.send(());
         }
     });
-    timer.expect("the operating system gives a thread");
+    timer.expect("the operating system can start a thread");
     let (mut future, mut late) = (pin!(future), pin!(receiver));
     let result = poll_fn(|context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {

@@ -1,4 +1,5 @@
-//! Alarms that somebody raises: asked for, raised and ended. What they forbid the state machine refuses.
+//! Alarms: raising, ending and reading them. The state machine rejects the commands that an active
+//! alarm forbids.
 
 use std::sync::Arc;
 
@@ -7,31 +8,43 @@ use crate::model::{Alarm, AlarmChange, Alarms, Command, Reply, Revision};
 use super::call::Consistency;
 use super::{Client, Error, UserClient};
 
-/// The result of a change of alarms; see [`Client::change_alarms`].
+/// The result of a change to the alarms; see [`Client::change_alarms`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct AlarmReply {
-    /// The store's revision when the change was applied.
+    /// Revision of the store when the change was applied.
     pub revision: Revision,
-    /// The alarms that were raised, or have ended.
+    /// The alarms that were raised or ended.
     pub alarms: Vec<Alarm>,
 }
 
 impl Client {
-    /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
-    /// stands, what it [forbids](crate::cluster::AlarmKind) is refused on every node with
-    /// [`Rejection::Alarm`](crate::Rejection::Alarm), also to this program, and has no effect; it stands until somebody ends
-    /// it, whatever is restarted or replaced meanwhile. This program's locks are released and broken, its sessions renewed and
-    /// leases ended all the same; nobody comes into a line. Whoever would enter anew behind a hold of its own node's
-    /// (after [`commit_and_release`](crate::lock::GuardTxn::commit_and_release), say) is refused too; a candidacy tries again until
-    /// it may; a lock that was to be handed over is released, and its holder told so. A write lock whose upgrade was given up in
-    /// the same moment stays one until its guard goes.
+    /// Raises an alarm for the whole cluster, or ends alarms. These are etcd's `NOSPACE` and
+    /// `CORRUPT` alarms, for operators.
     ///
-    /// Returns the alarm that was raised, or was active already; or those that have ended. Takes no revision of the
-    /// store.
+    /// While an alarm is active, every node rejects the commands that it
+    /// [forbids](crate::cluster::AlarmKind) with [`Rejection::Alarm`](crate::Rejection::Alarm). The commands of
+    /// this program are no exception. An alarm stays active until it is ended, across restarts and
+    /// replacements of members.
+    ///
+    /// An alarm has these effects on sessions and locks:
+    ///
+    /// - Sessions are still renewed, leases still expire, and locks can still be released and
+    ///   force-released.
+    /// - New lock requests are rejected. This includes a local waiter that needs a new key because
+    ///   the hold before it has ended (for example after
+    ///   [`commit_and_release`](crate::lock::GuardTxn::commit_and_release)).
+    /// - A candidacy retries until the alarm has ended.
+    /// - A transfer of a lock releases the lock instead, and returns an error to the holder.
+    /// - If an upgrade to a write lock is abandoned at the moment when the alarm is raised, the
+    ///   lock stays a write lock until its guard is dropped.
+    ///
+    /// Returns the alarm that was raised or was already active, or the alarms that were ended. Does
+    /// not increase the revision of the store.
     ///
     /// # Errors
-    /// [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms); see [`Error`] for the rest.
+    /// Returns [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms) if there are already too
+    /// many active alarms. See [`Error`] for the rest.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Error, Node, Rejection, cluster::{Alarm, AlarmChange, AlarmKind}};
@@ -53,16 +66,16 @@ impl Client {
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         match self.propose(Command::Alarm(change), None).await? {
             Reply::Alarms { revision, alarms } => Ok(AlarmReply { revision, alarms }),
-            other => unreachable!("a change of alarms is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a change of alarms: {other:?}"),
         }
     }
 
-    /// The alarms that were raised and have not been ended, as this replica knows them. Local: perhaps not the newest.
+    /// Returns the active alarms as known to the local replica, which may lag behind the leader.
     pub fn alarms(&self) -> Arc<Alarms> {
         self.shared.reader.alarms()
     }
 
-    /// The alarms that were raised and have not been ended. Linearizable.
+    /// Returns the active alarms. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -73,10 +86,11 @@ impl Client {
 }
 
 impl UserClient {
-    /// As [`Client::change_alarms`]; only for callers with the role `root`.
+    /// Like [`Client::change_alarms`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// As there, and [`AuthError`](crate::auth::AuthError).
+    /// Like [`Client::change_alarms`], and [`AuthError`](crate::auth::AuthError) if the caller
+    /// lacks the role.
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         self.0.change_alarms(change).await
     }

@@ -1,4 +1,4 @@
-//! Blocking calls, for programs without async.
+//! [`Blocking`]: blocking calls for programs without async.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -8,7 +8,7 @@ use std::thread::{self, Thread};
 
 use tokio::runtime::Handle;
 
-/// Blocks the calling thread until a call has its result. Works for everything in this crate that can be awaited.
+/// Blocks the calling thread until a call has completed. Implemented for every awaitable type.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,11 +24,12 @@ use tokio::runtime::Handle;
 /// # }
 /// ```
 pub trait Blocking: IntoFuture + Sized {
-    /// Blocks until the call has its result.
+    /// Blocks until the call has completed, and returns its result.
     ///
     /// # Panics
-    /// In an async task on a thread of a tokio runtime, where it would also block the other tasks of that thread: await
-    /// the call, or use `tokio::task::spawn_blocking`. Executors other than tokio's are not recognised.
+    /// Panics in an async task on a thread of a tokio runtime, because it would also block the
+    /// other tasks of that thread. Await the call there, or use `tokio::task::spawn_blocking`. Only
+    /// tokio runtimes are detected.
     #[track_caller]
     fn block(self) -> Self::Output {
         struct Unpark(Thread);

@@ -1,4 +1,4 @@
-//! The calls of a [`Client`] on keys: built, then awaited.
+//! The calls of a [`Client`] on keys. Each is a builder that runs when it is awaited.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -13,21 +13,21 @@ use crate::model::{
 
 use super::{Client, Error};
 
-/// What a call becomes when it is awaited.
+/// The future of a call.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// How fresh a read must be.
+/// Freshness of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Consistency {
-    /// It sees everything that was acknowledged anywhere before it was made.
+    /// The read sees every write that was acknowledged anywhere before the read began.
     Linearizable,
-    /// It sees what this replica has.
+    /// The read sees the current state of the local replica.
     Local,
-    /// It sees at least this revision.
+    /// The read sees at least this revision.
     AtLeast(Revision),
 }
 
-/// Writes a key; see [`Client::put`].
+/// A call that writes a key; see [`Client::put`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct PutCall {
@@ -42,33 +42,34 @@ impl PutCall {
         Self { client, put, deadline: None }
     }
 
-    /// Binds the key to a lease: it is deleted when the lease ends. Without this a key that had a lease
-    /// is detached from it.
+    /// Attaches the key to a lease. The key is deleted when the lease ends. A put without this
+    /// option detaches the key from its current lease.
     pub fn lease(mut self, lease: LeaseId) -> Self {
         self.put.lease = PutLease::Attach(lease);
         self
     }
 
-    /// Leaves the key with the lease that it has. The key must exist.
+    /// Keeps the current lease of the key. The key must exist.
     pub fn keep_lease(mut self) -> Self {
         self.put.lease = PutLease::Keep;
         self
     }
 
-    /// Leaves the key with the value that it has, whatever was given; for changing only its lease. The
-    /// key must exist.
+    /// Keeps the current value of the key and ignores the given value. Use it to change only the
+    /// lease. The key must exist.
     pub fn keep_value(mut self) -> Self {
         self.put.value = PutValue::Keep;
         self
     }
 
-    /// Answers with the row before the put, if there was one.
+    /// Returns the row before the put, if it existed.
     pub fn prev_kv(mut self) -> Self {
         self.put.prev_kv = true;
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -87,13 +88,13 @@ impl IntoFuture for PutCall {
                     self.client.scope.strip_all(&mut reply.prev);
                     Ok(reply)
                 }
-                other => unreachable!("a put is answered by {other:?}"),
+                other => unreachable!("unexpected reply to a put: {other:?}"),
             }
         })
     }
 }
 
-/// Deletes keys; see [`Client::delete`].
+/// A call that deletes keys; see [`Client::delete`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct DeleteCall {
@@ -108,13 +109,14 @@ impl DeleteCall {
         Self { client, delete, deadline: None }
     }
 
-    /// Answers with the deleted rows.
+    /// Returns the deleted rows.
     pub fn prev_kv(mut self) -> Self {
         self.delete.prev_kv = true;
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -133,13 +135,13 @@ impl IntoFuture for DeleteCall {
                     self.client.scope.strip_all(&mut reply.prev_kvs);
                     Ok(reply)
                 }
-                other => unreachable!("a delete is answered by {other:?}"),
+                other => unreachable!("unexpected reply to a delete: {other:?}"),
             }
         })
     }
 }
 
-/// Reads one key; see [`Client::get`].
+/// A call that reads one key; see [`Client::get`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct GetCall {
@@ -156,27 +158,29 @@ impl GetCall {
         Self { client, key, revision: None, consistency: Consistency::Linearizable, deadline: None }
     }
 
-    /// Reads the key as it was at a revision.
+    /// Reads the key at an earlier revision.
     pub fn revision(mut self, revision: Revision) -> Self {
         self.revision = Some(revision);
         self
     }
 
-    /// Reads what this replica has, without asking anybody: it may be behind, but while a node runs it never
-    /// goes back in time. A node that was started anew may for a moment be behind what it had acknowledged; cut
-    /// off from the others, for as long as that lasts. Waits while the replica has no state of its cluster yet.
+    /// Reads the local replica without contacting the leader. The result may be stale, but never
+    /// goes back in time while the node runs. After a restart, the replica may be older than writes
+    /// that the node acknowledged before, until it has caught up with the cluster. If the replica
+    /// has no state of its cluster yet, the call waits for it.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
     }
 
-    /// Reads this replica as soon as it has reached `revision`.
+    /// Waits until the local replica has reached `revision`, then reads it.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.consistency = Consistency::AtLeast(revision);
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -205,7 +209,7 @@ impl IntoFuture for GetCall {
     }
 }
 
-/// Reads a range of keys; see [`Client::range`].
+/// A call that reads a range of keys; see [`Client::range`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct RangeCall {
@@ -223,40 +227,40 @@ impl RangeCall {
         Self { client, range, counted: true, consistency, deadline: None }
     }
 
-    /// At most so many rows; the answer's `more` says whether there were more.
+    /// Returns at most `rows` rows. The reply's `more` is set if the range has more rows.
     pub fn limit(mut self, rows: u64) -> Self {
         self.range.limit = Some(rows);
         self
     }
 
-    /// Reads the keys as they were at a revision.
+    /// Reads the keys at an earlier revision.
     pub fn revision(mut self, revision: Revision) -> Self {
         self.range.revision = Some(revision);
         self
     }
 
-    /// In which order; by key, ascending, unless said otherwise.
+    /// Sorts the rows. Default: by key, ascending.
     pub fn sort(mut self, target: SortTarget, order: SortOrder) -> Self {
         self.range.sort.target = target;
         self.range.sort.order = order;
         self
     }
 
-    /// Rows without their values.
+    /// Returns rows without their values.
     pub fn keys_only(mut self) -> Self {
         self.range.keys_only = true;
         self
     }
 
-    /// No rows, only how many there are.
+    /// Returns only the number of rows.
     pub fn count_only(mut self) -> Self {
         self.range.count_only = true;
         self
     }
 
-    /// Does not look at what lies behind the limit, where rows come by key: the answer's `count` is that of the rows
-    /// that were looked at. For whoever reads a large range page by page, which takes the square of its keys where each
-    /// page counts all that are left.
+    /// Stops scanning at the limit, if rows are sorted by key. The reply's `count` then covers only
+    /// the scanned rows. Use it to read a large range in pages: if each page counts all remaining
+    /// keys, reading the range takes quadratic time.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -276,27 +280,28 @@ impl RangeCall {
         self
     }
 
-    /// Only rows whose revisions lie within bounds.
+    /// Returns only rows whose revisions are within `bounds`.
     pub fn bounds(mut self, bounds: RevisionBounds) -> Self {
         self.range.bounds = bounds;
         self
     }
 
-    /// Reads what this replica has, without asking anybody: it may be behind, but while a node runs it never
-    /// goes back in time (see [`GetCall::local`]). The answer's `revision` says how new it is. Waits while the
-    /// replica has no state of its cluster yet.
+    /// Reads the local replica without contacting the leader. The result may be stale, but never
+    /// goes back in time while the node runs (see [`GetCall::local`]). The reply's `revision`
+    /// states how new it is. If the replica has no state of its cluster yet, the call waits for it.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
     }
 
-    /// Reads this replica as soon as it has reached `revision`.
+    /// Waits until the local replica has reached `revision`, then reads it.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.consistency = Consistency::AtLeast(revision);
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -315,7 +320,7 @@ impl IntoFuture for RangeCall {
             client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
             let reply = client.shared.range(&range, counted)?;
-            // By a table that is at least as new as the rows.
+            // Check again: the access table is now at least as new as the rows.
             client.may_read(&range.range)?;
             Ok(client.scope.strip_range(reply))
         })

@@ -1,5 +1,5 @@
-//! A configuration that makes sense, and what becomes of it: the settings of a node, once it is known
-//! which member of which cluster it is.
+//! A validated configuration, and the node settings derived from it once the member id and the
+//! cluster are known.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::node::{Contact, Drift, PART_BYTES, RestoredFrom, Settings, WarmCopy};
 
 use super::Config;
 
-/// A configuration that makes sense.
+/// A validated configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
     config: Config,
@@ -20,42 +20,42 @@ pub(crate) struct Checked {
     beginning: Beginning,
 }
 
-/// How a node on a new disk begins.
+/// How a node with an empty data directory begins.
 #[derive(Clone, Debug)]
 pub(crate) enum Beginning {
-    /// With these others, as this one of them.
+    /// Founds a cluster with the listed members.
     Found {
-        /// This member.
+        /// Id of this node.
         node: NodeId,
-        /// The cluster that they found.
+        /// Id of the new cluster.
         cluster: ClusterId,
-        /// All of them.
+        /// All founding members.
         members: BTreeMap<NodeId, Contact>,
     },
-    /// It asks to be let into a cluster that exists.
+    /// Joins an existing cluster.
     Join {
-        /// Whom.
+        /// Addresses of the members to ask.
         addresses: Vec<String>,
-        /// The voter whose place it takes.
+        /// Name of the voter to replace.
         replaces: Option<String>,
     },
 }
 
-/// Why a directory is not this node's.
+/// A data directory that belongs to a different member or cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum SomebodyElse {
-    /// It is of a cluster with another token.
-    #[error("is of a cluster with another token: give each cluster a directory of its own")]
+    /// The directory belongs to a cluster with another token.
+    #[error("belongs to a cluster with another token: use a separate directory for each cluster")]
     OtherToken,
-    /// It is another founder's.
+    /// The directory belongs to another founding member.
     #[error(
-        "is that of member {found}, and by the list of members this node is member {own}: give each \
-         member a directory of its own"
+        "belongs to member {found}, but by the list of members this node is member {own}: use a \
+         separate directory for each member"
     )]
     OtherMember {
-        /// Whose it is.
+        /// Id of the member in the directory.
         found: NodeId,
-        /// Who this node is.
+        /// Id of this node by the list of members.
         own: NodeId,
     },
 }
@@ -65,7 +65,7 @@ impl Checked {
         Self { config, contact, beginning }
     }
 
-    /// The same, of a cluster that begins with a backup.
+    /// Adapts the cluster id if the cluster begins with a backup.
     pub(crate) fn restored_from(mut self, restored_from: Option<&RestoredFrom>) -> Self {
         if let (Beginning::Found { cluster, .. }, Some(restored_from)) =
             (&mut self.beginning, restored_from)
@@ -75,38 +75,37 @@ impl Checked {
         self
     }
 
-    /// What the node is called, and where it is.
+    /// Returns the node's name and address.
     pub(crate) fn contact(&self) -> &Contact {
         &self.contact
     }
 
-    /// Where its data is.
     pub(crate) fn dir(&self) -> &Path {
         &self.config.dir
     }
 
-    /// How it begins, if its disk is new.
+    /// Returns how the node begins if its data directory is empty.
     pub(crate) fn beginning(&self) -> &Beginning {
         &self.beginning
     }
 
-    /// Where to listen; `None` if nobody can reach it.
+    /// Returns the listen address, or `None` if the node has no address.
     pub(crate) fn listen_address(&self) -> Option<String> {
         let listen = self.config.listen.clone().unwrap_or_else(|| self.contact.address.clone());
         (!listen.is_empty()).then_some(listen)
     }
 
-    /// How long a node that joins asks around.
     pub(crate) fn join_deadline(&self) -> Duration {
         self.config.join_deadline
     }
 
-    /// The settings of a node whose directory is that of this member of this cluster. Once the cluster is founded the
-    /// directory decides, and what the configuration says otherwise is kept to be reported: configuration management
-    /// goes on passing the flags of the first start, with whatever list of members it knows by then.
+    /// Returns the settings for a node whose directory belongs to this member of this cluster. Once
+    /// the cluster is founded, the directory decides. Deviations in the configuration are recorded
+    /// for a warning and not rejected: configuration management keeps passing the flags of the
+    /// first start, with whatever member list it has by then.
     ///
     /// # Errors
-    /// The directory is not this node's.
+    /// Fails if the directory does not belong to this node.
     pub(crate) fn belongs(
         &self,
         node: NodeId,
@@ -120,7 +119,7 @@ impl Checked {
         }
         let founders = match &self.beginning {
             Beginning::Found { node: own, cluster: founded, members } if *founded == cluster => {
-                // A member that joined later under the name of a founder is in no list of founders.
+                // A member that joined later under a founder's name is not in the list of founders.
                 let is_other = *own != node && (members.contains_key(&node) || !is_founded());
                 if is_other {
                     return Err(SomebodyElse::OtherMember { found: node, own: *own });
@@ -140,7 +139,7 @@ impl Checked {
         Ok(settings)
     }
 
-    /// The settings of a node, once it is known which member of which cluster it is.
+    /// Returns the settings of a node for a given member id and cluster.
     pub(crate) fn settings(
         &self,
         node: NodeId,
@@ -184,8 +183,9 @@ impl Checked {
     }
 }
 
-/// Tells clusters apart; protects against nobody. The upper half is the token's alone, so that a
-/// member that does not know who founded the cluster can tell whether the token is the right one.
+/// Derives the cluster id, which distinguishes clusters and is no security measure. The upper half
+/// depends only on the token, so that a member that does not know the founders can still check the
+/// token.
 pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str>) -> ClusterId {
     let mut hash = Fnv::default();
     hash.part(token);
@@ -197,7 +197,7 @@ pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str
     ClusterId(of_token & !u128::from(u64::MAX) | of_all & u128::from(u64::MAX))
 }
 
-/// The id of the cluster that would have this one, if it did not begin with a backup.
+/// Derives the id of a restored cluster from its original id and the backup.
 fn restored_id(cluster: ClusterId, restored_from: &RestoredFrom) -> ClusterId {
     let mut hash = Fnv::default();
     hash.part(&format!("{:032x}", cluster.0));

@@ -1,4 +1,4 @@
-//! The way to the store.
+//! [`Client`]: access to the store through one node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,17 +16,17 @@ use super::lease::{GrantCall, LeaseInfoCall, SessionStatus};
 use super::scope::Scope;
 use super::{Error, TxnCall, WatchCall};
 
-/// Reads, writes and watches the store through one node. Cheap to clone, and usable from any thread,
-/// task and runtime.
+/// Reads, writes and watches the store through one node. Cheap to clone, and usable from any
+/// thread, task and runtime.
 ///
-/// Reads are linearizable unless they say otherwise: they see everything that was acknowledged
-/// anywhere before they were made. They are answered from this node's own replica, after asking the
-/// leader how far it must have come.
+/// Reads are linearizable by default: they see every write that was acknowledged anywhere before
+/// the read began. The node asks the leader for the current commit position, waits until its own
+/// replica has applied it, and answers from that replica.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) scope: Scope,
-    /// For whom it acts: the program itself, unless said otherwise.
+    /// The user on whose behalf the client acts, or `None` for the program itself.
     pub(crate) caller: Option<Arc<Caller>>,
 }
 
@@ -35,12 +35,14 @@ impl Client {
         Self { shared, scope: Scope::default(), caller: None }
     }
 
-    /// A client for the keys that begin with `prefix`: it is put before every key that goes in and taken off
-    /// every key that comes out. Nothing outside can be reached through it.
+    /// Returns a client for the keys below `prefix`. The prefix is added to every key in a request
+    /// and removed from every key in a reply. Keys outside the prefix cannot be reached through
+    /// this client.
     ///
-    /// Sessions have no scope: what is made by one (locks, elections, groups, the taking end of a queue), and
-    /// transactions under what it holds, are given whole keys and names. A queue says its own:
-    /// [`Queue::name`](crate::queue::Queue::name).
+    /// Sessions ignore the prefix of a client. Objects that are made by a session (locks,
+    /// elections, groups, takers of a queue) take whole names, and transactions guarded by their
+    /// holds take whole keys. [`Queue::name`](crate::queue::Queue::name) returns the whole name of a
+    /// queue.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -64,12 +66,12 @@ impl Client {
         PutCall::new(self.clone(), key.into(), value.into())
     }
 
-    /// Reads the row of one key.
+    /// Reads one key.
     pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
         GetCall::new(self.clone(), key.into())
     }
 
-    /// Reads the rows of a range of keys. A string is one key: for all keys that begin with it, call
+    /// Reads a range of keys. A string means one key: to read all keys that begin with it, call
     /// [`Client::get_prefix`] or pass [`KeyRange::prefix`].
     ///
     /// ```
@@ -89,7 +91,7 @@ impl Client {
         RangeCall::new(self.clone(), keys.into())
     }
 
-    /// Reads the rows of all keys that begin with `prefix`. The empty prefix reads every key. Short for
+    /// Reads all keys that begin with `prefix`. The empty prefix reads every key. Short for
     /// [`Client::range`] with [`KeyRange::prefix`].
     ///
     /// ```
@@ -108,9 +110,10 @@ impl Client {
         self.range(KeyRange::prefix(prefix))
     }
 
-    /// Over how many keys a look at all of a range passes here, counted up to `max`: what it costs, before it is done. Keys
-    /// that were deleted and are not swept yet count; a single key counts for none. Local, and no answer to what there is:
-    /// for that, ask for the range's count.
+    /// Estimates how many keys a scan of `keys` visits, up to `max`. Use it to learn the cost of a
+    /// scan before running it. Reads the local replica. Deleted keys count until they are swept. A
+    /// range of one key counts as 0. The result is not the number of existing keys: for that, read
+    /// the range with [`count_only`](RangeCall::count_only).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -129,8 +132,8 @@ impl Client {
         self.shared.reader.passed_over_by(&self.scope.range(keys.into()), max)
     }
 
-    /// Deletes the keys of a range. A string is one key: `kv.delete("k")` deletes one key,
-    /// [`kv.delete_prefix("k/")`](Client::delete_prefix) all keys that begin with `k/`.
+    /// Deletes a range of keys. A string means one key: `kv.delete("k")` deletes the key `k`, and
+    /// [`kv.delete_prefix("k/")`](Client::delete_prefix) deletes all keys that begin with `k/`.
     pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
         DeleteCall::new(self.clone(), keys.into())
     }
@@ -141,12 +144,12 @@ impl Client {
         self.delete(KeyRange::prefix(prefix))
     }
 
-    /// Begins a transaction.
+    /// Starts building a transaction. Nothing is sent before [`TxnCall::commit`].
     pub fn txn(&self) -> TxnCall {
         TxnCall::new(self.clone())
     }
 
-    /// Watches a range of keys. A string is one key: for all keys that begin with it, call
+    /// Watches a range of keys. A string means one key: to watch all keys that begin with it, call
     /// [`Client::watch_prefix`] or pass [`KeyRange::prefix`].
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         WatchCall::new(self.clone(), keys.into())
@@ -170,46 +173,51 @@ impl Client {
         self.watch(KeyRange::prefix(prefix))
     }
 
-    /// Forgets what was before `revision`: reads at `revision` and later stay possible, reads and
-    /// watches from before it do not. Returns the store's revision when the compaction was applied.
+    /// Discards the history before `revision`. Reads and watches at `revision` and later stay
+    /// possible; earlier ones fail with `Compacted`. Returns the revision of the store when the
+    /// compaction was applied.
     ///
     /// # Errors
-    /// [`Rejection::Compacted`](crate::Rejection::Compacted) if that was done already,
-    /// [`Rejection::Future`](crate::Rejection::Future) if there is no such revision yet.
+    /// Returns [`Rejection::Compacted`](crate::Rejection::Compacted) if this history was already
+    /// discarded, and [`Rejection::Future`](crate::Rejection::Future) if the store has not reached
+    /// `revision`.
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         Ok(self.propose(Command::Compact(revision), None).await?.revision())
     }
 
-    /// Makes a lease that lives for `ttl`: a millisecond to
-    /// [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX), 285 years, else
-    /// [`Rejection::LeaseTtl`](crate::Rejection::LeaseTtl). Nobody renews it: for one that lives as long as this node
-    /// does, open a [`Session`](crate::Session), which lives for 100 ms at least.
+    /// Grants a lease with the given TTL, which is not renewed automatically. The TTL must be
+    /// between 1 ms and [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX) (285 years),
+    /// otherwise the call fails with [`Rejection::LeaseTtl`](crate::Rejection::LeaseTtl). For a lease
+    /// that this node renews, open a [`Session`](crate::Session), whose minimum TTL is 100 ms.
     pub fn grant(&self, ttl: Duration) -> GrantCall {
         GrantCall::new(self.clone(), ttl)
     }
 
-    /// Revokes a lease and deletes its keys, all in one revision. Returns that revision and the number of keys.
+    /// Revokes a lease and deletes its keys, all in one revision. Returns that revision and the
+    /// number of deleted keys.
     ///
     /// # Errors
-    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound).
+    /// Returns [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if the lease does not
+    /// exist.
     pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         match self.propose(Command::Revoke(lease), None).await? {
             Reply::Revoke(reply) => Ok(reply),
-            other => unreachable!("a revocation is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a revocation: {other:?}"),
         }
     }
 
-    /// Renews a lease, once: it lives for another TTL, which is the answer. For leases of others, who keep them
-    /// alive themselves and come through this node; for one that lives as long as this node does, open a
+    /// Renews a lease once and returns its TTL. Use it to forward renewals of clients that keep
+    /// their own leases alive. For a lease that this node renews, open a
     /// [`Session`](crate::Session).
     ///
-    /// The leader has counted the TTL anew after the call was made, and a quorum has confirmed since that it
-    /// leads: whoever counts from before the call, and for a TTL less the drift of its clock, does not believe
-    /// in the lease for too long. While the lease's end is being decided there is no answer.
+    /// The leader restarts the TTL after the call was made, and a quorum confirms afterwards that
+    /// it still leads. A caller that counts one TTL from before the call, minus its clock drift,
+    /// never overestimates the life of the lease. While the expiry of the lease is being decided,
+    /// the call waits.
     ///
     /// # Errors
-    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if there is no such lease any more. After
-    /// [`Error::Deadline`] it may have been renewed.
+    /// Returns [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if the lease does not
+    /// exist or has expired. After [`Error::Deadline`] the lease may have been renewed.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -228,8 +236,9 @@ impl Client {
         Ok(self.shared.lease_call(lease, LeaseRequest::Renew, deadline).await?)
     }
 
-    /// How long a lease still lives if nobody renews it, as the leader counts; `None` if there is no such lease
-    /// (any more). Linearizable. For people: it may be renewed, and a change of the leader gives it a full TTL.
+    /// Returns the remaining TTL of a lease as counted by the leader, or `None` if the lease does
+    /// not exist. Linearizable. The value is informational: a renewal or a change of the leader
+    /// restarts the full TTL.
     ///
     /// # Errors
     /// See [`Error`].
@@ -263,13 +272,14 @@ impl Client {
         LeaseInfoCall::new(self.clone(), lease)
     }
 
-    /// All leases, as this replica knows them, by id. Local: perhaps not the newest.
+    /// Returns the ids of all leases in ascending order. Reads the local replica, which may lag
+    /// behind the leader.
     pub fn leases(&self) -> Vec<LeaseId> {
         self.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
     }
 
-    /// Whether there is such a lease, as this replica knows. Local: perhaps not the newest. Costs the same however many
-    /// leases there are.
+    /// Reports whether a lease exists. Reads the local replica, which may lag behind the leader.
+    /// The cost does not depend on the number of leases.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -288,7 +298,8 @@ impl Client {
         self.shared.reader.has_lease(lease)
     }
 
-    /// The sessions of all nodes, as this replica knows them, by lease. Local: perhaps not the newest.
+    /// Returns the sessions of all nodes, ordered by lease id. Reads the local replica, which may
+    /// lag behind the leader.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -312,12 +323,12 @@ impl Client {
         sessions.map(status).collect()
     }
 
-    /// The revision that this node's replica has reached. Local: other nodes may be ahead.
+    /// Returns the revision of the local replica. Other nodes may be ahead.
     pub fn revision(&self) -> Revision {
         self.shared.reader.revision()
     }
 
-    /// Waits until this replica may be read.
+    /// Waits until the local replica is fresh enough for a read with `consistency`.
     pub(crate) async fn be_current(
         &self,
         consistency: Consistency,

@@ -1,4 +1,4 @@
-//! What a node is told when it starts.
+//! The configuration of a node.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,9 +19,9 @@ use crate::transport::TcpSettings;
 use super::StartError;
 use super::checked::{Beginning, Checked, cluster_id};
 
-/// The configuration of a node. Start with [`Config::new`]; everything has a default.
+/// The configuration of a node. Create it with [`Config::new`]. Every setting has a default.
 #[derive(Clone, Debug)]
-#[must_use = "give it to Node::start"]
+#[must_use = "a configuration does nothing until it is passed to Node::start"]
 pub struct Config {
     pub(super) dir: PathBuf,
     pub(super) name: String,
@@ -58,80 +58,85 @@ pub struct Config {
     pub(super) env: Env,
 }
 
-/// What is wrong with a [`Config`].
+/// An invalid [`Config`].
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The node is not among the members.
+    /// The node's name is not in the list of members.
     #[error(
-        "this node is called {name:?}, and the members are {members:?}: name it as one of them"
+        "the node name {name:?} is not in the list of members {members:?}: use the name of a \
+         listed member"
     )]
     UnknownMember {
-        /// This node's name.
+        /// Name of this node.
         name: String,
-        /// The members' names.
+        /// Names of the members.
         members: Vec<String>,
     },
-    /// Two members have one name.
-    #[error("two members are called {0:?}: each needs a name of its own")]
+    /// Two members have the same name.
+    #[error("two members have the name {0:?}: each member needs its own name")]
     DuplicateName(String),
-    /// Two members have one address.
-    #[error("members {0:?} and {1:?} have the same address {2:?}: each needs one of its own")]
+    /// Two members have the same address.
+    #[error(
+        "members {0:?} and {1:?} have the same address {2:?}: each member needs its own address"
+    )]
     DuplicateAddress(String, String, String),
-    /// An address is not `host:port`.
+    /// An address is not of the form `host:port`.
     #[error("the address {address:?} of member {name:?} is not of the form host:port")]
     BadAddress {
-        /// Whose it is.
+        /// Name of the member.
         name: String,
-        /// What was given.
+        /// The invalid address.
         address: String,
     },
-    /// An address at which nobody is found: of port 0, or of all interfaces. Who founds a cluster alone may have one.
+    /// An address cannot be dialed: it has port 0 or names all interfaces. Only a node that founds
+    /// a cluster alone may have such an address.
     #[error(
-        "nobody finds member {name:?} at {address:?}: say the host and the port that the others dial; where \
-         to listen is said with listen()"
+        "member {name:?} at {address:?} cannot be dialed: use a host and port that the other \
+         members can reach; to set the listen address, use listen()"
     )]
     Unreachable {
-        /// Whose it is.
+        /// Name of the member.
         name: String,
-        /// What was given.
+        /// The invalid address.
         address: String,
     },
-    /// Founding and joining at once.
-    #[error("both members() and join() are given: a node founds a cluster or joins one")]
+    /// The configuration both founds and joins a cluster.
+    #[error("members() and join() are both set: a node either founds a cluster or joins one")]
     JoinOrFound,
-    /// A voter to be replaced by a node that does not join.
-    #[error("replacing({0:?}) without join(): only a node that joins can take another's place")]
+    /// [`Config::replacing`] is set on a node that does not join a cluster.
+    #[error("replacing({0:?}) is set without join(): only a joining node can replace a member")]
     ReplacesWithoutJoin(String),
-    /// A node that joins and that nobody could reach.
+    /// The node joins a cluster, but has no address at which the other members can reach it.
     #[error(
-        "{0:?} joins a cluster and has no address: say with advertise() where the others reach it"
+        "{0:?} joins a cluster without an address: use advertise() to set the address for the \
+         other members"
     )]
     NoAddress(String),
-    /// More members than a cluster may have.
-    #[error("{0} members, at most {max}", max = Config::MEMBERS_MAX)]
+    /// The list has more members than a cluster may have.
+    #[error("too many members: {0}, at most {max}", max = Config::MEMBERS_MAX)]
     TooManyMembers(usize),
-    /// A name that is empty.
-    #[error("a member's name is empty")]
+    /// A member's name is empty.
+    #[error("a member name is empty")]
     EmptyName,
-    /// A number that is out of its range.
+    /// A value is out of range.
     #[error("{what} is {is}, and must be {must}")]
     OutOfRange {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
-        /// Its value.
+        /// The invalid value.
         is: String,
-        /// Its range.
+        /// The valid range.
         must: &'static str,
     },
 }
 
 impl Config {
-    /// The most voting members of a cluster.
+    /// Maximum number of voting members of a cluster.
     pub const MEMBERS_MAX: usize = 7;
 
-    /// A node that keeps its data in `dir` and is called `name`. Without [`Config::members`] it is a
-    /// cluster of its own.
+    /// Creates the configuration of a node that keeps its data in `dir` and has the name `name`.
+    /// Without [`Config::members`] the node founds a cluster of one member.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> Self {
         Self {
             dir: dir.into(),
@@ -170,11 +175,14 @@ impl Config {
         }
     }
 
-    /// The members that found a new cluster, this node too: a name and an address `host:port` for each, at which the
-    /// others reach it; or several, with commas between them, which they try in turn.
-    /// The same on all. Once the cluster exists its members are kept in it, and change with
-    /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member). With data in the directory, this list
-    /// only says where to look for the others first. Differences from the directory are logged as one warning.
+    /// Sets the members that found a new cluster, including this node: for each a name and the
+    /// address `host:port` at which the others reach it. An address may list several `host:port`,
+    /// separated by commas, which are tried in turn. The list must be the same on all members.
+    ///
+    /// Once the cluster exists, it stores its members itself; they change with [`Config::join`] and
+    /// [`Node::remove_member`](crate::Node::remove_member). If the data directory has data, the
+    /// list only names the addresses that the node contacts first. Differences from the directory
+    /// are logged as one warning.
     pub fn members<N: Into<String>, A: Into<String>>(
         mut self,
         members: impl IntoIterator<Item = (N, A)>,
@@ -183,43 +191,49 @@ impl Config {
         self
     }
 
-    /// Joins a cluster that exists, instead of founding one, through any of these members, which are
-    /// asked one after the other; one that is up is enough. The node becomes a learner: it serves its
-    /// program like any member and does not vote, until it is
-    /// [promoted](crate::Node::promote). Needs the cluster's [token](Config::cluster_token) and an
-    /// address of its own ([`Config::advertise`]). With data in the directory, the node is a member
-    /// already, and this is only where it looks for the others first.
+    /// Joins an existing cluster instead of founding one. The given members are asked in turn, and
+    /// one running member is enough. The node becomes a learner: it serves its program like any
+    /// member, but does not vote until it is [promoted](crate::Node::promote).
+    ///
+    /// Needs the cluster's [token](Config::cluster_token) and an address of its own
+    /// ([`Config::advertise`]). If the data directory has data, the node is already a member, and
+    /// the list only names the addresses that it contacts first.
     pub fn join<A: Into<String>>(mut self, members: impl IntoIterator<Item = A>) -> Self {
         self.join = members.into_iter().map(Into::into).collect();
         self
     }
 
-    /// A node that joins takes the place of the voter with this name: once it has caught up, it votes
-    /// and the other is a member no more, in one step. For a member whose disk is lost, and for moving
-    /// to another machine.
+    /// Lets a joining node replace the voter with this name. Once the node has caught up, it
+    /// becomes a voter and the other member is removed, in one step. Use it for a member that has
+    /// lost its disk, and to move a member to another machine.
     pub fn replacing(mut self, name: impl Into<String>) -> Self {
         self.replaces = Some(name.into());
         self
     }
 
-    /// How long a node that joins asks around before it gives up. Default a minute; a millisecond to a year.
+    /// Limits how long a joining node asks the members before it gives up. Default 1 minute; 1 ms
+    /// to 1 year.
     pub fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = deadline;
         self
     }
 
-    /// Where the other members reach this one, `host:port`, or several with commas between them: neither port 0 nor an address of all interfaces, which are
-    /// for [`Config::listen`] only. Default: its address in [`Config::members`]. A name is resolved again at each
-    /// connect. When it changes, restart the node with the new one: the others hear of it.
+    /// Sets the address `host:port` at which the other members reach this node, or several,
+    /// separated by commas. Port 0 and an address of all interfaces are valid only for
+    /// [`Config::listen`]. Default: the address in [`Config::members`].
+    ///
+    /// A host name is resolved again for each connection. To change the address, restart the node
+    /// with the new one; the other members learn it from the node.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertise = Some(address.into());
         self
     }
 
-    /// Where this node's host serves clients of its own, as URLs or in any other words: at most 16, of at most 512
-    /// bytes each. All members are told ([`MemberStatus::endpoints`](crate::cluster::MemberStatus::endpoints),
-    /// [`Node::members`](crate::Node::members)), so that whoever looks for the leader's host finds it; the library
-    /// does not use them. What a restarted node says replaces what it said before.
+    /// Sets the endpoints at which this node's host serves its own clients, as URLs or in any other
+    /// form: at most 16, each of at most 512 bytes. They are published to all members
+    /// ([`MemberStatus::endpoints`](crate::cluster::MemberStatus::endpoints),
+    /// [`Node::members`](crate::Node::members)), for example to find the host of the leader. The
+    /// library does not use them. A restarted node replaces the endpoints that it published before.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -237,173 +251,185 @@ impl Config {
         self
     }
 
-    /// Where to listen for the other members, if not at the address that they reach it at: `host:port`, or several with
-    /// commas between them.
+    /// Sets the address on which the node listens for other members, if it differs from the
+    /// advertised one: `host:port`, or several, separated by commas.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Tells clusters apart whose members have the same names. The same on all members.
+    /// Distinguishes clusters whose members have the same names. Must be the same on all members.
     pub fn cluster_token(mut self, token: impl Into<String>) -> Self {
         self.token = token.into();
         self
     }
 
-    /// Allows members to talk without encryption beyond this machine. Whoever can reach their ports
-    /// can then read and change everything.
+    /// Allows unencrypted connections between members on different machines. Anyone who can reach
+    /// their ports can then read and change all data.
     pub fn insecure_peers(mut self, allowed: bool) -> Self {
         self.insecure_peers = allowed;
         self
     }
 
-    /// Encrypts the connections between members and lets only those in whose certificates say that they
-    /// are members: see [`PeerTls`]. All members or none. Needs the feature `tls`.
+    /// Encrypts the connections between members, and accepts only peers whose certificates identify
+    /// them as members; see [`PeerTls`]. Must be set on all members or on none. Needs the feature
+    /// `tls`.
     #[cfg(feature = "tls")]
     pub fn peer_tls(mut self, files: PeerTls) -> Self {
         self.peer_tls = Some(files);
         self
     }
 
-    /// How often a leader says that it is there. Default 100 ms; 4 ms to 10 s. The same on all members.
+    /// Sets the interval between heartbeats of the leader. Default 100 ms; 4 ms to 10 s. Must be
+    /// the same on all members.
     pub fn heartbeat(mut self, interval: Duration) -> Self {
         self.heartbeat = interval;
         self
     }
 
-    /// A member that hears no leader stands for election after a time drawn at random from this to
-    /// twice this. Default 500 ms; at least three heartbeats, at most a minute. The same on all.
+    /// Sets the election timeout. A member that does not hear from a leader starts an election
+    /// after a random time between this value and twice this value. Default 500 ms; at least 3
+    /// heartbeats, at most 1 minute. Must be the same on all members.
     pub fn election_timeout(mut self, timeout: Duration) -> Self {
         self.election_timeout = timeout;
         self
     }
 
-    /// How long a session, with its locks, outlives its node's silence. Default 5 s; 100 ms to 9,000,000,000 s, which
-    /// are 285 years. One that is shorter
-    /// than four election timeouts can be ended by a change of the leader.
+    /// Sets the default TTL of sessions: how long a session and its locks survive after the node's
+    /// last renewal. Default 5 s; 100 ms to 9,000,000,000 s (285 years). A change of the leader can
+    /// end a session whose TTL is shorter than 4 election timeouts.
     pub fn session_ttl(mut self, ttl: Duration) -> Self {
         self.session_ttl = ttl;
         self
     }
 
-    /// How many percent the rate of any member's clock may be off true time, either way, without a
-    /// lease ending early. Default 10; 0 to 30. The same on all members.
+    /// Sets the maximum clock drift of a member, in percent of true time in either direction. Up to
+    /// this drift no lease ends early. Default 10; 0 to 30. Must be the same on all members.
     pub fn drift_percent(mut self, percent: u32) -> Self {
         self.drift_percent = percent;
         self
     }
 
-    /// How long a call may take that says nothing else. Default 5 s; a millisecond to a day.
+    /// Sets the default deadline of calls. Default 5 s; 1 ms to 1 day.
     pub fn call_deadline(mut self, deadline: Duration) -> Self {
         self.call_deadline = deadline;
         self
     }
 
-    /// Limits the requests of this node that wait for one lock, of all its sessions together. One more is rejected with
-    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000; 1 to 16,777,216.
+    /// Limits the number of waiters of this node for one lock, over all its sessions. Further
+    /// requests fail with [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000; 1
+    /// to 16,777,216.
     pub fn lock_waiters_max(mut self, waiters: usize) -> Self {
         self.lock_waiters_max = waiters;
         self
     }
 
-    /// What others see of this node's session, as the holder of a lock say. Default: the node's name.
+    /// Sets the label of this node's sessions, which other nodes see, for example as the holder of
+    /// a lock. Default: the node's name.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// How large requests may be; each in the range that stands at it in [`Limits`]. The same on all members.
+    /// Sets the limits on requests. [`Limits`] documents the range of each value. Must be the same
+    /// on all members.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// How many writes of this node's callers, and how many bytes of them, may be without an answer
-    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB; 1 to
-    /// 1,048,576, and 1 MiB to 1 TiB. Each key that the ranges of one pass over counts for 160 bytes, but all of them
-    /// for no more than half of what is allowed.
+    /// Limits the number of in-flight writes of this node's callers, and their total size in bytes.
+    /// Further calls fail with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB; 1 to
+    /// 1,048,576 and 1 MiB to 1 TiB.
+    ///
+    /// Each key that a write's ranges visit counts as 160 bytes. All visited keys together count
+    /// for at most half of the byte limit.
     pub fn open_writes_max(mut self, writes: usize, bytes: usize) -> Self {
         self.open_writes_max = writes;
         self.open_bytes_max = bytes;
         self
     }
 
-    /// How many linearizable reads, and waits for a revision, of this node's callers may be without an
-    /// answer before one is refused with [`Error::Busy`](crate::Error::Busy). Default 65,536; 1 to
+    /// Limits the number of this node's callers that wait for a linearizable read or for a
+    /// revision. Further calls fail with [`Error::Busy`](crate::Error::Busy). Default 65,536; 1 to
     /// 16,777,216.
     pub fn open_reads_max(mut self, reads: usize) -> Self {
         self.open_reads_max = reads;
         self
     }
 
-    /// How many bytes the state may take: all versions of all keys that are kept, with what surrounds
-    /// them. Beyond it, what would make it grow (puts, transactions with puts, leases) is refused with
-    /// [`Error::QuotaExceeded`](crate::Error::QuotaExceeded), until deletions and compaction have made
-    /// room. What is under way when it is reached still comes in. Default 2 GiB; at least 1 KiB. The same
-    /// on all members.
+    /// Limits the size of the state in bytes: all retained versions of all keys, including
+    /// overhead. Above the limit, calls that would make the state grow (puts, transactions with
+    /// puts, leases) fail with [`Error::QuotaExceeded`](crate::Error::QuotaExceeded), until
+    /// deletions and compaction have freed space. Writes that are in flight when the limit is
+    /// reached are still applied. Default 2 GiB; at least 1 KiB. Must be the same on all members.
     pub fn quota_bytes(mut self, bytes: u64) -> Self {
         self.quota_bytes = bytes;
         self
     }
 
-    /// How much history is kept, for reads of the past and for watches that start in it. Default: ten
-    /// minutes, at most 100,000 revisions and at most half the quota. The same on all members.
+    /// Sets how much history is kept for reads of earlier revisions and for watches that start in
+    /// the past. Default: 10 minutes, at most 100,000 revisions and at most half of the quota. Must
+    /// be the same on all members.
     pub fn history(mut self, history: History) -> Self {
         self.history = history;
         self
     }
 
-    /// How many bytes of entries the log grows by before a snapshot of the state is taken and the log is
-    /// cut; half the size of the state, if that is more. Default 32 MiB; 64 KiB to 1 PiB.
+    /// Sets how many bytes of entries the log grows before a snapshot is taken and the log is
+    /// truncated; if half the size of the state is more, that value is used instead. Default 32
+    /// MiB; 64 KiB to 1 PiB.
     pub fn snapshot_log_bytes(mut self, bytes: u64) -> Self {
         self.snapshot_log_bytes = bytes;
         self
     }
 
-    /// The size of a file of the log, and of what is kept in reserve for a full disk; at most half of that may be
-    /// under way without a quorum. Default 16 MiB; 64 KiB to 1 GiB.
+    /// Sets the size of a log file. The same size is kept in reserve for the case of a full disk.
+    /// At most half of it may be in flight without a quorum. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
         self
     }
 
-    /// Whether a copy of the state is kept beside snapshot and log, written behind, from which a start
-    /// goes on that need not apply the log since the last snapshot. It costs up to a tenth of a core
-    /// while things change, some 100 MB of memory, and up to four times the state on the disk; it is
-    /// never needed. Default: off. `docs/decisions/warm-copy.md` says when it pays.
+    /// Keeps a copy of the state on disk, in addition to snapshot and log, from which a start can
+    /// continue without replaying the log since the last snapshot. The copy is written in the
+    /// background. It costs up to a tenth of a core while data changes, about 100 MB of memory, and
+    /// up to 4 times the size of the state on disk. It is optional and never needed for
+    /// correctness. Default: off. `docs/decisions/warm-copy.md` describes when it is worthwhile.
     pub fn warm_copy(mut self, keep: bool) -> Self {
         self.warm_copy = keep;
         self
     }
 
-    /// A request that takes longer gets a line in the log, at level `warn`, that says where the time
-    /// went; one line a second at most, and none for what was asked for before the node knew of a leader for
-    /// the first time. Default 300 ms; [`Duration::MAX`] for none.
+    /// Logs a request that takes longer than `threshold` at level `warn`, with the time spent in
+    /// each stage. Logs at most one line per second, and none for requests made before the node
+    /// first knew a leader. Default 300 ms; [`Duration::MAX`] disables it.
     pub fn slow_request(mut self, threshold: Duration) -> Self {
         self.slow_request = threshold;
         self
     }
 
-    /// A batch of entries that takes longer to apply to this replica gets a line in the log, too: one a second
-    /// at most. Default 100 ms; [`Duration::MAX`] for none.
+    /// Logs a batch of entries that takes longer than `threshold` to apply to this replica. Logs at
+    /// most one line per second. Default 100 ms; [`Duration::MAX`] disables it.
     pub fn slow_apply(mut self, threshold: Duration) -> Self {
         self.slow_apply = threshold;
         self
     }
 
-    /// The newest cluster version that the node understands, where it is to pass for another build:
-    /// for tests of upgrades.
+    /// Sets the newest cluster version that the node supports. Tests of upgrades use it to imitate
+    /// another build.
     #[doc(hidden)]
     pub fn supported_version(mut self, version: ClusterVersion) -> Self {
         self.supported_version = version;
         self
     }
 
-    /// Reports whether the data directory is that of a member already: then the node goes on as that member, and how it
-    /// would found or join a cluster no longer matters. Reads the disk.
+    /// Reports whether the data directory already belongs to a member. The node then continues as
+    /// that member, and the settings for founding or joining a cluster have no effect. Reads the
+    /// disk.
     ///
     /// # Errors
-    /// [`StartError::Data`]: the directory cannot be read, or its log is damaged.
+    /// Returns [`StartError::Data`] if the directory cannot be read or its log is damaged.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -418,19 +444,19 @@ impl Config {
         Ok(whose(&self.env, &self.dir)?.is_some() && !is_joining(&self.env, &self.dir))
     }
 
-    /// The clock, disk and crash points that the node lives with: for tests that break them.
+    /// Replaces the node's clock, disk and crash points. Tests use it to inject faults.
     #[doc(hidden)]
     pub fn env(mut self, env: Env) -> Self {
         self.env = env;
         self
     }
 
-    /// What was given to [`Config::env`].
+    /// Returns the environment set with [`Config::env`].
     pub(crate) fn world(&self) -> &Env {
         &self.env
     }
 
-    /// Checks it, once, at the edge.
+    /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
         let (contact, beginning) = self.check_beginning()?;
         let ms = Duration::from_millis;
@@ -463,16 +489,19 @@ impl Config {
         if self.session_ttl < timeout * 4 {
             tracing::warn!(
                 session_ttl = ?self.session_ttl, election_timeout = ?timeout,
-                "sessions live shorter than four election timeouts: a change of the leader can end them"
+                "session_ttl is shorter than 4 election timeouts; a leader change can end sessions"
             );
         }
         if addresses(&contact.address).any(is_nowhere) {
-            tracing::warn!(address = contact.address, "no other member could dial this one there");
+            tracing::warn!(
+                address = contact.address,
+                "the advertised address cannot be dialed by other members"
+            );
         }
         Ok(Checked::new(self.clone(), contact, beginning))
     }
 
-    /// How the node begins, if its disk is new, and what it is called.
+    /// Returns the node's contact, and how it begins if its disk is new.
     fn check_beginning(&self) -> Result<(Contact, Beginning), ConfigError> {
         if self.join.is_empty() {
             if let Some(old) = &self.replaces {
@@ -519,7 +548,8 @@ impl Config {
         Ok(Contact { name, address })
     }
 
-    /// Others can find a member there. For one that founds a cluster alone nobody looks yet.
+    /// Checks that other members can reach a member at its address. No other member dials a node
+    /// that founds a cluster alone.
     fn check_found(&self, name: &str, address: &str) -> Result<(), ConfigError> {
         let founds_alone = self.join.is_empty() && self.members.len() <= 1;
         if founds_alone || !addresses(address).any(is_nowhere) {
@@ -528,12 +558,12 @@ impl Config {
         Err(ConfigError::Unreachable { name: name.to_owned(), address: address.to_owned() })
     }
 
-    /// Whether it says that a member is at this address.
+    /// Reports whether the list of members contains this address.
     pub(super) fn names(&self, address: &str) -> bool {
         self.members.iter().any(|(_, at)| addresses(at).any(|one| one == address))
     }
 
-    /// How to talk to the other members.
+    /// Returns the settings for connections to other members.
     pub(crate) fn tcp_settings(&self) -> TcpSettings {
         TcpSettings {
             insecure_peers: self.insecure_peers,
@@ -546,7 +576,7 @@ impl Config {
 
     fn check_limits(&self) -> Result<(), ConfigError> {
         let limits = &self.limits;
-        // One request is one entry of the log at most, which has a largest size.
+        // A request must fit into one log entry, whose size is limited.
         let (request, least) = (limits.request_bytes_max, Limits::REQUEST_BYTES_LEAST);
         within("limits.request_bytes_max", request, least, 3 << 20, "8 KiB to 3 MiB")?;
         let (key, least) = (limits.key_bytes_max, Limits::KEY_BYTES_LEAST);
@@ -579,10 +609,10 @@ impl Config {
 
     fn check_endpoints(&self) -> Result<(), ConfigError> {
         let most = MemberAttributes::ENDPOINTS_MAX;
-        within("endpoints, their number", self.endpoints.len(), 0, most, "0 to 16")?;
+        within("the number of endpoints", self.endpoints.len(), 0, most, "0 to 16")?;
         let most = MemberAttributes::ENDPOINT_BYTES_MAX;
         self.endpoints.iter().try_for_each(|endpoint| {
-            within("endpoints, each in bytes", endpoint.len(), 1, most, "1 to 512")
+            within("the length of an endpoint in bytes", endpoint.len(), 1, most, "1 to 512")
         })
     }
 
@@ -599,7 +629,7 @@ impl Config {
         if members.len() > Self::MEMBERS_MAX {
             return Err(ConfigError::TooManyMembers(members.len()));
         }
-        // The order in which they are written down must not matter.
+        // Sort by name, so that ids do not depend on the order of the list.
         members.sort_by(|a, b| a.name.cmp(&b.name));
         for pair in members.windows(2) {
             if pair[0].name == pair[1].name {
@@ -659,7 +689,7 @@ mod tests {
                 Beginning::Found { node, cluster, members } => {
                     checked.settings(node, cluster, members)
                 }
-                Beginning::Join { .. } => panic!("it joins"),
+                Beginning::Join { .. } => panic!("the node joins"),
             }
         };
         let one = found(three());
@@ -681,9 +711,10 @@ mod tests {
         let other_token = belongs(&join, four, token.cluster, false).unwrap_err();
         assert!(other_token.contains("another token"));
         assert!(belongs(&join, four, token.cluster, true).unwrap().has_other_token);
-        // A founder's directory is that of its name; a member that joined later may have a founder's name.
+        // A founder's directory is accepted only under that founder's name. A member that joined
+        // later may have a founder's name.
         let swapped = belongs(&three(), NodeId::new(3).unwrap(), one.cluster, true).unwrap_err();
-        assert!(swapped.contains("is that of member 3"));
+        assert!(swapped.contains("belongs to member 3"));
         assert!(belongs(&three(), four, one.cluster, false).is_err());
         assert!(!belongs(&three(), four, one.cluster, true).unwrap().founds);
         let listed = belongs(&three(), four, fewer.cluster, true).unwrap();
@@ -703,7 +734,8 @@ mod tests {
         }
     }
 
-    /// As etcd's own first steps have it; and a directory that was begun so goes on.
+    /// The first steps in etcd's documentation use such addresses, and a directory founded that way
+    /// must stay usable.
     #[test]
     fn who_founds_alone_may_say_no_more_than_where_it_listens() {
         for address in ["0.0.0.0:2380", "127.0.0.1:0"] {
@@ -716,26 +748,29 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
         let cases = [
-            (Config::new("d", "z").members([("a", "h:1")]), "this node is called \"z\""),
-            (Config::new("d", "a").members([("a", "h:1"), ("a", "h:2")]), "two members are called"),
+            (Config::new("d", "z").members([("a", "h:1")]), "the node name \"z\""),
+            (
+                Config::new("d", "a").members([("a", "h:1"), ("a", "h:2")]),
+                "two members have the name",
+            ),
             (Config::new("d", "a").members([("a", "h:1"), ("b", "h:1")]), "the same address"),
             (Config::new("d", "a").members([("a", "h")]), "not of the form host:port"),
             (Config::new("d", "a").members([("a", "h:99999")]), "not of the form host:port"),
             (Config::new("d", "").members([("", "h:1")]), "name is empty"),
             (Config::new("d", "a").members([("a", "h:0"), ("b", "h:1")]), "\"a\" at \"h:0\""),
             (Config::new("d", "a").members([("a", "h:1"), ("b", "0.0.0.0:2")]), "member \"b\" at"),
-            (Config::new("d", "a").members([("a", "[::]:1"), ("b", "h:1")]), "nobody finds member"),
-            (three().advertise("0.0.0.0:1"), "where to listen is said with listen()"),
-            (three().advertise("h:9,0.0.0.0:1"), "where to listen is said with listen()"),
+            (Config::new("d", "a").members([("a", "[::]:1"), ("b", "h:1")]), "cannot be dialed"),
+            (three().advertise("0.0.0.0:1"), "to set the listen address, use listen()"),
+            (three().advertise("h:9,0.0.0.0:1"), "to set the listen address, use listen()"),
             (three().advertise("h:9,"), "not of the form host:port"),
             (
                 Config::new("d", "a").members([("a", "h:1,h:2"), ("b", "h:3,h:2")]),
                 "the same address \"h:2\"",
             ),
-            (Config::new("d", "x").join(["h:1"]).advertise("127.0.0.1:0"), "nobody finds member"),
+            (Config::new("d", "x").join(["h:1"]).advertise("127.0.0.1:0"), "cannot be dialed"),
             (three().join(["h:1"]), "founds a cluster or joins one"),
             (three().replacing("a"), "without join()"),
-            (Config::new("d", "x").join(["h:1"]), "has no address"),
+            (Config::new("d", "x").join(["h:1"]), "without an address"),
             (Config::new("d", "x").join(["h"]).advertise("h:9"), "not of the form host:port"),
             (Config::new("d", "x").join(["h:1"]).advertise("h"), "not of the form host:port"),
             (three().heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s"),
@@ -769,7 +804,7 @@ mod tests {
             (limited(|limits| limits.txn_keys_max = 0), "0, and must be at least 1"),
             (
                 Config::new("d", "1").members((1..=8).map(|i| (i.to_string(), format!("h:{i}")))),
-                "8 members, at most 7",
+                "too many members: 8, at most 7",
             ),
         ];
         for (config, words) in cases {

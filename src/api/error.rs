@@ -1,7 +1,8 @@
-//! What can go wrong, and what that means for what was asked.
+//! The errors of the public API, and whether a failed call was applied.
 //!
-//! One rule for all public errors of the crate: printed by itself, an error says all, the reason too, and so that is
-//! not its `source` once more. One that only passes another on is that one (`transparent`).
+//! Rule for all public errors of the crate: the `Display` text of an error is complete and contains
+//! its cause, so the cause is not its `source` as well. An error that only forwards another error
+//! is `transparent`.
 
 use std::io;
 use std::time::Duration;
@@ -16,139 +17,139 @@ use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
 
-/// Whether a call that brought an error has changed anything.
+/// Whether a call that returned an error has changed anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Nothing was changed, and nothing will be.
     NotApplied,
-    /// It may have been applied, or may still be: at most once, and not after the cluster has learnt
-    /// that this node gave it up. Read to find out.
+    /// The change may have been applied, or may still be applied: at most once, and not after the
+    /// cluster has learnt that this node gave it up. Read the store to find out.
     Unknown,
-    /// It was applied, once.
+    /// The change was applied once.
     Applied,
 }
 
-/// Why a call brought no answer. [`Error::effect`] says whether anything was changed.
+/// Error of a call. [`Error::effect`] states whether anything was changed.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store says no. Nothing was changed.
+    /// The state machine rejected the command. Nothing was changed.
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    /// Too many calls of this node are without an answer. Nothing was changed: slow down and try
-    /// again.
-    #[error("too busy, not applied: too many calls on this node have no answer yet; try again")]
+    /// Too many calls of this node are in flight. Nothing was changed. Slow down and retry.
+    #[error("not applied: too many calls of this node are in flight; retry later")]
     Busy,
-    /// Replicas differ and no majority says which one is right. Nothing was changed.
+    /// Replicas have diverged and no majority of them agrees. Nothing was changed.
     #[error(
-        "not applied: the replicas of this cluster differ and no majority says which is right; an \
-         operator must look at the members' logs"
+        "not applied: the replicas have diverged and no majority agrees; check the logs of the \
+         members"
     )]
     Diverged,
-    /// The state has reached its quota. Nothing was changed. Reads, deletions, compaction and the end
-    /// of leases go on, and make room: what is compacted is given back within seconds.
+    /// The state has reached its quota. Nothing was changed. Reads, deletions, compaction and lease
+    /// expiry still work. Compaction frees space within seconds.
     #[error(
-        "not applied: the state takes {bytes} bytes, and its quota is {quota}: delete what is not needed \
-         and compact, or raise Config::quota_bytes on all members"
+        "not applied: quota exceeded: the state has {bytes} bytes, the quota is {quota} bytes; \
+         delete data and compact, or raise Config::quota_bytes on all members"
     )]
     QuotaExceeded {
-        /// What it takes on this node.
+        /// Size of the state on this node, in bytes.
         bytes: u64,
-        /// The quota.
+        /// The quota, in bytes.
         quota: u64,
     },
-    /// The disk of this node is full, or the disks of so many voters that nothing more could be stored.
-    /// Nothing was changed. Reads, deletions, compaction and the end of leases go on; everything does
-    /// when there is room again.
+    /// The disk of this node is full, or the disks of too many voters. Nothing was changed. Reads,
+    /// deletions, compaction and lease expiry still work. Writes work again when there is free
+    /// space.
     #[error(
-        "not applied: the disk is full, on this member or on too many voters: make room on it; nothing \
-         has to be restarted"
+        "not applied: the disk is full on this member or on too many voters; free disk space, a \
+         restart is not needed"
     )]
     NoSpace,
-    /// The time is up. There may be no leader, no quorum, or too much to do.
+    /// The deadline was exceeded. Possible causes: no leader, no quorum, or overload.
     #[error(
-        "{}: the deadline has passed; Node::health says whether there is a leader and a quorum",
+        "{}: deadline exceeded; see Node::health for leader and quorum",
         words(*effect)
     )]
     Deadline {
         /// Whether anything was changed.
         effect: Effect,
     },
-    /// The deadline has passed, and the cluster is not founded: this node waits for founding members, which must all
-    /// be started once. Nothing was changed.
+    /// The deadline was exceeded and the cluster is not founded: this node waits for founding
+    /// members, all of which must be started once. Nothing was changed.
     #[error(
         "not applied: deadline exceeded; the cluster is not founded yet: waiting for {}",
         waiting_for.join(", ")
     )]
     NotFounded {
-        /// The members that it waits for, each as `NAME (ADDRESS)`.
+        /// The members that the node waits for, each as `NAME (ADDRESS)`.
         waiting_for: Vec<String>,
     },
     /// The node has stopped.
     #[error("{}: the node has stopped: {reason}", words(*effect))]
     Stopped {
-        /// Why.
+        /// Why the node has stopped.
         reason: StopReason,
         /// Whether anything was changed.
         effect: Effect,
     },
-    /// The session has ended, and its node has not stopped.
-    #[error("{}: the session has ended: {end}; open another one", words(*effect))]
+    /// The session has ended while its node keeps running.
+    #[error("{}: the session has ended: {end}; open a new session", words(*effect))]
     SessionEnded {
-        /// Why.
+        /// Why the session has ended.
         end: SessionEndReason,
         /// Whether this call has changed anything.
         effect: Effect,
     },
-    /// A call of several steps has failed behind the first of them: what those have done, or may have done, stands,
-    /// unless the call says that it takes it back.
-    #[error("may have been applied in part, before this: {0}")]
+    /// A call of several steps failed after its first step. The effects of the earlier steps
+    /// remain, unless the call documents that it undoes them.
+    #[error("may be partially applied: {0}")]
     Halfway(Box<Error>),
-    /// A lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX). Nothing
-    /// was changed.
-    #[error("not applied: a lock delay of {asked:?}: the longest is {max:?}")]
+    /// The lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX).
+    /// Nothing was changed.
+    #[error("not applied: the lock delay {asked:?} is longer than {max:?}")]
     LockDelay {
-        /// The delay that was asked for.
+        /// The requested delay.
         asked: Duration,
-        /// The longest.
+        /// The maximum delay.
         max: Duration,
     },
-    /// A session that would live for less than [`Limits::SESSION_TTL_MIN`](crate::Limits::SESSION_TTL_MIN), or for
-    /// more than [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX). Nothing was changed.
-    #[error("not applied: a session's TTL of {asked:?}: {min:?} to {max:?}")]
+    /// The session TTL is shorter than [`Limits::SESSION_TTL_MIN`](crate::Limits::SESSION_TTL_MIN)
+    /// or longer than [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX). Nothing was changed.
+    #[error("not applied: the session TTL {asked:?} is out of range: {min:?} to {max:?}")]
     SessionTtl {
-        /// The TTL that was asked for.
+        /// The requested TTL.
         asked: Duration,
-        /// The shortest.
+        /// The minimum TTL.
         min: Duration,
-        /// The longest.
+        /// The maximum TTL.
         max: Duration,
     },
-    /// A lease is not kept alive as was asked for. Nothing was changed.
+    /// The session could not be resumed. Nothing was changed.
     #[error("not resumed: {0}")]
     NotResumed(ResumeSessionError),
-    /// The change was applied. What it answered was large, and was gone when this node, which had been
-    /// cut off meanwhile, could hear of it: read what you need.
-    #[error("applied, at revision {revision}; its answer came too late to be kept")]
+    /// The change was applied, but its reply is no longer available: the reply was large and was
+    /// discarded while this node was disconnected. Read the affected keys instead.
+    #[error("applied at revision {revision}, but the reply is no longer available")]
     AnswerLost {
-        /// The store's revision right after it.
+        /// Revision of the store right after the change.
         revision: Revision,
     },
-    /// The members of the cluster stay as they are.
+    /// The membership change was rejected. Nothing was changed.
     #[error("not applied: {0}")]
     Members(MembershipError),
-    /// A backup could not be made, in words that say why. Nothing was changed.
-    #[error("no backup was made: {0}")]
+    /// The backup could not be made, with the reason. Nothing was changed.
+    #[error("backup failed: {0}")]
     Backup(String),
-    /// Leadership was not moved to whom it should go.
+    /// Leadership could not be transferred to the requested member.
     #[error(
-        "leadership was not moved there: it takes a voter that is connected and has caught up, or another one came to lead; see Node::status"
+        "leadership transfer failed: the target must be a connected, up-to-date voter, or \
+         another leader was elected; see Node::status"
     )]
     NoTransferee,
 }
 
 impl Error {
-    /// Whether anything was changed.
+    /// Returns whether anything was changed.
     pub fn effect(&self) -> Effect {
         match self {
             Error::Deadline { effect }
@@ -171,7 +172,8 @@ impl Error {
         }
     }
 
-    /// A session has ended before anything was changed. That its node has stopped is said as always.
+    /// Returns the error for a session that ended before anything was changed. If the node has
+    /// stopped, returns [`Error::Stopped`].
     pub(crate) fn ended(end: SessionEndReason, shared: &Shared) -> Self {
         match end {
             SessionEndReason::NodeStopped => {
@@ -181,8 +183,8 @@ impl Error {
         }
     }
 
-    /// As it is told where this call has changed something before, or may have: that nothing was changed is not true
-    /// then.
+    /// Converts the error for a call that may already have changed something: an effect of
+    /// [`Effect::NotApplied`] would then be wrong.
     pub(crate) fn halfway(self) -> Self {
         let effect = Effect::Unknown;
         match self {
@@ -194,8 +196,9 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later without anybody doing anything. One whose effect is
-    /// unknown may then be applied twice, unless it is a transaction that guards against that.
+    /// Reports whether the same call may succeed later without intervention. If the effect of the
+    /// failed call is unknown, a retry may apply it twice, unless it is a transaction that guards
+    /// against that.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Busy | Error::Deadline { .. } | Error::NotFounded { .. } => true,
@@ -204,7 +207,8 @@ impl Error {
         }
     }
 
-    /// Whether it was refused for what it puts: what only deletes would not have been.
+    /// Reports whether the call was rejected because it adds data. A call that only deletes would
+    /// not have been rejected.
     pub(crate) fn needs_room(&self) -> bool {
         matches!(
             self,
@@ -213,16 +217,16 @@ impl Error {
     }
 }
 
-/// Why a node has stopped whose sessions have ended by that.
+/// Returns why the node of an ended session has stopped.
 pub(crate) fn stopped(shared: &Shared) -> StopReason {
-    // Sessions end at the beginning of a shutdown.
+    // Sessions end at the start of a shutdown, before the node has a stop reason.
     shared.stop_reason().unwrap_or(StopReason::Shutdown)
 }
 
 fn words(effect: Effect) -> &'static str {
     match effect {
         Effect::NotApplied => "not applied",
-        Effect::Unknown => "may have been applied or not",
+        Effect::Unknown => "possibly applied",
         Effect::Applied => "applied",
     }
 }
@@ -252,36 +256,36 @@ impl From<CallError> for Error {
     }
 }
 
-/// Why a node did not start. Nothing of what it stores was changed, and nothing is in the way of another start: what
-/// one leaves behind (the directory; that it was started once more; of a node that joins, the id with which it asks) the
-/// next one takes up.
+/// Error of a node start. The stored data was not changed, and a later start is possible. State
+/// that a failed start leaves behind is reused by the next one: the directory, the incremented
+/// incarnation and, for a joining node, the id of its join request.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("configuration: {0}")]
     Config(ConfigError),
     /// The data directory cannot be used.
     #[error("data directory: {why}")]
     Data {
-        /// Of what kind it is, for programs.
+        /// Machine-readable kind of the error.
         kind: DataErrorKind,
-        /// In words that say what to do, for people.
+        /// Description for people, including what to do.
         why: String,
     },
     /// The network cannot be used.
     #[error("network: {0}")]
     Network(TransportError),
-    /// The cluster has not let it in, or nobody has answered: the node does not run. Whether it may be a member all
-    /// the same, the kind says.
+    /// The cluster did not add the node, or no member answered. The node does not run. The kind
+    /// states whether it may have been added as a member.
     #[error("joining: {why}")]
     Join {
-        /// Of what kind it is, for programs.
+        /// Machine-readable kind of the error.
         kind: JoinErrorKind,
-        /// In words, for people.
+        /// Description for people.
         why: String,
     },
-    /// The operating system gives no thread.
+    /// The operating system could not create a thread.
     #[error("thread: {0}")]
     Thread(io::Error),
 }
@@ -298,16 +302,18 @@ impl From<TransportError> for StartError {
     }
 }
 
-/// Why a node has not joined a cluster: the kind of [`StartError::Join`], and what a supervisor does about it.
+/// Kind of [`StartError::Join`], for a supervisor that decides what to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum JoinErrorKind {
-    /// Who was asked says no: another token, a certificate of another name, no room, nobody to replace. Starting again
-    /// ends the same until somebody has mended what the words name.
+    /// A member rejected the request, for example because of another cluster token, a certificate
+    /// for another name, too many members, or no voter to replace. Another start fails as well
+    /// until the cause is fixed; the error text names it.
     Refused,
-    /// Nobody has said yes or no within [`Config::join_deadline`](crate::Config::join_deadline). It may have been added
-    /// all the same, as a learner that does not run. Start again, on the same directory: with that, it becomes one
-    /// member and not two. If it is not to be started again, look for it in
+    /// No member accepted or rejected the request within
+    /// [`Config::join_deadline`](crate::Config::join_deadline). The node may have been added as a
+    /// learner that does not run. Start it again on the same directory, so that it becomes one
+    /// member and not two. If it will not be started again, look for it in
     /// [`Node::members`](crate::Node::members) and remove it.
     TimedOut,
 }
@@ -317,7 +323,7 @@ impl From<JoinError> for StartError {
         let kind = match error {
             JoinError::Transport(error) => return StartError::Network(error),
             JoinError::Refused(_) => JoinErrorKind::Refused,
-            // Who gave it up does not hear of it.
+            // The caller of a cancelled start does not see this kind.
             JoinError::TooLate(_) | JoinError::GivenUp => JoinErrorKind::TimedOut,
         };
         StartError::Join { kind, why: error.to_string() }

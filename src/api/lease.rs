@@ -1,4 +1,4 @@
-//! Leases that nobody renews.
+//! Leases that are not renewed automatically.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{Client, Error};
 /// A granted lease.
 pub type Lease = GrantReply;
 
-/// Makes a lease; see [`Client::grant`].
+/// A call that grants a lease; see [`Client::grant`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct GrantCall {
@@ -29,13 +29,15 @@ impl GrantCall {
         Self { client, ttl, id: None, deadline: None }
     }
 
-    /// Under this id, which must be free. Otherwise it gets one that was never used.
+    /// Sets the id of the lease, which must be free. By default the lease gets an id that was never
+    /// used before.
     pub fn id(mut self, id: LeaseId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -52,13 +54,13 @@ impl IntoFuture for GrantCall {
             let command = Command::Grant { id: self.id, ttl: self.ttl, session: None };
             match self.client.propose(command, self.deadline).await? {
                 Reply::Grant(reply) => Ok(reply),
-                other => unreachable!("a grant is answered by {other:?}"),
+                other => unreachable!("unexpected reply to a grant: {other:?}"),
             }
         })
     }
 }
 
-/// Reads what the store knows of a lease; see [`Client::lease_info`].
+/// A call that reads a lease; see [`Client::lease_info`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct LeaseInfoCall {
@@ -100,18 +102,19 @@ impl IntoFuture for LeaseInfoCall {
     }
 }
 
-/// What is known of a lease.
+/// State of a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LeaseStatus {
-    /// Its id.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// How long it lives without renewal; for a session with a lock delay, that included.
+    /// TTL of the lease. For a session this includes the lock delay.
     pub ttl: Duration,
-    /// The keys that its end will delete, in order. Not scoped: as the store knows them.
+    /// The keys that are deleted when the lease ends, in ascending order. They are whole keys,
+    /// without regard to the client's prefix. Empty unless [`LeaseInfoCall::with_keys`] was set.
     pub keys: Vec<Bytes>,
-    /// If it is a session's: which node opened it, and how the session is labelled. Another node may keep
-    /// it alive since: that is known only there.
+    /// For a session: the node that opened it, and its label. Another node may have resumed the
+    /// session; only that node knows.
     pub session: Option<(NodeId, String)>,
 }
 
@@ -122,18 +125,18 @@ impl LeaseStatus {
     }
 }
 
-/// A session as everybody sees it; see [`Client::sessions`].
+/// A session as seen by all nodes; see [`Client::sessions`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SessionStatus {
-    /// Its lease.
+    /// Lease of the session.
     pub lease: LeaseId,
-    /// How long the lease lives without renewal, a lock delay included.
+    /// TTL of the lease, including the lock delay.
     pub ttl: Duration,
-    /// Which node opened it. Another one may keep it alive since.
+    /// The node that opened the session. Another node may have resumed it.
     pub node: NodeId,
-    /// What people are to see of it.
+    /// Label of the session, shown to people.
     pub label: String,
-    /// Whether it is the node's own, which ends when its node starts anew.
+    /// Whether this is the node's own session, which is revoked when its node restarts.
     pub own: bool,
 }

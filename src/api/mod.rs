@@ -1,11 +1,14 @@
-//! What a program that embeds Bowline sees: a [`Node`] that is one member of the cluster, a [`Client`]
-//! that reads, writes and watches through it, leases and [`Session`]s.
+//! The API for programs that embed Bowline: a [`Node`] is one member of the cluster, a [`Client`]
+//! reads, writes and watches through it, and leases and [`Session`]s bind keys to the life of their
+//! owner.
 //!
-//! A call is built, and does nothing until it is awaited (or until [`Blocking::block`] blocks on it):
-//! `kv.put("k", "v").prev_kv().await`. Every call has a deadline but a backup: its own, where
-//! it can be given one, or [`Config::call_deadline`]. Dropping a call's future gives up the waiting, not the change: a
-//! put whose future was dropped may still be applied, once. Of two changes that are under way at the same time either
-//! may come first, also on one client: await the one before the other begins, or put both into a transaction.
+//! A call is a builder and does nothing until it is awaited or passed to [`Blocking::block`]:
+//! `kv.put("k", "v").prev_kv().await`. Every call except a backup has a deadline: its own, if one
+//! was set, or [`Config::call_deadline`]. Dropping the future of a call stops the wait, but does
+//! not cancel the operation: a put whose future was dropped may still be applied, at most once. Two
+//! changes that are in flight at the same time may be applied in either order, even if they come
+//! from one client. To order them, await the first before starting the second, or put both into one
+//! transaction.
 
 mod alarms;
 mod blocking;

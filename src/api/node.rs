@@ -1,4 +1,4 @@
-//! A member of a cluster, inside this program.
+//! [`Node`]: a member of a cluster inside this program.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,11 +24,12 @@ use super::checked::{Beginning, Checked};
 use super::own_session::OwnSession;
 use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Session, StartError};
 
-/// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
-/// async runtime, and stops when it is shut down or dropped.
+/// A member of a cluster inside this program. A node runs on its own threads, works with any async
+/// runtime or none, and stops when it is shut down or dropped.
 ///
-/// End it with [`Node::shutdown`]. To the others a node that is dropped has crashed: what its sessions hold they wait for
-/// until its time is over, leadership is not handed over, and it may take a second until its directory is free.
+/// Stop a node with [`Node::shutdown`]. To the other members, a dropped node looks like a crashed
+/// one: they wait until its sessions expire, leadership is not transferred, and its data directory
+/// may stay locked for up to a second.
 ///
 /// ```
 /// use bowline::{Blocking, Config, Node};
@@ -47,33 +48,36 @@ pub struct Node {
     session: Arc<OwnSession>,
 }
 
-/// What connects a node with its peers.
+/// The connection of a node to its peers.
 enum Link {
-    /// Sockets.
+    /// TCP connections to other processes.
     Tcp(TcpHandle),
-    /// Other nodes in this process, if any.
+    /// In-memory connections to other nodes in this process, if there are any.
     Memory(MemoryHub, NodeId),
 }
 
-/// How a shutdown went.
+/// The result of a shutdown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shutdown {
-    /// The threads that had not ended after a second: they hang in the disk. Empty if all is well.
+    /// Names of the threads that were still running one second after the stop, usually because the
+    /// disk hangs. Normally empty.
     pub hanging: Vec<&'static str>,
 }
 
 impl Node {
-    /// Starts a member: opens its data, replays it, listens, and lets it look for the others. Returns as soon as it
-    /// runs, which is before it has found the others and before there is a leader. [`Node::ready`] waits for that;
-    /// other calls wait for it, too, up to their deadlines.
+    /// Starts a member: opens and replays its data, listens, and begins to contact the other
+    /// members. Returns as soon as the node runs, which is before it has reached other members and
+    /// before there is a leader. [`Node::ready`] waits for that. Other calls also wait for it, up
+    /// to their deadlines.
     ///
-    /// A start whose future is dropped is given up: one that asks to [join](Config::join) ends within about a second,
-    /// and any other as soon as it has come to its end; until then it holds the directory and the port. It may have
-    /// been let into the cluster by then: as after [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a start on the
-    /// same directory becomes that member.
+    /// Dropping the future cancels the start. A start that [joins](Config::join) a cluster ends
+    /// within about a second. Any other start ends once it has completed its current work. Until
+    /// then it keeps the data directory and the port. The cluster may already have added the node
+    /// as a member; as after [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a later
+    /// start on the same directory becomes that member.
     ///
     /// # Errors
-    /// See [`StartError`]. Nothing keeps running then.
+    /// See [`StartError`]. After an error nothing keeps running.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         let checked = config.check()?;
         off_thread(move |given_up| {
@@ -81,7 +85,7 @@ impl Node {
             let Some(listen) = checked.listen_address() else {
                 return Self::open_in_memory(&checked, env, &MemoryHub::default(), given_up);
             };
-            // The port is taken first: a second node on it must not touch the data.
+            // Bind the port first, so that a second node on the same port does not touch the data.
             let tcp = config.tcp_settings();
             let bound = TcpBound::bind(&listen, tcp.clone())?;
             let ask = |addresses: &[String], ask: &JoinAsk| {
@@ -91,7 +95,8 @@ impl Node {
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
             let contacts = assembly.contacts();
             for (id, places) in &contacts {
-                // What others say of where somebody is keeps no node from starting.
+                // Check only addresses from the configuration. Addresses learnt from other members
+                // must not prevent a start.
                 for place in places.iter().filter(|place| config.names(place)) {
                     tcp.check_peer(*id, place)?;
                 }
@@ -145,15 +150,17 @@ impl Node {
         Ok(Node { shared, running, link, session })
     }
 
-    /// Waits until this node serves linearizable calls: there is a leader that a quorum follows, and this node has
-    /// applied everything that was committed before. That is no promise for later: a leader may fail at any time, and
-    /// calls then wait for the next one. Waits up to [`Config::call_deadline`], or as long as
-    /// [`ReadyCall::deadline`] says.
+    /// Waits until this node serves linearizable calls: a quorum follows a leader, and this node
+    /// has applied everything that was committed before. This holds only for the moment. If the
+    /// leader fails later, calls wait for the next leader. Waits up to [`Config::call_deadline`],
+    /// or up to [`ReadyCall::deadline`] if that is set.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if no leader served in time. [`Error::NotFounded`] if the cluster was not founded in time; it
-    /// names the members that this node waits for. [`Error::Stopped`] if the node stops. [`Error::Busy`] if too many
-    /// reads wait already.
+    /// - [`Error::Deadline`]: no leader served in time.
+    /// - [`Error::NotFounded`]: the cluster was not founded in time. The error names the members
+    ///   that this node waits for.
+    /// - [`Error::Stopped`]: the node stopped.
+    /// - [`Error::Busy`]: too many reads are waiting.
     ///
     /// ```
     /// use std::time::Duration;
@@ -169,13 +176,14 @@ impl Node {
         ReadyCall::new(&self.shared)
     }
 
-    /// A client that works through this node.
+    /// Returns a client that works through this node.
     pub fn client(&self) -> Client {
         Client::new(Arc::clone(&self.shared))
     }
 
-    /// The node's own session: opened on first use, shared by all who ask, opened anew when it has
-    /// ended. When the program restarts, the old one ends at once.
+    /// Returns the node's own session. It is opened on first use, shared by all callers, and
+    /// reopened after it has ended. When the program restarts, the session of the previous run is
+    /// revoked.
     ///
     /// # Errors
     /// See [`Error`].
@@ -183,38 +191,45 @@ impl Node {
         self.session.get().await
     }
 
-    /// For those who go on with the next one when it has ended.
+    /// Returns the holder of the own session, for recipes that continue with the next session after
+    /// one has ended.
     pub(crate) fn own_session(&self) -> &Arc<OwnSession> {
         &self.session
     }
 
-    /// Opens a session beside the node's own, for what should live and die apart from it. It is closed
-    /// when the last handle on it is dropped, and when the node is shut down. Unlike the node's own
-    /// session it outlives a crash of the program, for its TTL: until then it can be
-    /// [resumed](Node::resume_session), here or elsewhere.
+    /// Opens a separate session, in addition to the node's own. It is closed when its last handle
+    /// is dropped or the node is shut down. Unlike the node's own session, it survives a crash of
+    /// the program for its TTL. During that time it can be [resumed](Node::resume_session) here or
+    /// on another node.
     pub fn open_session(&self) -> OpenSession {
         OpenSession::on(self.client(), false)
     }
 
-    /// Goes on with the session of a lease that was opened by [`Node::open_session`], in an earlier life of
-    /// this program or on another node, or with any other lease but a node's own session: its keys stay,
-    /// and this node keeps it alive. Answers when a first renewal, sent after the call, was confirmed:
-    /// nothing is believed before.
+    /// Resumes a session that was opened with [`Node::open_session`], in an earlier run of this
+    /// program or on another node. Any other lease can be resumed as well, except a node's own
+    /// session. The keys of the lease stay, and this node renews it from now on. Returns after a
+    /// renewal that was sent after the call has been confirmed. Until then the session is not
+    /// considered valid.
     ///
-    /// Several nodes may keep one lease alive, and all believe in it, rightly: it ends when the last
-    /// of them stops renewing it, or when one of them closes it, for all. The others then believe in
-    /// it until they have applied that. Who hands a session over should [detach](Session::detach) it
-    /// first. A second handle on one node is a handle on the same session.
+    /// Several nodes may keep one lease alive at the same time, and the session is valid on all of
+    /// them. It ends when the last of them stops renewing it, or for all of them when one closes
+    /// it; the others notice when they have applied the revocation. To move a session,
+    /// [detach](Session::detach) it first. Resuming a lease twice on one node returns a second
+    /// handle on the same session.
     ///
-    /// All that hangs on the lease stays: also what an earlier life has taken from a queue and not acknowledged, which
-    /// nobody else gets then as long as this session lives, since another node may work on it. Whoever resumes
-    /// sessions takes from queues with one that it does not resume.
+    /// Everything bound to the lease stays. This includes queue items that an earlier run has taken
+    /// and not acknowledged. No other taker receives them while this session lives, because another
+    /// node may still work on them. A program that resumes sessions should therefore take from
+    /// queues with a session that it does not resume.
     ///
     /// # Errors
-    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if there is no such lease, or none any
-    /// more. [`Error::NotResumed`] says what else is in the way. [`Error::Deadline`] if no renewal was
-    /// confirmed in time, also because the lease's expiry is under way. The lease is left as it was,
-    /// at most renewed.
+    /// - [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound): the lease does not exist or has
+    ///   expired.
+    /// - [`Error::NotResumed`]: the lease cannot be resumed here, with the reason.
+    /// - [`Error::Deadline`]: no renewal was confirmed in time, possibly because the lease is
+    ///   expiring.
+    ///
+    /// After an error the lease is unchanged, or was renewed once.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -232,13 +247,13 @@ impl Node {
         ResumeSession::new(self, lease)
     }
 
-    /// What the node says about itself, as of its last turn.
+    /// Returns the node's status, as of the last iteration of its driver thread.
     pub fn status(&self) -> NodeStatus {
         self.shared.status.borrow().clone()
     }
 
-    /// The node's term, as [`status`](Self::status) has it, without a copy of everything else: for whoever asks with
-    /// every request.
+    /// Returns the node's term, as in [`status`](Self::status), without copying the rest of the
+    /// status. Suitable for calls on every request.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -252,7 +267,8 @@ impl Node {
         self.shared.status.borrow().term
     }
 
-    /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.
+    /// Returns the health of the node: a status for programs and a sentence for people. Reads local
+    /// state only and never blocks.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, HealthStatus, Node, Role};
@@ -271,7 +287,7 @@ impl Node {
         self.shared.health()
     }
 
-    /// What the node measures of itself.
+    /// Returns the metrics of the node.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -286,7 +302,8 @@ impl Node {
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
-        // A handle that outlives the node must not keep its state in memory.
+        // Hold a weak reference: a metrics handle that outlives the node must not keep the node's
+        // state in memory.
         let shared = Arc::downgrade(&self.shared);
         Metrics::new(&self.shared.settings.contact.name, Arc::clone(&self.shared.meters))
             .refreshed_by(move || {
@@ -296,12 +313,12 @@ impl Node {
             })
     }
 
-    /// Waits until the node's status satisfies `condition`. Ends too when the node stops: its role says
-    /// so.
+    /// Waits until the node's status satisfies `condition`, and returns that status. Also returns
+    /// when the node stops; the status then has the role [`Role::Stopped`].
     pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
         let mut told = self.shared.status.subscribe();
         loop {
-            // A copy: whoever judges may take his time, and ask this node.
+            // Copy the status, so that `condition` may take its time and may call this node.
             let status = told.borrow_and_update().clone();
             if status.role == Role::Stopped || condition(&status) {
                 return status;
@@ -312,54 +329,62 @@ impl Node {
         }
     }
 
-    /// Why the node has stopped, if it has.
+    /// Returns why the node has stopped, or `None` if it is running.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.shared.stop_reason()
     }
 
-    /// Waits until the node has stopped, and says why.
+    /// Waits until the node has stopped, and returns the reason.
     pub async fn stopped(&self) -> StopReason {
         let mut stopped = self.shared.watch_stop();
         match stopped.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().expect("it was waited for"),
+            Ok(reason) => reason.clone().expect("the wait ended with a value"),
             Err(_) => StopReason::Shutdown,
         }
     }
 
-    /// The present moment, on the clock that [`Session::valid_until`] and the locks count on.
+    /// Returns the current time on the clock that [`Session::valid_until`] and the locks use.
     pub fn now(&self) -> Moment {
         self.shared.now()
     }
 
-    /// Moves leadership to a member, or, with `None`, to the one that is best prepared. Does nothing if
-    /// this node does not lead.
+    /// Transfers leadership to a member or, with `None`, to the most up-to-date voter. Does nothing
+    /// if this node is not the leader, or if it is the requested member itself.
     ///
     /// # Errors
-    /// [`Error::NoTransferee`], [`Error::Deadline`]; the leader stays.
+    /// Returns [`Error::NoTransferee`] if the transfer is not possible, [`Error::Deadline`] if it
+    /// was not completed in time, and [`Error::Busy`] if too many transfers are in progress. After
+    /// an error the leader stays.
     pub async fn transfer_leadership(&self, to: Option<NodeId>) -> Result<(), Error> {
         Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
     }
 
-    /// Which cluster it is a member of.
+    /// Returns the id of the cluster.
     pub fn cluster(&self) -> ClusterId {
         self.shared.settings.cluster
     }
 
-    /// The members of the cluster, as this node's replica has them.
+    /// Returns the members of the cluster as known to the local replica.
     pub fn members(&self) -> Arc<Members> {
         self.shared.reader.members()
     }
 
-    /// Keeps a place for a member that is to come: whoever joins with this address (`host:port`) takes it, once, under
-    /// the id that is answered. Until then [`Member::is_taken`](crate::cluster::Member::is_taken) is false, nobody votes in it, and no quorum counts it. A
-    /// member that is to be a [`Voter`](MemberRole::Voter) is a learner first and is promoted, without being asked,
-    /// as soon as it has caught up and enough of the voters are there; a [`Learner`](MemberRole::Learner) stays one.
-    /// Who joins with another address becomes a learner as without this. Answers when this node has applied it; fine if
-    /// a place is kept at the address already. [`remove_member`](Self::remove_member) gives it up.
+    /// Reserves a member id for a node that joins later with this address (`host:port`), and
+    /// returns the id. The reservation is used once. Until then
+    /// [`Member::is_taken`](crate::cluster::Member::is_taken) is `false`, and the reserved member neither
+    /// votes nor counts towards a quorum.
+    ///
+    /// A node that joins on a reservation as [`Voter`](MemberRole::Voter) starts as a learner. It
+    /// is promoted automatically as soon as it has caught up and enough voters are connected. A
+    /// reserved [`Learner`](MemberRole::Learner) stays a learner. A node that joins with an address
+    /// that is not reserved becomes a learner.
+    ///
+    /// Returns when this node has applied the change, and succeeds if the address is already
+    /// reserved. [`remove_member`](Self::remove_member) cancels a reservation.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
-    /// true.
+    /// Returns [`Error::Members`] if the change was rejected and nothing was changed. After
+    /// [`Error::Deadline`] and [`Error::Stopped`] the change may have been applied.
     ///
     /// ```
     /// use bowline::{Blocking, Config, Node, cluster::MemberRole};
@@ -382,15 +407,20 @@ impl Node {
         Ok(self.shared.step(membership_request, self.shared.deadline(None)).await?)
     }
 
-    /// Says where a member is going to be (`host:port`), before it is there: the others look for it in both places, until
-    /// it has been started with the new address. A member that is moved alone needs none of this, for it announces itself
-    /// where it comes up; but when most of a cluster moves at once, nobody would be found who could hear of it. For a
-    /// [place that is kept](Self::reserve_member), that is where it is from now on. With the address that it has, it is to stay
-    /// after all. Answers when this node has applied it.
+    /// Announces the future address (`host:port`) of a member before it moves. The other members
+    /// then dial both addresses until the member has been started with the new one. Returns when
+    /// this node has applied the change.
+    ///
+    /// A member that moves alone does not need this, because it announces its new address when it
+    /// starts. Use it when most members of a cluster move at once, so that they can still find each
+    /// other. For a [reserved member](Self::reserve_member) the address is changed at once. Passing
+    /// the current address cancels the move.
     ///
     /// # Errors
-    /// [`Error::Members`] if that is no address; [`Rejection::NotMember`](crate::Rejection::NotMember);
-    /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken); see [`Error`] for the rest.
+    /// Returns [`Error::Members`] if `address` is not valid,
+    /// [`Rejection::NotMember`](crate::Rejection::NotMember) if there is no such member, and
+    /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken) if another member has the address.
+    /// See [`Error`] for the rest.
     ///
     /// ```
     /// use bowline::{Blocking, Config, Node};
@@ -415,27 +445,29 @@ impl Node {
         let change = Command::Move { member, address };
         match self.client().propose(change, None).await? {
             Reply::Noted { .. } => Ok(()),
-            other => unreachable!("a move is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a move: {other:?}"),
         }
     }
 
-    /// Makes a learner vote. It must have caught up, and enough of the voters must be there. Answers
-    /// when this node has applied it; fine if it votes already.
+    /// Promotes a learner to a voter. The learner must have caught up, and enough voters must be
+    /// connected. Returns when this node has applied the change, and succeeds if the member is
+    /// already a voter.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
-    /// true.
+    /// Returns [`Error::Members`] if the change was rejected and nothing was changed. After
+    /// [`Error::Deadline`] and [`Error::Stopped`] the change may have been applied.
     pub async fn promote(&self, member: NodeId) -> Result<(), Error> {
         self.step(MembershipRequest::Promote(member)).await
     }
 
-    /// Removes a member, for ever: its id is never used again, and its node stops when it hears of it.
-    /// A leader that is to be removed hands the leadership over first. Answers when this node has
-    /// applied it; fine if it is gone already. Refused if too few voters would be left that are there.
+    /// Removes a member permanently. Its id is never used again, and its node stops when it learns
+    /// of the removal. A leader that is to be removed transfers leadership first. Returns when this
+    /// node has applied the change, and succeeds if the member is already removed.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
-    /// true.
+    /// Returns [`Error::Members`] if the change was rejected and nothing was changed, for example
+    /// because too few connected voters would remain. After [`Error::Deadline`] and
+    /// [`Error::Stopped`] the change may have been applied.
     pub async fn remove_member(&self, member: NodeId) -> Result<(), Error> {
         self.step(MembershipRequest::Remove(member)).await
     }
@@ -445,33 +477,39 @@ impl Node {
         Ok(())
     }
 
-    /// Writes a copy of this node's state to a file, while everything goes on: the store at one
-    /// revision, read back and checked before the file has its name. What is there is replaced. The
-    /// state is that of this replica, which may lag: for a copy of the newest, read something
-    /// linearizably first. A node that has no state of its cluster yet makes none. One is written at a time, and four
-    /// may wait.
+    /// Writes a copy of this node's state to a file and returns its id. The copy contains the store
+    /// at one revision. It is read back and verified before it gets its final name, and replaces an
+    /// existing file. Reads and writes continue meanwhile.
+    ///
+    /// The state is that of the local replica, which may lag behind the leader. For a copy that
+    /// includes the latest writes, make a linearizable read first. One backup is written at a time,
+    /// and up to four may wait.
     ///
     /// # Errors
-    /// [`Error::Backup`], also if the disk does not answer for 30 seconds: until it does, all others are refused, too;
-    /// [`Error::Busy`]; [`Error::Stopped`].
+    /// - [`Error::Backup`]: the backup could not be written, or the replica has no state of its
+    ///   cluster yet, or the disk did not respond for 30 seconds. While the disk does not respond,
+    ///   all further backups are rejected.
+    /// - [`Error::Busy`]: too many backups are waiting.
+    /// - [`Error::Stopped`]: the node stopped.
     pub async fn backup(&self, file: impl Into<PathBuf>) -> Result<SnapshotId, Error> {
         Ok(self.shared.backup(file.into()).await?)
     }
 
-    /// Flips one bit of a key's newest row in this node's memory, as failing memory would: for tests
-    /// that the node notices. Answers with whether there is such a key.
+    /// Flips one bit of a key's newest row in this node's memory, to test that the node detects
+    /// memory corruption. Returns whether the key exists.
     ///
     /// # Errors
-    /// [`Error::Stopped`].
+    /// Returns [`Error::Stopped`] if the node has stopped.
     #[cfg(any(test, feature = "sim"))]
     #[doc(hidden)]
     pub async fn rot(&self, key: &[u8]) -> Result<bool, Error> {
         Ok(self.shared.rot(key.to_vec()).await?)
     }
 
-    /// Stops the node: its sessions end, so that its locks are free at once, leadership is handed over,
-    /// its threads end. Takes no longer than about a second, whatever the disk and the peers do. Whoever calls it after that
-    /// is answered [`Error::Stopped`]; a second shutdown finds nothing to do.
+    /// Stops the node: closes its sessions, so that their locks become free at once, transfers
+    /// leadership, and ends its threads. Takes about one second at most, even if the disk or the
+    /// peers hang. Later calls on the node fail with [`Error::Stopped`]. A second shutdown has no
+    /// effect.
     pub async fn shutdown(&self) -> Shutdown {
         self.running.stop();
         let report = self.running.ended().await;
@@ -489,7 +527,7 @@ impl Node {
         &self.running
     }
 
-    /// Stops the node as a crash would; does not wait for its end.
+    /// Stops the node as a crash would, and does not wait for its threads.
     #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn abort(&self) {
         self.link.stop();
@@ -519,8 +557,8 @@ impl Link {
     }
 }
 
-/// Which member of which cluster a node is: its disk says so, or its configuration, or those that it
-/// joins.
+/// Determines the node's member id and cluster: from its data directory, from its configuration, or
+/// from the members that it joins through.
 fn begin(
     env: &Env,
     checked: &Checked,
@@ -565,8 +603,8 @@ fn begin(
     Ok((settings, Some(Joined { disk, founders: told.founding })))
 }
 
-/// Runs what waits for the disk on a thread of its own, so that no executor waits for it. The work can ask whether
-/// anybody still waits for what comes of it.
+/// Runs blocking disk work on its own thread, so that it does not block an executor. The work can
+/// check whether the caller still waits for the result.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
@@ -580,7 +618,7 @@ async fn off_thread<T: Send + 'static>(
         .map_err(StartError::Thread)?;
     let fell = || StartError::Data {
         kind: DataErrorKind::Other,
-        why: "the thread that opened it fell".to_owned(),
+        why: "the thread that opened it panicked".to_owned(),
     };
     receiver.await.unwrap_or_else(|_| Err(fell()))
 }
@@ -611,11 +649,11 @@ mod tests {
         assert!(node.stopped().block().to_string().contains("a test's own panic"));
     }
 
-    /// Ends in time, or says that it does not.
+    /// Runs `work` on a thread and panics if it takes longer than 60 seconds.
     fn within<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || sender.send(work()));
-        let done = receiver.recv_timeout(Duration::from_secs(60)).expect("it hangs");
+        let done = receiver.recv_timeout(Duration::from_secs(60)).expect("timed out");
         thread.join().unwrap().unwrap();
         done
     }

@@ -1,4 +1,4 @@
-//! The node's own session: for whoever wants to go on with the next one when it has ended.
+//! The node's own session, which is replaced by a new one after it has ended.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::node::Shared;
 
 use super::{Client, Effect, Error, OpenSession, Session};
 
-/// Opened on first use, shared by all who ask, opened anew when it has ended.
+/// A session that is opened on first use, shared by all callers, and reopened after it has ended.
 #[derive(Debug)]
 pub(crate) struct OwnSession {
     client: Client,
@@ -16,23 +16,24 @@ pub(crate) struct OwnSession {
 }
 
 impl OwnSession {
-    /// That of the node of a client.
+    /// Creates the holder of the own session of the client's node.
     pub(crate) fn of(client: Client) -> Arc<Self> {
         Arc::new(Self { client, session: Mutex::new(None) })
     }
 
-    /// The one that has not ended.
+    /// Returns the current session, or opens a new one if it has ended.
     ///
     /// # Errors
     /// See [`Error`].
     pub(crate) async fn get(&self) -> Result<Session, Error> {
         let shared = self.shared();
         let deadline = shared.deadline(None);
-        // Who opens it may need its whole deadline, and so may everybody before this call.
+        // Limit the wait for the mutex: each earlier caller may hold it for its whole deadline
+        // while it opens the session.
         let mut session = tokio::select! {
             biased;
             session = self.session.lock() => session,
-            // Of a node that has stopped, nothing is waited for.
+            // A stopped node is reported as stopped, not as an exceeded deadline.
             () = shared.sleep_until(deadline) => return Err(match shared.stop_reason() {
                 Some(reason) => Error::Stopped { reason, effect: Effect::NotApplied },
                 None => Error::Deadline { effect: Effect::NotApplied },

@@ -1,4 +1,4 @@
-//! Waiting for a node to serve.
+//! Waiting until a node serves linearizable calls.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use crate::node::Shared;
 use super::Error;
 use super::call::Answer;
 
-/// Waits until a node serves linearizable calls; see [`Node::ready`](super::Node::ready).
+/// A call that waits until a node serves linearizable calls; see
+/// [`Node::ready`](super::Node::ready).
 #[must_use = "a call does nothing until it is awaited"]
 pub struct ReadyCall {
     shared: Arc<Shared>,
@@ -21,7 +22,7 @@ impl ReadyCall {
         Self { shared: Arc::clone(shared), deadline: None }
     }
 
-    /// Maximum time to wait. `Duration::MAX` waits until the node serves or stops.
+    /// Sets the maximum time to wait. `Duration::MAX` waits until the node serves or stops.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);

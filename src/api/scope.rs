@@ -1,23 +1,22 @@
-//! A view of the store below a prefix: puts it before every key that goes in, takes it off every key
-//! that comes out.
+//! [`Scope`]: adds a prefix to every key of a request and removes it from every key of a reply.
 
 use bytes::Bytes;
 
 use crate::model::{Compare, Event, KeyRange, KeyValue, Op, RangeReply, Txn, TxnReply, TxnResult};
 
-/// A prefix, possibly empty.
+/// A key prefix, possibly empty.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope(Bytes);
 
 impl Scope {
-    /// A scope inside this one.
+    /// Returns a scope inside this one.
     pub(crate) fn inner(&self, prefix: Bytes) -> Self {
         Self(self.key(prefix))
     }
 
     pub(crate) fn key(&self, key: Bytes) -> Bytes {
         if self.0.is_empty() || key.is_empty() {
-            // An empty key stays one, to be refused as such.
+            // Leave an empty key empty, so that it is rejected as such.
             return key;
         }
         [&self.0[..], &key[..]].concat().into()

@@ -13,25 +13,27 @@ use super::Client;
 use super::call::Answer;
 use super::{Effect, Error, Node};
 
-/// A lease that this node keeps alive from a thread of its own, whatever the host program's executor
-/// does. Keys that are bound to [`Session::lease`] live as long as it does. Cheap to clone.
+/// A lease that this node renews from its own thread, independent of the host program's executor.
+/// Keys that are attached to [`Session::lease`] live as long as the session. Cheap to clone.
 ///
-/// A session believes in its lease until [`Session::valid_until`], by this machine's boot-time clock.
-/// When that passes without a confirmed renewal, the session has ended for good.
+/// A session considers its lease valid until [`Session::valid_until`], on this machine's boot-time
+/// clock. When that time passes without a confirmed renewal, the session has ended for good.
 ///
-/// When its last handle is dropped, it is closed in the background; a guard of a lock counts as
-/// one, and for [`Node::session`] the node holds one. [`Session::close`] waits for that, and
-/// [`Session::detach`] leaves the lease to whoever resumes it.
+/// A session is closed in the background when its last handle is dropped. The guard of a lock
+/// counts as a handle, and the node holds a handle on the session of [`Node::session`].
+/// [`Session::close`] waits until the session is closed. [`Session::detach`] leaves the lease to a
+/// node that resumes it.
 ///
-/// What others see of its end:
+/// The end of a session has these effects:
 ///
-/// | how it ends | its lease, with its keys |
+/// | how the session ends | what happens to its lease and keys |
 /// |---|---|
 /// | closed, last handle dropped, node shut down | revoked at once |
-/// | detached | runs out after its TTL, unless it is resumed |
-/// | not renewed in time (a partition, a pause), or the node has crashed or was dropped | runs out after its TTL, plus the [lock delay](OpenSession::lock_delay) |
+/// | detached | expire after the TTL, unless the session is resumed |
+/// | not renewed in time, node crashed or dropped | expire after the TTL plus the [lock delay](OpenSession::lock_delay) |
 ///
-/// The node's own session is revoked as soon as its node, or the next life of it, can say so.
+/// The node's own session is revoked as soon as the node, or its next incarnation, can reach the
+/// cluster.
 #[derive(Clone)]
 pub struct Session {
     claim: Arc<Claim>,
@@ -42,34 +44,37 @@ impl Session {
         Self { claim: Arc::new(claim) }
     }
 
-    /// The lease, to bind keys to.
+    /// Returns the lease of the session, to which keys can be attached.
     pub fn lease(&self) -> LeaseId {
         self.shared_session().lease
     }
 
-    /// How long it is believed in without renewal, before the drift bound is taken off. Its lease lives
-    /// for [`Session::lock_delay`] longer.
+    /// Returns the TTL of the session: how long it stays valid without a renewal, before the drift
+    /// bound is subtracted. The lease lives for [`Session::lock_delay`] longer.
     pub fn ttl(&self) -> Duration {
         self.shared_session().ttl
     }
 
-    /// How long its keys outlive an end that was not orderly, at least. Zero unless asked for.
+    /// Returns the lock delay: the minimum time that the keys survive if the session ends without
+    /// being closed. Zero by default.
     pub fn lock_delay(&self) -> Duration {
         self.shared_session().delay
     }
 
-    /// What others see of it; empty for a lease that was made by [`Client::grant`] and resumed.
+    /// Returns the label, which other nodes see. It is empty for a lease that was granted with
+    /// [`Client::grant`] and resumed.
     pub fn label(&self) -> &str {
         &self.shared_session().label
     }
 
-    /// A client that works through the session's node.
+    /// Returns a client that works through the session's node.
     pub fn client(&self) -> Client {
         Client::new(Arc::clone(self.shared()))
     }
 
-    /// Until when the lease is known to live, if nothing renews it. Compare with [`Node::now`]. Once the session has
-    /// ended, for whatever reason, that is a moment long past: [`Moment::default`].
+    /// Returns the time until which the lease is guaranteed to live without further renewals.
+    /// Compare it with [`Node::now`]. After the session has ended, returns a time in the distant
+    /// past, [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
         match self.end() {
             Some(_) => Moment::default(),
@@ -77,8 +82,8 @@ impl Session {
         }
     }
 
-    /// How it stands now, by this machine's clock: right even when the program, or the machine, was
-    /// suspended until this very moment.
+    /// Returns the current state of the session. The state is computed from the clock at the time
+    /// of the call, so it is correct even right after the program or the machine was suspended.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, SessionEndReason, SessionState};
@@ -95,12 +100,12 @@ impl Session {
         self.shared_session().standing(self.shared().now(), self.shared().settings.drift)
     }
 
-    /// Why the session has ended, if it has.
+    /// Returns why the session has ended, or `None` if it has not ended.
     pub fn end(&self) -> Option<SessionEndReason> {
         self.shared_session().end(self.shared().now())
     }
 
-    /// Waits until the session has ended.
+    /// Waits until the session has ended, and returns the reason.
     pub async fn ended(&self) -> SessionEndReason {
         self.until(|standing| match standing {
             SessionState::Ended(why) => Some(why),
@@ -109,10 +114,13 @@ impl Session {
         .await
     }
 
-    /// Waits until renewals are overdue, or the session has ended, and says which: time to bring to an end
-    /// what must not run on without the session, or to step down. Ready at once if that is so already.
-    /// Judged by the clock at each poll; the node wakes it, within a quarter of a heartbeat. A session
-    /// that is overdue may recover: then this can be waited for again.
+    /// Waits until renewals are overdue or the session has ended, and returns the state. Use it to
+    /// stop work that must not continue without the session, or to step down. Returns at once if
+    /// this is already the case.
+    ///
+    /// The state is computed from the clock at each poll. The node wakes the task within a quarter
+    /// of a heartbeat. A session with overdue renewals may recover, and this method can then be
+    /// called again.
     pub async fn at_risk(&self) -> SessionState {
         self.until(|standing| match standing {
             SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(standing),
@@ -125,7 +133,7 @@ impl Session {
         let mut told = self.shared_session().watch();
         let mut change = pin!(async move {
             while told.changed().await.is_ok() {}
-            // The channel lives as long as this session: it does not close.
+            // The channel lives as long as the session, so it does not close and this line is not reached.
             pending::<()>().await;
         });
         poll_fn(|context| {
@@ -135,15 +143,16 @@ impl Session {
         .await
     }
 
-    /// Ends it, for all who have a handle: its lease is revoked and all its keys are deleted, also those
-    /// of a session with a lock delay. From the call on nothing here believes in it. Fine if it was
-    /// closed already, or if its lease has ended.
+    /// Closes the session for all handles: revokes its lease and deletes its keys, even if the
+    /// session has a lock delay. The session is invalid on this node from the call on. Succeeds if
+    /// the session is already closed or its lease has ended.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if that could not be confirmed in time; the node goes on trying. If the session had not been
-    /// renewed in time before this, it does not: the lease runs out by itself.
-    /// [`Error::SessionEnded`], and nothing is done, if it was detached, or if it has a lock delay and was
-    /// not renewed in time: then its keys stay for the delay, for which it was asked.
+    /// - [`Error::Deadline`]: the revocation was not confirmed in time. The node keeps trying,
+    ///   unless the session had already missed its renewals; then the lease expires by itself.
+    /// - [`Error::SessionEnded`]: nothing was done, because the session was detached, or because it
+    ///   has a lock delay and missed its renewals. In the second case the keys stay for the lock
+    ///   delay.
     pub async fn close(&self) -> Result<(), Error> {
         let (state, shared) = (self.shared_session(), self.shared());
         match state.finish(SessionEndReason::Closed, shared.now()) {
@@ -152,27 +161,29 @@ impl Session {
                 return Err(Error::ended(end, shared));
             }
             Some(end @ SessionEndReason::Detached) => return Err(Error::ended(end, shared)),
-            // Whoever is granted a lease of that name now is somebody else.
+            // The lease id may meanwhile have been granted to a different owner, so it must not be
+            // revoked.
             Some(SessionEndReason::LeaseEnded) => return Ok(()),
             Some(_) => {}
         }
         let effect = Effect::Unknown;
         match self.client().propose(Command::Revoke(state.lease), None).await {
             Ok(_) | Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(()),
-            // What this request has done is unknown; unless the session was not renewed in time before, the
-            // node has one of its own, and goes on trying.
+            // The effect of this request is unknown. The node has its own revocation pending and
+            // retries it, unless the session had missed its renewals before.
             Err(Error::Stopped { reason, .. }) => Err(Error::Stopped { reason, effect }),
             Err(error) if error.effect() == Effect::NotApplied => Err(Error::Deadline { effect }),
             Err(error) => Err(error),
         }
     }
 
-    /// Stops renewing it without ending its lease, for [`Node::resume_session`] here, on another
-    /// node, or in the program's next life: the session ends for all who have a handle, the keys stay
-    /// for the TTL from the last renewal. A guard of a lock reports the loss; whether its key stays is
-    /// its own affair.
+    /// Detaches the session: stops renewing the lease without revoking it, so that
+    /// [`Node::resume_session`] can take it over later, here, on another node or in the next run of
+    /// the program. The session ends for all handles, and the keys stay for one TTL after the last
+    /// renewal. A lock guard of the session reports the loss, and its key stays, so that the hold
+    /// can be resumed.
     ///
-    /// A node's own session cannot be resumed: detached, it only runs out.
+    /// A node's own session cannot be resumed: after a detach it expires.
     pub fn detach(self) -> LeaseId {
         let (state, shared) = (self.shared_session(), self.shared());
         if state.finish(SessionEndReason::Detached, shared.now()).is_none() {
@@ -199,7 +210,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Opens a session; see [`Node::open_session`].
+/// A call that opens a session; see [`Node::open_session`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct OpenSession {
@@ -211,38 +222,43 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    /// On the node of a client.
+    /// Creates the call for the node of a client.
     pub(crate) fn on(client: Client, own: bool) -> Self {
         let settings = &client.shared.settings;
         let info = SessionInfo { label: settings.label.clone(), own };
         Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, deadline: None, client }
     }
 
-    /// How long it lives without renewal: [`Limits::SESSION_TTL_MIN`], 100 ms, to [`Limits::LEASE_TTL_MAX`], 285
-    /// years, else [`Error::SessionTtl`]. Default: the configuration's.
+    /// Sets the TTL: from [`Limits::SESSION_TTL_MIN`] (100 ms) to [`Limits::LEASE_TTL_MAX`] (285
+    /// years), otherwise the call fails with [`Error::SessionTtl`]. Default:
+    /// [`Config::session_ttl`](crate::Config::session_ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Keeps the session's keys, and so its locks, from others for at least this long after it has
-    /// ended without having been closed: a holder that was paused or cut off, and does not know yet
-    /// that it has lost, gets this long to stop what it does. For what can refuse no
-    /// [fencing token](crate::Token). The lease is made for the TTL and the delay together; this
-    /// session believes only in the TTL. Closing, also by dropping or by a shutdown of the node, ends
-    /// it at once. Default: zero; at most [`Limits::LOCK_DELAY_MAX`], else [`Error::LockDelay`].
+    /// Sets the lock delay: if the session ends without being closed, its keys, and so its locks,
+    /// stay for at least this long. A holder that was paused or partitioned, and does not know yet
+    /// that it lost its locks, gets this time to stop its work. Use it if the protected resource
+    /// cannot check a [fencing token](crate::Token).
+    ///
+    /// The lease is granted for the TTL plus the delay, and the session counts only the TTL.
+    /// Closing the session releases its keys at once; this includes dropping it and shutting the
+    /// node down. Default zero; at most [`Limits::LOCK_DELAY_MAX`], otherwise the call fails with
+    /// [`Error::LockDelay`].
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// What others see of it. Default: the configuration's label.
+    /// Sets the label, which other nodes see. Default: [`Config::label`](crate::Config::label).
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.info.label = label.into();
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -266,7 +282,8 @@ impl IntoFuture for OpenSession {
             let deadline = shared.deadline(timeout);
             loop {
                 let claim = shared.open_session(ttl, delay, info.clone(), deadline).await?;
-                // One that took longer to open than it lives is lost before it is used.
+                // If opening took longer than the TTL, the session has ended before its first use.
+                // Open another one.
                 if claim.state.end(shared.now()).is_none() {
                     return Ok(Session::new(claim));
                 }
@@ -275,7 +292,7 @@ impl IntoFuture for OpenSession {
     }
 }
 
-/// Goes on with a session; see [`Node::resume_session`].
+/// A call that resumes a session; see [`Node::resume_session`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct ResumeSession {
@@ -290,16 +307,17 @@ impl ResumeSession {
         Self { client: node.client(), lease, delay: Duration::ZERO, deadline: None }
     }
 
-    /// The delay that the session was opened with: the cluster knows only how long the lease lives in
-    /// all. Believes in the lease for the rest. Default: zero, which believes in all of it: never for
-    /// too long, but with no delay left. At most [`Limits::LOCK_DELAY_MAX`], and less than the lease
-    /// lives.
+    /// Sets the lock delay with which the session was opened. The cluster stores only the TTL of
+    /// the lease, which includes the delay; the session's own TTL is the difference. Default zero:
+    /// the session then uses the whole TTL of the lease, which is safe, but leaves no delay. At
+    /// most [`Limits::LOCK_DELAY_MAX`], and shorter than the TTL of the lease.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);

@@ -1,4 +1,4 @@
-//! Transactions.
+//! Transactions: compares, and one of two lists of operations, applied atomically.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use crate::model::{Command, Compare, Op, Reply, Txn, TxnReply};
 use super::call::Consistency;
 use super::{Client, Error};
 
-/// If all compares hold, one list of operations, else the other, as one step; see [`Client::txn`].
+/// A transaction: if all compares hold, runs the first list of operations, otherwise the second. It
+/// is atomic; see [`Client::txn`].
 ///
 /// ```
 /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -40,49 +41,52 @@ impl TxnCall {
         Self { client, txn: Txn::default(), consistency, deadline: None }
     }
 
-    /// One more condition: all must hold.
+    /// Adds a compare. The success branch runs only if all compares hold.
     pub fn when(mut self, compare: Compare) -> Self {
         self.txn.compares.push(compare);
         self
     }
 
-    /// Several more conditions: all must hold. Those of a lock
-    /// ([`Hold::still_held`](crate::lock::Hold::still_held)), for one.
+    /// Adds several compares, for example those of a lock
+    /// ([`Hold::still_held`](crate::lock::Hold::still_held)).
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
         self
     }
 
-    /// One more operation for the case that all conditions hold.
+    /// Adds an operation to the success branch, which runs if all compares hold.
     pub fn then(mut self, op: impl Into<Op>) -> Self {
         self.txn.success.push(op.into());
         self
     }
 
-    /// One more operation for the case that a condition does not hold.
+    /// Adds an operation to the failure branch, which runs if any compare does not hold.
     pub fn or_else(mut self, op: impl Into<Op>) -> Self {
         self.txn.failure.push(op.into());
         self
     }
 
-    /// Reads what this replica has, without asking anybody. Only for transactions that write nothing.
+    /// Reads the local replica without contacting the leader. Only has an effect on transactions
+    /// that write nothing.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
 
-    /// Carries it out. A transaction that writes nothing in either case is a read: it does not go
-    /// through the log, and is linearizable all the same, even if it has nothing but compares.
+    /// Runs the transaction. A transaction that writes nothing in either branch is a read: it does
+    /// not go through the log, and is linearizable nevertheless, even if it consists only of
+    /// compares.
     ///
     /// # Errors
-    /// See [`Error`]. If any operation is refused, none is carried out.
+    /// See [`Error`]. If any operation is rejected, no operation is applied.
     pub async fn commit(self) -> Result<TxnReply, Error> {
         let Self { client, txn, consistency, deadline: timeout } = self;
         let command = Command::Txn(client.scope.txn(txn));
@@ -97,7 +101,7 @@ impl TxnCall {
             }
             _ => match client.propose(command, timeout).await? {
                 Reply::Txn(reply) => reply,
-                other => unreachable!("a transaction is answered by {other:?}"),
+                other => unreachable!("unexpected reply to a transaction: {other:?}"),
             },
         };
         Ok(client.scope.strip_txn(reply))

@@ -1,4 +1,4 @@
-//! Working for others: calls that are judged by the users and roles of the cluster.
+//! [`UserClient`]: calls on behalf of users, authorized by the users and roles of the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,13 @@ use super::{
 };
 
 impl Client {
-    /// A client for what somebody else asks of this program: each of its calls is refused
-    /// ([`AuthError`]) where the users and roles of the cluster forbid it. Writes are judged where they are
-    /// applied, by the table as it is there; reads before and after they are made; watches with every batch.
+    /// Returns a client that acts on behalf of `caller`. A call that the users and roles of the
+    /// cluster forbid is rejected with [`AuthError`]. Writes are authorized when they are
+    /// applied, against the access table at that point. Reads are authorized before and after they
+    /// are made, and watches with every batch.
     ///
-    /// The program itself may do everything, through its own clients. Who the caller is, it has found out by means of
-    /// its own: [`User::password`](crate::auth::User) and [`Access::secret`] are there for that.
+    /// The program itself has full access through its own clients. It must authenticate the caller
+    /// on its own; [`User::password`](crate::auth::User) and [`Access::secret`] help with that.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node, auth::{Access, AccessChange, AccessGrant, Caller, Rights, Secret, ROOT}};
@@ -53,13 +54,13 @@ impl Client {
         UserClient(Client { caller: Some(Arc::new(caller)), ..self.clone() })
     }
 
-    /// Users and roles, as this replica knows them. Local: perhaps not the newest, but never older than what a read
-    /// through this node has shown.
+    /// Returns the users and roles as known to the local replica. They may lag behind the leader,
+    /// but are never older than the results of earlier reads through this node.
     pub fn access(&self) -> Arc<Access> {
         self.shared.reader.access()
     }
 
-    /// Users and roles. Linearizable.
+    /// Returns the users and roles. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -68,16 +69,16 @@ impl Client {
         Ok(self.access())
     }
 
-    /// Changes users and roles. Takes no revision of the store, and returns the one that the store had when the change
-    /// was applied.
+    /// Changes users and roles. Returns the revision of the store when the change was applied. The
+    /// change does not increase the revision.
     ///
     /// # Errors
-    /// An [`AuthError`] if the change makes no sense; see [`Error`] for the rest.
+    /// Returns an [`AuthError`] if the change is not valid. See [`Error`] for the rest.
     pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         Ok(self.propose(Command::Access(change), None).await?.revision())
     }
 
-    /// Judges a read for whom this client acts, by the table as it is now.
+    /// Authorizes a read of this client's caller against the current access table.
     pub(crate) fn may(
         &self,
         read: impl Fn(&Access, &Caller) -> Result<(), AuthError>,
@@ -88,12 +89,12 @@ impl Client {
         }
     }
 
-    /// The same, of a range.
+    /// Authorizes a read of a range.
     pub(crate) fn may_read(&self, keys: &KeyRange) -> Result<(), Rejection> {
         self.may(|access, caller| access.may_read(caller, keys))
     }
 
-    /// The same, of what a command would do: for one that only reads, and is not judged where it is applied.
+    /// Authorizes a command that only reads, and is therefore not authorized when it is applied.
     pub(crate) fn may_do(&self, command: &Command) -> Result<(), Rejection> {
         match &self.caller {
             None => Ok(()),
@@ -101,17 +102,18 @@ impl Client {
         }
     }
 
-    /// Whether a batch of a watch may be shown.
+    /// Authorizes the delivery of a watch batch.
     pub(crate) fn may_watch(&self, keys: &KeyRange) -> Result<(), WatchError> {
         let judged = self.may(|access, caller| {
-            // A watch outlives many changes of users that are not its own: its user is known still.
+            // A watch outlives changes to other users. Use the current revision of the access
+            // table, so that such a change does not end the watch.
             let caller = Caller { revision: access.revision(), ..caller.clone() };
             access.may_read(&caller, keys)
         });
         judged.map_err(|_| WatchError::Denied)
     }
 
-    /// A command as it is proposed: for whom this client acts.
+    /// Wraps a command with the caller on whose behalf it is proposed.
     pub(crate) fn signed(&self, command: Command) -> Command {
         match &self.caller {
             None => command,
@@ -120,104 +122,110 @@ impl Client {
     }
 }
 
-/// Reads, writes and watches the store for a caller; see [`Client::as_user`]. Cheap to clone. What is offered here is
-/// what is judged; locks and the other recipes are the program's own.
+/// Reads, writes and watches the store on behalf of a caller; see [`Client::as_user`]. Cheap to
+/// clone. Every call that it offers is authorized. Locks and the other recipes are available only
+/// to the program itself.
 #[derive(Clone, Debug)]
 pub struct UserClient(pub(super) Client);
 
 impl UserClient {
-    /// As [`Client::put`]. The key must be the caller's to write; with the row before it, to read as well; with a lease,
-    /// all keys of the lease to write.
+    /// Like [`Client::put`]. The caller needs write permission for the key. With `prev_kv` it also
+    /// needs read permission, and with a lease it needs write permission for all keys of the lease.
     pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
         self.0.put(key, value)
     }
 
-    /// As [`Client::get`].
+    /// Like [`Client::get`]. The caller needs read permission for the key.
     pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
         self.0.get(key)
     }
 
-    /// As [`Client::range`]. All of the range must be the caller's to read.
+    /// Like [`Client::range`]. The caller needs read permission for the whole range.
     pub fn range(&self, keys: impl Into<KeyRange>) -> RangeCall {
         self.0.range(keys)
     }
 
-    /// As [`Client::get_prefix`], with the rights that [`UserClient::range`] needs.
+    /// Like [`Client::get_prefix`], with the permissions that [`UserClient::range`] needs.
     pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
         self.0.get_prefix(prefix)
     }
 
-    /// As [`Client::delete`]. All of the range must be the caller's to write; with the deleted rows, to read as well.
+    /// Like [`Client::delete`]. The caller needs write permission for the whole range, and with
+    /// `prev_kv` also read permission.
     pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
         self.0.delete(keys)
     }
 
-    /// As [`Client::delete_prefix`], with the rights that [`UserClient::delete`] needs.
+    /// Like [`Client::delete_prefix`], with the permissions that [`UserClient::delete`] needs.
     pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
         self.0.delete_prefix(prefix)
     }
 
-    /// As [`Client::txn`]. What is compared must be the caller's to read, and everything in both branches, at any depth,
-    /// what it would have to be by itself.
+    /// Like [`Client::txn`]. The caller needs read permission for all compared keys. For the
+    /// operations in both branches, at any depth, it needs the same permissions as for separate
+    /// calls.
     pub fn txn(&self) -> TxnCall {
         self.0.txn()
     }
 
-    /// As [`Client::watch`]. All of the range must be the caller's to read, now and with every batch: otherwise it ends
-    /// with [`WatchError::Denied`].
+    /// Like [`Client::watch`]. The caller needs read permission for the whole range, when the watch
+    /// starts and with every batch. Without it, the watch ends with [`WatchError::Denied`].
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         self.0.watch(keys)
     }
 
-    /// As [`Client::watch_prefix`], with the rights that [`UserClient::watch`] needs.
+    /// Like [`Client::watch_prefix`], with the permissions that [`UserClient::watch`] needs.
     pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
         self.0.watch_prefix(prefix)
     }
 
-    /// As [`Client::compact`]; only for callers with the role `root`.
+    /// Like [`Client::compact`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// As there, and [`AuthError`].
+    /// Like [`Client::compact`], and [`AuthError`] if the caller lacks the role.
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         self.0.compact(revision).await
     }
 
-    /// As [`Client::grant`]; for any user.
+    /// Like [`Client::grant`]. Available to any user.
     pub fn grant(&self, ttl: Duration) -> GrantCall {
         self.0.grant(ttl)
     }
 
-    /// As [`Client::revoke`]; all keys of the lease must be the caller's to write.
+    /// Like [`Client::revoke`]. The caller needs write permission for all keys of the lease.
     ///
     /// # Errors
-    /// As there, and [`AuthError`].
+    /// Like [`Client::revoke`], and [`AuthError`] if the caller lacks the permission.
     pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         self.0.revoke(lease).await
     }
 
-    /// As [`Client::renew`]; all keys of the lease, as this replica knows them, must be the caller's to write.
+    /// Like [`Client::renew`]. The caller needs write permission for all keys of the lease, as
+    /// known to the local replica.
     ///
     /// # Errors
-    /// As there, and [`AuthError`].
+    /// Like [`Client::renew`], and [`AuthError`] if the caller lacks the permission.
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
-        // Who decides how long they live may as well end them.
+        // Renewing a lease decides how long its keys live, so it needs the same permission as
+        // revoking it.
         self.0.may_do(&Command::Revoke(lease))?;
         self.0.renew(lease).await
     }
 
-    /// As [`Client::lease_time_to_live`]; for any user.
+    /// Like [`Client::lease_time_to_live`]. Available to any user.
     ///
     /// # Errors
-    /// As there, and [`AuthError`].
+    /// Like [`Client::lease_time_to_live`], and [`AuthError`] if the caller is not a user.
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         self.0.may(Access::is_user)?;
         self.0.lease_time_to_live(lease).await
     }
 
-    /// Returns the TTL, the session and the keys of a lease, as [`Client::lease_info`] does; all keys of the lease must be the caller's to read.
+    /// Returns the TTL, the session and the keys of a lease, like [`Client::lease_info`]. The
+    /// caller needs read permission for all keys of the lease.
     ///
     /// # Errors
-    /// As there, and [`AuthError`].
+    /// Like [`Client::lease_info`], and [`AuthError`] if the caller lacks the permission.
     pub async fn lease_info(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.0.may(Access::is_user)?;
         let status = self.0.lease_info(lease).with_keys().await?;
@@ -230,10 +238,10 @@ impl UserClient {
         }
     }
 
-    /// As [`Client::leases`]: those with no keys but the caller's to read.
+    /// Like [`Client::leases`], limited to leases whose keys the caller may all read.
     ///
     /// # Errors
-    /// [`AuthError`].
+    /// Returns [`AuthError`] if the caller is not a user.
     pub fn leases(&self) -> Result<Vec<LeaseId>, Error> {
         self.0.may(Access::is_user)?;
         let mut leases = self.0.leases();
@@ -246,10 +254,10 @@ impl UserClient {
         Ok(leases)
     }
 
-    /// As [`Client::change_access`]; only for callers with the role `root`.
+    /// Like [`Client::change_access`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Client::change_access`], and [`AuthError`] if the caller lacks the role.
     pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         self.0.change_access(change).await
     }

@@ -1,4 +1,4 @@
-//! Watching keys.
+//! Watches: [`WatchCall`] starts one, and [`Watch`] delivers its events.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 use super::call::{Answer, Consistency};
 use super::{Client, Error};
 
-/// Begins to watch; see [`Client::watch`].
+/// A call that starts a watch; see [`Client::watch`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct WatchCall {
@@ -28,26 +28,28 @@ impl WatchCall {
         Self { client, request, deadline: None }
     }
 
-    /// Every change from this revision on, past ones too. Without it: what happens from now on.
+    /// Starts the watch at `revision`, which may be in the past. By default a watch starts after
+    /// the current revision.
     pub fn from(mut self, revision: Revision) -> Self {
         self.request.from = Some(revision);
         self
     }
 
-    /// With the row before each change.
+    /// Delivers the row before each change, too.
     pub fn prev_kv(mut self) -> Self {
         self.request.prev_kv = true;
         self
     }
 
-    /// Without some kinds of events.
+    /// Excludes some kinds of events.
     pub fn filter(mut self, filter: Filter) -> Self {
         self.request.filter = filter;
         self
     }
 
-    /// How long it may take until the watch begins: what happens from now on is known to a member that has a
-    /// state of its cluster, and one that is new waits for it. From a revision on, nothing is waited for.
+    /// Limits the wait for the start of the watch. A watch that starts after the current revision
+    /// must wait if this member has no state of its cluster yet. A watch with [`WatchCall::from`]
+    /// never waits.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -56,7 +58,7 @@ impl WatchCall {
 }
 
 impl WatchCall {
-    /// Begins now: nothing has to be waited for.
+    /// Starts the watch at once, without waiting for a state.
     pub(crate) fn begin(self) -> Result<Watch, Error> {
         let Self { client, request, .. } = self;
         let range = crate::model::Range::new(request.range.clone());
@@ -74,7 +76,7 @@ impl IntoFuture for WatchCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // What is new is so beside what there is: a member without a state does not know that yet.
+            // Events after the current revision are defined only once the replica has a state.
             if self.request.from.is_none() {
                 let deadline = self.client.shared.deadline(self.deadline);
                 self.client.be_current(Consistency::Local, deadline).await?;
@@ -84,9 +86,11 @@ impl IntoFuture for WatchCall {
     }
 }
 
-/// The changes of a range of keys, from this node's own replica: in order, each once, none left out,
-/// those of one revision together. Slow consumers cost nobody else anything: they catch up from the
-/// store's history, and if that has been compacted meanwhile they are told so, and the watch ends.
+/// A stream of changes to a range of keys, read from the local replica. It delivers every change
+/// once, in order, and all changes of one revision together.
+///
+/// A slow consumer does not affect others. It catches up from the store's history. If that history
+/// has been compacted meanwhile, the watch ends with an error.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -105,16 +109,16 @@ pub struct Watch {
     watcher: Watcher,
     client: Client,
     keys: KeyRange,
-    /// Nothing comes any more.
+    /// Whether the watch ended because the caller lost its permission.
     denied: bool,
 }
 
 impl Watch {
-    /// The next changes; `None` after an error has ended the watch. Cancel-safe: dropping the future
-    /// loses nothing.
+    /// Waits for the next batch of changes. Returns `None` after an error has ended the watch.
+    /// Cancel-safe: dropping the future loses no changes.
     ///
     /// # Errors
-    /// See [`WatchError`]; the watch ends with it.
+    /// See [`WatchError`]. The watch ends with the error.
     pub async fn next(&mut self) -> Option<Result<WatchBatch, WatchError>> {
         if self.denied {
             return None;
@@ -123,24 +127,24 @@ impl Watch {
         self.strip(batch)
     }
 
-    /// Asks for a batch without events, once everything up to the present revision was delivered: its
-    /// `revision` says how far that is.
+    /// Requests a batch without events, delivered after all changes up to the current revision. Its
+    /// `revision` states the progress of the watch.
     pub fn request_progress(&mut self) {
         self.watcher.request_progress();
     }
 
-    /// The revision at which the watch began: without [`WatchCall::from`], everything after it is
-    /// delivered.
+    /// Returns the revision at which the watch was created. Without [`WatchCall::from`], every
+    /// later change is delivered.
     pub fn created_at(&self) -> Revision {
         self.watcher.created_at()
     }
 
-    /// Everything up to this revision has been delivered.
+    /// Returns the revision up to which all changes have been delivered.
     pub(crate) fn delivered(&self) -> Revision {
         Revision(self.watcher.resume().get() - 1)
     }
 
-    /// What [`Watch::next`] has at hand; `Pending` is nothing. Wakes nobody later.
+    /// Returns the next batch if one is available. On `Pending` no wake-up is registered.
     pub(crate) fn try_next(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
         if self.denied {
             return Poll::Ready(None);
@@ -151,7 +155,7 @@ impl Watch {
         }
     }
 
-    /// What may be shown, as it is called in the client's scope.
+    /// Checks that the caller may still read the keys, and removes the client's prefix from them.
     fn strip(
         &mut self,
         mut batch: Option<Result<WatchBatch, WatchError>>,

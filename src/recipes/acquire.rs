@@ -1,4 +1,4 @@
-//! A wish for a lock: the future that becomes its guard.
+//! [`Acquire`]: a queued lock request, the future that resolves to a guard.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -24,10 +24,10 @@ use super::place::{Place, Stage, Turn};
 use super::rule::Rule;
 use super::stance::{self, Stance};
 
-/// The most names that one wish may be for, within what a transaction may hold.
+/// Maximum number of names in one request, so that its transaction stays within the limits.
 pub(crate) const NAMES_MAX: usize = 30;
 
-/// What is asked for, by a call of any kind.
+/// The parameters of a lock request of any kind.
 pub(crate) struct Asked {
     pub(crate) names: Vec<Bytes>,
     pub(crate) rule: Rule,
@@ -40,7 +40,8 @@ pub(crate) struct Asked {
     pub(crate) cap: Option<Duration>,
 }
 
-/// A wish that stands in line, and becomes a guard when it is awaited. Dropping it leaves the line.
+/// A queued lock request. Resolves to a guard when awaited. Dropping it cancels the request and
+/// leaves the queue.
 #[must_use = "dropping this leaves the queue"]
 pub struct Acquire<G> {
     inner: Inner,
@@ -48,7 +49,7 @@ pub struct Acquire<G> {
 }
 
 enum Inner {
-    /// Its owner held it already.
+    /// The owner already held the lock.
     True(Option<Hold>),
     Waits(Waits),
 }
@@ -59,19 +60,20 @@ struct Waits {
     place: Arc<Place>,
     turn: Arc<Turn>,
     owner: Option<(Owner, Vec<Bytes>, Mode)>,
-    /// The revision of the place for which deadlocks were looked for, and what its owner had come to hold by then.
+    /// State of the last deadlock search: the create revision of the entry, and the owner's
+    /// acquisition count at that time.
     looked: Option<(Revision, u64)>,
-    /// Nothing is left to be given up.
+    /// The request is settled: nothing is left to cancel.
     is_over: bool,
 }
 
 impl<G: OfHold> Acquire<G> {
-    /// A wish that has come true already.
+    /// Returns a request that is already granted.
     pub(crate) fn come_true(hold: Hold) -> Self {
         Self { inner: Inner::True(Some(hold)), guard: PhantomData }
     }
 
-    /// A wish that stands in line already.
+    /// Returns a request for an entry that is already queued.
     pub(super) fn of(
         session: &Session,
         lines: Arc<Lines>,
@@ -83,7 +85,7 @@ impl<G: OfHold> Acquire<G> {
         Self { inner: Inner::Waits(waits), guard: PhantomData }
     }
 
-    /// Steps into line.
+    /// Enqueues a request.
     pub(crate) fn enqueue(session: &Session, asked: Asked) -> Result<Self, LockError> {
         let Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
         let mode = Mode::of(&rule);
@@ -102,7 +104,7 @@ impl<G: OfHold> Acquire<G> {
         })
     }
 
-    /// Steps into line with a row of this value.
+    /// Enqueues a request with the given entry value.
     pub(crate) fn enter_with(
         session: &Session,
         names: Vec<Bytes>,
@@ -142,9 +144,9 @@ fn check(names: &[Bytes]) -> Result<(), LockError> {
 }
 
 impl<G> Acquire<G> {
-    /// How many are before it, in the cluster's line and in this process's own queue, as this node
-    /// knows it: 0 is the holder's next, or the holder. `None` while it is not known where it stands, and
-    /// when it does not wait any more.
+    /// Returns how many requests are ahead of this one, in the cluster's queue and in this process,
+    /// as known to this node. The value 0 means that the request is next or is already granted.
+    /// Returns `None` while the position is not known yet, and after the request has been settled.
     pub fn position(&self) -> Option<usize> {
         match &self.inner {
             Inner::True(_) => None,
@@ -157,7 +159,7 @@ impl<G> Acquire<G> {
 }
 
 impl<G> Acquire<G> {
-    /// Leaves the line, and waits until it has no key there, nor will have one.
+    /// Leaves the queue, and waits until the request has no key there and will not get one.
     pub(super) async fn leave(mut self) -> Result<(), Error> {
         match &mut self.inner {
             Inner::True(hold) => match hold.take() {
@@ -173,17 +175,18 @@ impl<G> Acquire<G> {
 }
 
 impl Waits {
-    /// Waits until this node has applied that the place has no keys any more. Nobody announces that: it
-    /// looks again at each revision that is applied, and after a pause, for a key that was never there.
+    /// Waits until this node has applied the deletion of all keys of the entry. There is no
+    /// notification for that, so it checks after each applied revision, and after a pause in case
+    /// the key was never created.
     async fn gone(&self) -> Result<(), Error> {
         let shared = self.session.shared();
         let (deadline, effect) = (shared.deadline(None), Effect::Unknown);
         let mut next = shared.reader.revision();
         loop {
-            // The lines have been told of a revision that is reached.
+            // Once a revision is reached, the lock table has processed it.
             let is_reached = shared.reach(next, deadline.min(after_pause(shared))).await.is_ok();
             let is_there = self.has_keys();
-            // A node that has stopped knows of no lines.
+            // A stopped node has cleared its lock table, so check this before the result.
             if let Some(reason) = shared.stop_reason() {
                 return Err(Error::Stopped { reason, effect });
             }
@@ -197,7 +200,7 @@ impl Waits {
         }
     }
 
-    /// Whether there is a key of the place in a line, or may be yet.
+    /// Reports whether the entry has a key in a queue, or may still get one.
     fn has_keys(&self) -> bool {
         let book = self.lines.lock();
         let keys = Arc::clone(&self.place.lock().keys);
@@ -216,7 +219,7 @@ impl Waits {
                     owner.waits_no_more(&self.turn);
                 }
                 self.lines.forget_deadline(&self.turn);
-                // The end of the session has deleted the key.
+                // The key was deleted because the session ended: report that instead.
                 let ended = self.session.shared_session().end(self.session.shared().now());
                 let why = match (why, ended) {
                     (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
@@ -226,7 +229,7 @@ impl Waits {
             }
             Stage::Asked => {}
             Stage::Stands(_) | Stage::Holds(_) => {
-                // A grant is delivered only while the session is believed in.
+                // A grant is delivered only while the session is valid.
                 let now = self.session.shared().now();
                 if let Some(end) = self.session.shared_session().end(now)
                     && !mutant::is(Mutant::M24)
@@ -264,18 +267,18 @@ impl Waits {
                 Ok(None) => Poll::Pending,
                 settled => {
                     self.give_up(LockError::Evicted);
-                    Poll::Ready(settled.map(|hold| hold.expect("it is one")))
+                    Poll::Ready(settled.map(|hold| hold.expect("a settled wait has a hold")))
                 }
             },
             Stage::Asked | Stage::Failed(_) => Poll::Pending,
         }
     }
 
-    /// Whether its owner has come to hold meanwhile what this waits for, in another of its tasks; or would wait for
-    /// itself.
+    /// Checks whether another task of the owner has acquired the lock meanwhile, and whether this
+    /// wait closes a deadlock.
     fn look(&mut self, since: Revision, waker: &Waker) -> Result<Option<Hold>, LockError> {
         let Some((owner, names, mode)) = &self.owner else { return Ok(None) };
-        // Whatever it comes to hold from now on is heard of.
+        // Register first, so that later acquisitions of the owner wake this task.
         let now = Some((since, owner.wait(&self.turn, waker)));
         if std::mem::replace(&mut self.looked, now) == now {
             return Ok(None);
@@ -289,7 +292,7 @@ impl Waits {
         }
     }
 
-    /// Why what was granted is over already: before anybody has looked.
+    /// Returns why a granted lock was lost before the task was polled, if it was.
     fn missed(&self) -> Option<LockError> {
         let now = self.session.shared().now();
         let is_late = || self.turn.until().is_some_and(|until| until <= now);
@@ -298,7 +301,7 @@ impl Waits {
             LostReason::SessionEnded(_) if mutant::is(Mutant::M24) => None,
             LostReason::SessionEnded(end) => Some(LockError::SessionEnded(end)),
             LostReason::NodeStopped(reason) => Some(LockError::NodeStopped(reason)),
-            // Ordered away, or deleted by hand.
+            // Released by an admin request, or the key was deleted by another client.
             LostReason::ForceReleased { .. } | LostReason::HandedOver | LostReason::KeyDeleted => {
                 Some(LockError::Evicted)
             }
@@ -342,20 +345,20 @@ impl<G> std::fmt::Debug for Acquire<G> {
     }
 }
 
-/// A call that steps into line when it is first polled.
+/// A call that enqueues its lock request when it is first polled.
 pub trait Enqueue {
-    /// What it becomes.
+    /// The guard that the request resolves to.
     type Guard: OfHold;
 
-    /// Steps into line.
+    /// Enqueues the request.
     ///
     /// # Errors
-    /// What can be said at once.
+    /// Returns errors that are known immediately, such as an empty name or an ended session.
     fn enqueue(self) -> Result<Acquire<Self::Guard>, LockError>;
 }
 
-/// What a call for a lock becomes when it is awaited.
-#[must_use = "a lock is not taken until this is awaited"]
+/// The future of a lock call.
+#[must_use = "the lock is not acquired until this is awaited"]
 pub struct LockFuture<C: Enqueue>(State<C>);
 
 enum State<C: Enqueue> {
@@ -374,7 +377,7 @@ impl<C: Enqueue + Unpin> Future for LockFuture<C> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let State::Call(call) = &mut self.0 {
-            // After its end it stays as it is.
+            // A completed future stays pending if it is polled again.
             let Some(call) = call.take() else { return Poll::Pending };
             match call.enqueue() {
                 Ok(acquire) => self.0 = State::Acquire(acquire),

@@ -1,8 +1,8 @@
-//! The barrier: while it is held, those who come to it wait.
+//! The barrier: while it is held, other tasks wait.
 //!
-//! It is one key, as in etcd's recipe: who makes it holds the barrier, and when it is deleted all go on.
-//! Unlike there, a hold can be bound to a session, so that a holder that crashes does not keep
-//! the others for ever.
+//! It is one key, as in etcd's recipe: the creator of the key holds the barrier, and all waiters
+//! continue when it is deleted. Unlike in etcd, a hold can be attached to a session, so that a
+//! crashed holder does not block the waiters forever.
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
@@ -15,37 +15,39 @@ use super::conditional::{CasOutcome, Expected};
 use super::deed::{Entry, delete_of};
 use super::look::look_until;
 
-/// A gate that is held shut and let go; made by [`Client::barrier`].
+/// A barrier that can be held and released. Created by [`Client::barrier`].
 ///
-/// A hold that is bound to a session ends with it, at the latest its time to live after the holder has
-/// crashed, or has been paused or cut off for so long; whoever waits goes on then. So a holder that was
-/// paused may find the gate open: what must not happen after that belongs under a lock. A waiter that is
-/// cut off hears of the opening when it is back, also if the barrier is held anew by then.
+/// A hold that is attached to a session ends with it, at the latest one TTL after the holder has
+/// crashed, or has been paused or partitioned for that long. The waiters then continue. So a holder
+/// that was paused may find the barrier open; protect work that must not happen then with a lock. A
+/// partitioned waiter is notified when it is connected again, even if the barrier has been held
+/// anew by then.
 #[derive(Clone, Debug)]
 pub struct Barrier {
     client: Client,
     key: Bytes,
 }
 
-/// Why a barrier could not be held.
+/// Error of holding a barrier.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum BarrierError {
-    /// It is held already. Nothing was changed.
-    #[error("not applied: the barrier is held since revision {since}")]
+    /// The barrier is already held. Nothing was changed.
+    #[error("not applied: the barrier is already held since revision {since}")]
     Held {
-        /// The revision of the hold.
+        /// Revision of the hold.
         since: Revision,
-        /// The lease that the hold is bound to, if it is.
+        /// Lease of the hold, if it is attached to one.
         lease: Option<LeaseId>,
     },
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl BarrierError {
-    /// Whether the barrier was held. A hold that is bound to a session stays only where the call succeeds.
+    /// Returns whether the barrier was held. A hold that is attached to a session remains only if
+    /// the call succeeds.
     pub fn effect(&self) -> Effect {
         match self {
             BarrierError::Held { .. } => Effect::NotApplied,
@@ -53,8 +55,8 @@ impl BarrierError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: it was held, or the cluster had no
-    /// quorum.
+    /// Reports whether the same call may succeed later without intervention: the barrier was held,
+    /// or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             BarrierError::Held { .. } => true,
@@ -64,7 +66,7 @@ impl BarrierError {
 }
 
 impl Client {
-    /// The barrier in the key `name`.
+    /// Returns the barrier in the key `name`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -84,12 +86,13 @@ impl Client {
 }
 
 impl Barrier {
-    /// Holds it, as long as the session and the [`BarrierHold`] live. If the future is dropped, nothing
-    /// is held.
+    /// Holds the barrier as long as both the session and the returned [`BarrierHold`] live.
+    /// Dropping the future leaves no hold behind.
     ///
     /// # Errors
-    /// [`BarrierError::Held`]; [`Error::SessionEnded`], [`Error::Deadline`]: nothing is left behind. Where the effect is
-    /// unknown it may have been held for a moment.
+    /// Returns [`BarrierError::Held`] if the barrier is held. After any other error, such as
+    /// [`Error::SessionEnded`] and [`Error::Deadline`], nothing is left behind. If the effect is
+    /// unknown, it may have been held for a short time.
     pub fn hold(&self, session: &Session) -> Call<'static, BarrierHold, BarrierError> {
         let (Self { client, key }, session) = (self.clone(), session.clone());
         Call::new(&self.client, move |until| async move {
@@ -101,7 +104,7 @@ impl Barrier {
                 if let Some(entry) = made {
                     return Ok(BarrierHold { client, entry });
                 }
-                // If nobody holds it any more, it can be held.
+                // If the hold has ended meanwhile, try again.
                 if let Some(row) = client.get(key.clone()).local().await? {
                     return Err(BarrierError::Held {
                         since: row.create_revision,
@@ -112,11 +115,12 @@ impl Barrier {
         })
     }
 
-    /// Holds it until somebody calls [`Barrier::release`], whatever becomes of this program. Answers with
+    /// Holds the barrier until [`Barrier::release`] is called, even if this program ends. Returns
     /// the revision of the hold.
     ///
     /// # Errors
-    /// [`BarrierError::Held`]; [`BarrierError::Store`], which says whether it is held now.
+    /// Returns [`BarrierError::Held`] if the barrier is held. [`BarrierError::Store`] states
+    /// whether it is held now.
     pub fn hold_without_session(&self) -> Call<'static, Revision, BarrierError> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -135,7 +139,8 @@ impl Barrier {
         })
     }
 
-    /// Lets everybody through, whoever holds it. False if nobody did.
+    /// Releases the barrier, regardless of its holder, so that all waiters continue. Returns
+    /// `false` if it was not held.
     ///
     /// # Errors
     /// See [`Error`].
@@ -146,7 +151,7 @@ impl Barrier {
         })
     }
 
-    /// Whether somebody holds it. Linearizable.
+    /// Reports whether the barrier is held. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -157,12 +162,13 @@ impl Barrier {
         })
     }
 
-    /// Waits until the hold that is there now has ended: at once if there is none. Waits without end
-    /// unless it is given a deadline, also while the cluster cannot answer. Dropping it leaves nothing
-    /// behind.
+    /// Waits until the current hold has ended; returns at once if there is none. Waits without
+    /// limit unless a deadline is set, even while the cluster is unavailable. Dropping the future
+    /// leaves nothing behind.
     ///
     /// # Errors
-    /// [`Error::Deadline`], and if the node stops.
+    /// Returns [`Error::Deadline`] if the deadline passes, and [`Error::Stopped`] if the node
+    /// stops.
     pub fn wait(&self) -> Call<'static, ()> {
         let Self { client, key } = self.clone();
         Call::endless(&self.client, move |until| async move {
@@ -176,31 +182,31 @@ impl Barrier {
     }
 }
 
-/// Holding a [`Barrier`]. Dropping it lets everybody through, in the background;
+/// A hold on a [`Barrier`]. Dropping it releases the barrier in the background;
 /// [`BarrierHold::release`] waits for that.
 #[derive(Debug)]
-#[must_use = "a barrier is let go when this is dropped"]
+#[must_use = "the barrier is released when this is dropped"]
 pub struct BarrierHold {
     client: Client,
     entry: Entry,
 }
 
 impl BarrierHold {
-    /// The revision of the hold.
+    /// Returns the revision of the hold.
     pub fn since(&self) -> Revision {
         self.entry.since()
     }
 
-    /// The session that the hold lives with.
+    /// Returns the session of the hold.
     pub fn session(&self) -> &Session {
         self.entry.session()
     }
 
-    /// Lets everybody through, and waits until that is durable. False if the hold had ended before: with
-    /// the session, or by [`Barrier::release`].
+    /// Releases the barrier and waits until that is durable. Returns `false` if the hold had ended
+    /// before, with the session or by [`Barrier::release`].
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
     pub fn release(self) -> Call<'static, bool> {
         let Self { client, entry } = self;
         Call::new(&client, move |until| async move { entry.leave(&until).await })

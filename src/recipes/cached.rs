@@ -1,16 +1,16 @@
-//! A view of a prefix that follows the replica: parsed values, snapshots at one revision, and a call
-//! that waits for the next change.
+//! A cached view of a key prefix that follows the replica: parsed values, snapshots at one
+//! revision, and a call that waits for the next change.
 //!
-//! A node's replica is in memory already, and a local read of it takes less than a microsecond. What a
-//! view adds is what such reads cannot give: each value is parsed once, when it changes; a
-//! [`View`] is a whole prefix at one revision, to be kept and walked through while the store goes on;
-//! and somebody waits for news without polling.
+//! A node's replica is already in memory, and a local read takes less than a microsecond. A view
+//! adds three things: each value is parsed only once, when it changes; a [`View`] is a whole prefix
+//! at one revision that can be kept and iterated while the store changes; and tasks can wait for
+//! changes without polling.
 //!
-//! Nothing runs in the background. Whoever looks takes what the watch has at hand, and whoever waits
-//! is woken by the node's own apply:
+//! Nothing runs in the background. A read processes the events that the watch has available, and a
+//! waiting task is woken when the node applies a change:
 //!
 //! ```text
-//!   apply ──▶ hub ──▶ watch ──▶ news ──▶ wakes all who wait in changed()
+//!   apply ──▶ hub ──▶ watch ──▶ news ──▶ wakes all tasks in changed()
 //!                       │
 //!                       └──◀── drained by view(), get(), changed(), wait_for()
 //! ```
@@ -36,8 +36,8 @@ use crate::watch::WatchError;
 type Parse<T> = Box<dyn Fn(&KeyValue) -> T + Send + Sync>;
 
 impl Client {
-    /// A view of the keys with this prefix that is kept by a watch, from now on: [`Client::cached_prefix_with`]
-    /// with the rows as they are.
+    /// Returns a view of the keys with this prefix, maintained by a watch from now on. Like
+    /// [`Client::cached_prefix_with`], with unparsed rows.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -58,8 +58,8 @@ impl Client {
         self.cached_prefix_with(prefix, KeyValue::clone)
     }
 
-    /// A view of the keys with this prefix, with each row parsed by `parse` when it changes. `parse` runs
-    /// on the thread of whoever looks, and must not look at the view itself.
+    /// Returns a view of the keys with this prefix. Each row is parsed by `parse` when it changes.
+    /// `parse` runs on the thread that reads the view, and must not use the view itself.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -86,7 +86,7 @@ impl Client {
     }
 }
 
-/// Makes a view; see [`Client::cached_prefix`].
+/// A call that creates a view; see [`Client::cached_prefix`].
 #[must_use = "a call does nothing until it is awaited"]
 pub struct CachedCall<T> {
     client: Client,
@@ -96,7 +96,8 @@ pub struct CachedCall<T> {
 }
 
 impl<T> CachedCall<T> {
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -121,7 +122,8 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);
             }
-            // What was acknowledged before this call is in the view.
+            // Linearizable, so the view contains every write that was acknowledged before this
+            // call.
             let rows = call.await?;
             let watch = watch_after(&client, &range, rows.revision)?;
             let mut kept = Kept::new(watch);
@@ -138,24 +140,23 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
     client.watch(range.clone()).from(seen.next()).begin()
 }
 
-/// A view of a prefix, kept by a watch. Made by [`Client::cached_prefix`]. Cheap to clone; clones share one
-/// watch, and each counts for itself what it has seen.
+/// A view of a key prefix, maintained by a watch. Created by [`Client::cached_prefix`]. Cheap to
+/// clone. Clones share one watch, but each tracks separately which changes it has seen.
 ///
-/// What it shows is what this node's replica has: it may lag behind others, as a local read may, and
-/// says by [`View::revision`] how far it is. It never goes back, and never shows half a revision. When
-/// it was not looked at for so long that the store has forgotten the changes in between (compaction),
-/// or the replica was replaced by a later state, it reads everything again: nothing is missed but the
-/// steps in between.
+/// It shows the local replica, which may lag behind others like any local read. [`View::revision`]
+/// returns the revision that it shows. It never goes back in time and never shows a part of a
+/// revision. If it was not read for so long that changes were compacted, or the replica was
+/// replaced by a snapshot, everything is read again. Then only intermediate states are missed.
 ///
-/// - In a pause, or cut off from the others, it shows an old state, and does not know: for a decision
-///   that must not be made on the past, read linearizably, or use a transaction.
-/// - When the node has stopped, it says so: [`Error::Stopped`].
+/// - While this node is paused or partitioned, the view is stale and cannot detect it. For
+///   decisions that need the current state, read linearizably or use a transaction.
+/// - When the node has stopped, calls fail with [`Error::Stopped`].
 ///
-/// A look takes the changes since the last one, a lock for that time, and nothing else. The first look
-/// after a change copies the map of entries if an older [`View`] is still kept.
+/// A read processes the changes since the last one and takes a lock for that time. The first read
+/// after a change copies the map of entries if an older [`View`] is still in use.
 pub struct Cached<T = KeyValue> {
     inner: Arc<Inner<T>>,
-    /// The change that this handle has seen last.
+    /// Revision of the last change that this handle has seen.
     seen: Revision,
 }
 
@@ -167,7 +168,7 @@ struct Inner<T> {
     kept: Mutex<Kept<T>>,
 }
 
-/// Rung when the watch has something. The watch keeps it, and it does not keep the watch.
+/// Notified when the watch has events. The watch holds it, and it does not hold the watch.
 struct News(watch::Sender<()>);
 
 impl Wake for News {
@@ -179,7 +180,7 @@ impl Wake for News {
 struct Kept<T> {
     watch: Watch,
     view: View<T>,
-    /// The last change in the range.
+    /// Revision of the last change in the range.
     changed_at: Revision,
 }
 
@@ -189,9 +190,9 @@ impl<T> Kept<T> {
         Self { watch, view, changed_at: Revision::default() }
     }
 
-    /// Everything anew, as of `revision`.
+    /// Replaces all entries with those of `revision`.
     fn replace(&mut self, rows: Vec<KeyValue>, revision: Revision, parse: &Parse<T>) {
-        assert!(revision >= self.view.revision, "a replica does not go back");
+        assert!(revision >= self.view.revision, "a replica never goes back in time");
         let rows: Rows<T> =
             rows.iter().map(|row| (row.key.clone(), Arc::new(parse(row)))).collect();
         self.view = View { rows: Arc::new(rows), revision };
@@ -202,38 +203,40 @@ impl<T> Kept<T> {
 type Rows<T> = BTreeMap<Bytes, Arc<T>>;
 
 impl<T: Send + Sync + 'static> Cached<T> {
-    /// All of it, as this node's replica has it now, at one revision.
+    /// Returns the whole view of the local replica at one revision.
     ///
     /// # Errors
-    /// [`Error::Stopped`]: there is nobody to ask any more.
+    /// Returns [`Error::Stopped`] if the node has stopped.
     pub fn view(&self) -> Result<View<T>, Error> {
         Ok(self.inner.look(None)?.view.clone())
     }
 
-    /// One entry, as this node's replica has it now.
+    /// Returns one entry of the local replica.
     ///
     /// # Errors
-    /// [`Error::Stopped`].
+    /// Returns [`Error::Stopped`] if the node has stopped.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Arc<T>>, Error> {
         Ok(self.inner.look(None)?.view.rows.get(key.as_ref()).cloned())
     }
 
-    /// How far it has come: everything up to this revision is in what the next look shows, or more.
+    /// Returns the revision of the view: the next read shows everything up to this revision, or
+    /// more.
     ///
     /// # Errors
-    /// [`Error::Stopped`].
+    /// Returns [`Error::Stopped`] if the node has stopped.
     pub fn revision(&self) -> Result<Revision, Error> {
         Ok(self.inner.look(None)?.view.revision)
     }
 
-    /// Waits until something has changed since this handle saw it last, by this call or from its
-    /// making, and shows what came of it. Several changes may be one. Cancel-safe.
+    /// Waits for a change that this handle has not seen yet, counted from its creation or from its
+    /// last call of this method, and returns the new view. Several changes may be reported as one.
+    /// Cancel-safe.
     ///
     /// # Errors
-    /// [`Error::Stopped`].
+    /// Returns [`Error::Stopped`] if the node has stopped.
     pub async fn changed(&mut self) -> Result<View<T>, Error> {
         loop {
-            // Before the look: what comes after it rings.
+            // Subscribe before the read, so that later changes wake this task.
             let mut news = self.inner.news.0.subscribe();
             {
                 let kept = self.inner.look(Some(&Waker::from(Arc::clone(&self.inner.news))))?;
@@ -242,17 +245,18 @@ impl<T: Send + Sync + 'static> Cached<T> {
                     return Ok(kept.view.clone());
                 }
             }
-            // Its sender is kept by this handle.
+            // The sender lives as long as this handle.
             let _ = news.changed().await;
         }
     }
 
-    /// Waits until it has come to `revision`, wherever in the store that was made, and shows what it is
-    /// then: after [`PutReply::revision`](crate::PutReply), on any node, the view has the put. Takes
-    /// no longer than the node's deadline for calls.
+    /// Waits until the view has reached `revision`, and returns it. After
+    /// [`PutReply::revision`](crate::PutReply) of a put on any node, the view contains that put.
+    /// Takes at most the default deadline of calls.
     ///
     /// # Errors
-    /// [`Error::Deadline`], [`Error::Stopped`].
+    /// Returns [`Error::Deadline`] if the revision was not reached in time, and [`Error::Stopped`]
+    /// if the node has stopped.
     pub async fn wait_for(&self, revision: Revision) -> Result<View<T>, Error> {
         let view = self.view()?;
         if view.revision >= revision {
@@ -261,13 +265,14 @@ impl<T: Send + Sync + 'static> Cached<T> {
         let shared = &self.inner.client.shared;
         shared.reach(revision, shared.deadline(None)).await?;
         let view = self.view()?;
-        assert!(view.revision >= revision, "watches are told before callers are answered");
+        assert!(view.revision >= revision, "watches are notified before callers");
         Ok(view)
     }
 }
 
 impl<T> Inner<T> {
-    /// What is kept. If somebody fell in `parse`, some of what the watch had told is lost.
+    /// Locks the state. If `parse` panicked before, some events of the watch are lost, so
+    /// everything is read again.
     fn lock(&self) -> Result<MutexGuard<'_, Kept<T>>, Error> {
         self.kept.lock().or_else(|fallen| {
             self.kept.clear_poison();
@@ -276,7 +281,8 @@ impl<T> Inner<T> {
         })
     }
 
-    /// Takes what the watch has. If it has nothing more, news are to come by `waker`.
+    /// Processes the available events of the watch. If there are no more, registers `waker` for the
+    /// next ones.
     fn look(&self, waker: Option<&Waker>) -> Result<MutexGuard<'_, Kept<T>>, Error> {
         let mut kept = self.lock()?;
         loop {
@@ -315,7 +321,7 @@ impl<T> Inner<T> {
         }
     }
 
-    /// The changes in between are forgotten: everything is read again.
+    /// Reads everything again, because intermediate changes were compacted.
     fn again(&self, kept: &mut Kept<T>) -> Result<(), Error> {
         let client = &self.client;
         if client.shared.stop_reason().is_some() {
@@ -348,39 +354,39 @@ impl<T> std::fmt::Debug for Cached<T> {
     }
 }
 
-/// A prefix at one revision; see [`Cached::view`]. Cheap to clone, and never changes.
+/// A prefix at one revision; see [`Cached::view`]. Immutable and cheap to clone.
 pub struct View<T = KeyValue> {
     rows: Arc<Rows<T>>,
     revision: Revision,
 }
 
 impl<T> View<T> {
-    /// The revision that it shows.
+    /// Returns the revision of the view.
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// One entry, by its whole key.
+    /// Returns one entry by its whole key.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&T> {
         self.rows.get(key.as_ref()).map(|value| &**value)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// All entries, by key.
+    /// Returns all entries in key order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&Bytes, &T)> + ExactSizeIterator {
         self.rows.iter().map(|(key, value)| (key, &**value))
     }
 
-    /// The entries whose keys begin with `prefix`, by key.
+    /// Returns the entries whose keys begin with `prefix`, in key order.
     pub fn prefix<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a Bytes, &'a T)> {
         let from: btree_map::Range<'a, Bytes, Arc<T>> =
             self.rows.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));

@@ -1,5 +1,6 @@
-//! What most methods of the recipes return: a call that does nothing until it is awaited, may be dropped
-//! at any time, and may be given a deadline. And [`Until`], the deadline as the code inside sees it.
+//! [`Call`]: the return type of most methods of the recipes. It does nothing until it is awaited,
+//! may be dropped at any time, and may have a deadline. [`Until`] is that deadline as seen by the
+//! implementation.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -12,12 +13,12 @@ use crate::node::Shared;
 
 type Running<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// A call of a recipe. It does nothing until it is awaited (or until [`Blocking::block`](crate::Blocking::block)
-/// blocks on it).
+/// A call of a recipe. It does nothing until it is awaited or passed to
+/// [`Blocking::block`](crate::Blocking::block).
 ///
-/// Calls that ask and change end at the configuration's
-/// [deadline of a call](crate::Config::call_deadline) unless [`Call::deadline`] says otherwise; those
-/// that wait for others to do something say in their own words that they wait without end.
+/// By default a call ends at [`Config::call_deadline`](crate::Config::call_deadline).
+/// [`Call::deadline`] changes that. Calls that wait for other participants have no default
+/// deadline; their documentation says so.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<'a, T, E = Error> {
     shared: Arc<Shared>,
@@ -26,7 +27,7 @@ pub struct Call<'a, T, E = Error> {
 }
 
 impl<'a, T, E> Call<'a, T, E> {
-    /// A call that ends at the configuration's deadline.
+    /// Creates a call with the configured default deadline.
     pub(crate) fn new<F>(client: &Client, run: impl FnOnce(Until) -> F + Send + 'a) -> Self
     where
         F: Future<Output = Result<T, E>> + Send + 'a,
@@ -36,7 +37,7 @@ impl<'a, T, E> Call<'a, T, E> {
         call
     }
 
-    /// A call that waits for others, without end.
+    /// Creates a call that waits for other participants and has no default deadline.
     pub(crate) fn endless<F>(client: &Client, run: impl FnOnce(Until) -> F + Send + 'a) -> Self
     where
         F: Future<Output = Result<T, E>> + Send + 'a,
@@ -45,9 +46,10 @@ impl<'a, T, E> Call<'a, T, E> {
         Self { shared, deadline: None, run: Box::new(|until| Box::pin(run(until))) }
     }
 
-    /// How long the call may take: then it ends with [`Error::Deadline`]. The node looks at its ticks whether
-    /// the time is up, four times a heartbeat: up to 25 ms late at the default
-    /// [`Config::heartbeat`](crate::Config::heartbeat). What has come by then is given.
+    /// Limits how long the call may take. After that it fails with [`Error::Deadline`]. The node
+    /// checks deadlines at its ticks, four times per heartbeat, so the call may end up to 25 ms
+    /// late with the default [`Config::heartbeat`](crate::Config::heartbeat). A result that has
+    /// arrived by then is returned.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -71,7 +73,7 @@ impl<T, E> std::fmt::Debug for Call<'_, T, E> {
     }
 }
 
-/// When a call ends.
+/// The deadline of a call.
 #[derive(Clone)]
 pub(crate) struct Until {
     shared: Arc<Shared>,
@@ -79,19 +81,19 @@ pub(crate) struct Until {
 }
 
 impl Until {
-    /// The end of a call that begins now, by the configuration.
+    /// Returns the default deadline of a call that starts now.
     pub(crate) fn of_call(client: &Client) -> Self {
         let shared = Arc::clone(&client.shared);
         let deadline = Some(shared.now() + shared.settings.call_deadline);
         Self { shared, deadline }
     }
 
-    /// The end of a call that has a deadline.
+    /// Returns the given deadline.
     pub(crate) fn by(shared: &Arc<Shared>, deadline: Moment) -> Self {
         Self { shared: Arc::clone(shared), deadline: Some(deadline) }
     }
 
-    /// How long a single request of the call may take.
+    /// Returns how long a single request of the call may take.
     pub(crate) fn left(&self) -> Duration {
         match self.deadline {
             Some(deadline) => deadline.since(self.shared.now()),
@@ -99,15 +101,15 @@ impl Until {
         }
     }
 
-    /// Whether the time is up.
+    /// Reports whether the deadline has passed.
     pub(crate) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| self.shared.now() >= deadline)
     }
 
-    /// What the future comes to, unless that takes too long.
+    /// Returns the output of the future, unless the deadline passes first.
     ///
     /// # Errors
-    /// [`Error::Deadline`] that says that nothing was changed: for waiting only.
+    /// Returns [`Error::Deadline`] with the effect "not applied", so use it only to wait.
     pub(crate) async fn within<T>(&self, future: impl Future<Output = T>) -> Result<T, Error> {
         let Some(deadline) = self.deadline else { return Ok(future.await) };
         tokio::select! {
@@ -120,20 +122,20 @@ impl Until {
         }
     }
 
-    /// Lets a little time pass before something is tried again.
+    /// Waits for a short time before a retry.
     pub(crate) async fn pause(&self) {
         pause(&self.shared).await;
     }
 }
 
-/// Lets a little time pass before something is tried again.
+/// Waits for a short time before a retry.
 pub(crate) async fn pause(shared: &Shared) {
     shared.sleep_until(after_pause(shared)).await;
 }
 
-/// When something may be tried again that has just failed.
+/// Returns the time of the next retry.
 pub(crate) fn after_pause(shared: &Shared) -> Moment {
-    /// A heartbeat is what news take to come at the least.
+    /// A change needs about a heartbeat to arrive.
     const PAUSE_MAX: Duration = Duration::from_millis(100);
     shared.now() + shared.settings.heartbeat.min(PAUSE_MAX)
 }

@@ -1,19 +1,19 @@
-//! A candidacy that goes on by itself, beside the program: what Curator calls a leader latch.
+//! A candidacy that runs in the background; Curator calls it a leader latch.
 //!
 //! ```text
-//!             ┌────────── looked at after a pause ─────────┐
+//!             ┌────────── checked after a pause ───────────┐
 //!             ▼                                            │
-//!   stand ─▶ Stands ─▶ Leads ─▶ (dropped, withdrawn)     Pauses
+//!   start ─▶ Stands ─▶ Leads ─▶ (dropped, withdrawn)     Pauses
 //!             ▲ │        │                                 ▲
-//!             │ └────────┼── could not be, or evicted ─────┘
+//!             │ └────────┼── rejected or evicted ──────────┘
 //!             └──────────┤ lost
-//!                        └─▶ Over: the session has ended, or the wish is refused for good
+//!                        └─▶ Over: the session has ended, or the request is rejected for good
 //! ```
 //!
-//! No task of its own: the node's driver moves the wish on, as it does every other, and whoever looks
-//! finds what has come of it. All looks go through [`Candidacy::look`], and poll the wish with the one
-//! waker that tells all who wait. Nothing of the state is locked while anything else is called, so that
-//! who is woken may look at once, and from wherever it is woken.
+//! It has no task of its own. The node's driver advances its lock request like any other, and the
+//! methods of the candidacy pick up the result. They all use [`Candidacy::look`], which polls the
+//! request with one waker that notifies all waiting tasks. No lock is held while other code is
+//! called, so a woken task may call a method at once.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,27 +32,32 @@ use super::error::{LockError, LostReason};
 use super::hold::Released;
 use super::leader_task::Shared;
 
-/// A standing candidacy; made by [`Election::candidacy`]. To share it among tasks, put it into an [`Arc`].
-/// Dropping it resigns, or leaves the line, in the background; [`Candidacy::withdraw`] waits for that.
+/// A standing candidacy. Created by [`Election::candidacy`]. To share it among tasks, put it into
+/// an [`Arc`]. Dropping it resigns, or leaves the queue, in the background; [`Candidacy::withdraw`]
+/// waits for that.
 ///
-/// What it guarantees:
-/// - While [`Candidacy::is_leader`] is true, no other leader's is, as long as leadership passes by
-///   resignation or expiry and clocks keep within the drift bound. Each look is judged by this
-///   machine's clock: a program that was paused, or is cut off from the others, sees at its first look
-///   after [`Hold::valid_until`](crate::lock::Hold::valid_until) that it leads no more.
-/// - A term that is lost while the session lives (its key was deleted, an operator broke it or handed it
-///   over) is over for good: it stands again, at the end of the line, and the next term has a higher
-///   token.
-/// - A crash of the program is the end of its session, if nothing else: another leads when that has run
-///   out, or when the node is back.
+/// Guarantees:
 ///
-/// What it does not: an answer of "leads" is true when it is given, and a program that is paused right
-/// behind it acts on what was. Let what must not be done by two be written through
-/// [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or carry its token.
+/// - While [`Candidacy::is_leader`] is true, it is not true for any other candidate, provided that
+///   leadership changes by resignation or expiry and that clocks stay within the drift bound. Each
+///   call is decided by this machine's clock: a program that was paused or partitioned sees with
+///   its first call after [`Hold::valid_until`](crate::lock::Hold::valid_until) that it is not the leader
+///   any more.
+/// - A term that is lost while the session lives (its key was deleted, or an operator released or
+///   transferred it) has ended for good. The candidacy joins the end of the queue again, and its
+///   next term has a higher token.
+/// - If the program crashes, another candidate becomes the leader when the session has expired, or
+///   earlier if the node restarts.
 ///
-/// It stands again as soon as somebody looks or waits: a call of any of its methods. Where nobody ever
-/// does, it does not. With nobody looking it is still elected when its turn comes, and others wait.
-#[must_use = "it stands no more when this is dropped"]
+/// Limits: [`Candidacy::is_leader`] describes the time of the call. A program that is paused
+/// directly afterwards acts on an outdated result. Work that must not be done by two leaders should
+/// be written with [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or carry its
+/// token.
+///
+/// After a loss, the candidacy joins the queue again with the next call of any of its methods.
+/// Without calls it does not. While it is queued it can be elected without any call; other
+/// candidates then wait for it.
+#[must_use = "the candidacy ends when this is dropped"]
 pub struct Candidacy {
     election: Election,
     value: Bytes,
@@ -60,21 +65,21 @@ pub struct Candidacy {
     news: Arc<News>,
 }
 
-/// See the module.
+/// State of the candidacy; see the module.
 enum State {
-    /// It stands in line, or has come to its turn and nobody has looked.
+    /// Queued, or granted without having been polled.
     Stands(Acquire<Leadership>),
-    /// It leads, or has led and nobody has looked.
+    /// Leader, or lost without having been polled.
     Leads(Arc<Leadership>),
-    /// It could not stand, and stands again at a look after this.
+    /// Its request failed. It is repeated by the first call after this time.
     Pauses(Moment),
-    /// It will lead no more.
+    /// It cannot be elected any more.
     Over(LockError),
-    /// One who looks has it in hand; `again` if somebody would wait now for what that comes to.
+    /// Another call is working on the state. `again` is set if a caller now waits for its result.
     InHand { again: bool },
 }
 
-/// What a look finds.
+/// Result of a check.
 enum Sight {
     Leads(Arc<Leadership>),
     Waits,
@@ -82,7 +87,7 @@ enum Sight {
     Over(LockError),
 }
 
-/// Tells all who wait that it is time to look.
+/// Notifies all waiting tasks that they should check again.
 #[derive(Default)]
 struct News(Notify);
 
@@ -93,11 +98,11 @@ impl Wake for News {
 }
 
 impl Election {
-    /// Stands for election in the background, from this call on until what it returns is dropped, and
-    /// again after every term that was lost while the session lives.
+    /// Starts a candidacy in the background. It lasts until the returned value is dropped, and is
+    /// renewed after every term that was lost while the session lives.
     ///
-    /// It is always known by `value`: what was [proclaimed](Leadership::proclaim) in one term is not
-    /// repeated in the next.
+    /// Its value is always `value`: a value that was [proclaimed](Leadership::proclaim) in one term
+    /// is not kept for the next.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -123,14 +128,15 @@ impl Election {
 }
 
 impl Candidacy {
-    /// Whether it leads, now. Never says so after
-    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). It looks at this node's memory and clock, and
-    /// waits for nothing: ask as often as you like.
+    /// Reports whether it is the leader now. Never true after
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). Reads local memory and the clock only and
+    /// never blocks, so it can be called often.
     pub fn is_leader(&self) -> bool {
         matches!(self.look(false), Sight::Leads(_))
     }
 
-    /// The present term, if it leads: its token, its transactions, and the wait for its loss.
+    /// Returns the current term if it is the leader: for its token, its transactions, and to wait
+    /// for its loss.
     pub fn leadership(&self) -> Option<Arc<Leadership>> {
         match self.look(false) {
             Sight::Leads(leadership) => Some(leadership),
@@ -138,10 +144,12 @@ impl Candidacy {
         }
     }
 
-    /// Waits until it leads, and gives the term: at once if it leads already. Any number of tasks may
-    /// wait. Cancel-safe, and to give up waiting is not to leave the line.
+    /// Waits until it is the leader, and returns the term; returns at once if it is the leader
+    /// already. Any number of tasks may wait. Cancel-safe: dropping the future does not leave the
+    /// queue.
     ///
-    /// A listener is a loop, and tells of terms in order, each lost before the next begins:
+    /// To observe all terms, use a loop. It sees terms in order, each one lost before the next one
+    /// begins:
     ///
     /// ```
     /// # use bowline::{LockError, LostReason, election::Candidacy};
@@ -159,18 +167,19 @@ impl Candidacy {
     /// }
     /// ```
     ///
-    /// Where other tasks look meanwhile, the next term may have begun before `stop` has ended:
-    /// [`Election::run_while_leader`] has it in order. A term that was over before anybody looked is
-    /// not told.
+    /// If other tasks call methods at the same time, the next term may begin before `stop` has
+    /// ended. [`Election::run_while_leader`] prevents that. A term that was lost before any method
+    /// was called is not reported.
     ///
     /// # Errors
-    /// It can be elected no more, and goes on saying why: above all [`LockError::SessionEnded`]. What may
-    /// pass (no quorum, a full queue or disk, an alarm) is tried again, after a short pause each time.
+    /// Returns an error if it cannot be elected any more, above all [`LockError::SessionEnded`].
+    /// Later calls return the same error. After temporary errors (no quorum, full queue or disk, an
+    /// alarm) it retries with a short pause.
     pub async fn elected(&self) -> Result<Arc<Leadership>, LockError> {
         let shared = self.election.session().shared();
         loop {
             let mut news = pin!(self.news.0.notified());
-            // What comes after the look is heard.
+            // Register first, so that changes after the check wake this task.
             news.as_mut().enable();
             match self.look(true) {
                 Sight::Leads(leadership) => return Ok(leadership),
@@ -185,8 +194,8 @@ impl Candidacy {
         }
     }
 
-    /// How many stand before it, as this node knows it: 0 if it leads. `None` while it is not known where it
-    /// stands, and when it does not stand.
+    /// Returns the number of candidates ahead of it, as known to this node: 0 if it is the leader.
+    /// Returns `None` while the position is not known, and while it is not queued.
     pub fn position(&self) -> Option<usize> {
         match self.look(false) {
             Sight::Leads(_) => Some(0),
@@ -198,13 +207,14 @@ impl Candidacy {
         }
     }
 
-    /// Resigns, or leaves the line, and waits until that is durable: another may lead then, and nothing of
-    /// it is in the line or will be. [`Released::AlreadyLost`] if that was so before, by a loss. Shares of its
-    /// leadership that are still about are lost. Giving up the wait does not take it back.
+    /// Resigns, or leaves the queue, and waits until that is durable: afterwards another candidate
+    /// may lead, and this candidacy has no key in the queue and will not get one. Returns
+    /// [`Released::AlreadyLost`] if it had ended by a loss before. Shares of the leadership that
+    /// are still in use become lost. Dropping the future does not undo it.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
-    /// [`Error::Stopped`] if the node has stopped meanwhile: what it left goes with its session.
+    /// - [`Error::Deadline`]: it was not confirmed in time. The node keeps trying.
+    /// - [`Error::Stopped`]: the node has stopped. The remaining keys go with the session.
     pub async fn withdraw(mut self) -> Result<Released, Error> {
         match self.take() {
             State::Leads(leadership) => Shared(leadership).0.end().await,
@@ -223,14 +233,14 @@ impl Candidacy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else looks any more.
+    /// Takes the state; there are no other callers any more.
     fn take(&mut self) -> State {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(state, State::InHand { again: false })
     }
 
-    /// What is the case; moves on whatever is due. Who `waits` for a change, and listens for news from
-    /// before the look on, hears of every change after it.
+    /// Advances the state and returns the result. A caller that waits (`waits`) and has registered
+    /// for notifications before this call is notified of every later change.
     fn look(&self, waits: bool) -> Sight {
         let leadership = match &mut *self.lock() {
             State::InHand { again } => {
@@ -242,7 +252,7 @@ impl Candidacy {
             State::Leads(leadership) => Some(Arc::clone(leadership)),
             State::Stands(_) | State::Pauses(_) => None,
         };
-        // The way of a leader who is asked often.
+        // Fast path for a leader that is asked often.
         if let Some(leadership) = leadership
             && leadership.is_leader()
         {
@@ -259,7 +269,8 @@ impl Candidacy {
         let sight = loop {
             state = self.move_on(state);
             let mut held = self.lock();
-            // Its wake-up may have come, and gone to one who found nothing, before it is put back.
+            // The waker may have fired while this call had taken the state, so that the woken task
+            // found nothing.
             if matches!((&*held, &state), (State::InHand { again: true }, State::Stands(_))) {
                 *held = State::InHand { again: false };
                 continue;
@@ -274,13 +285,14 @@ impl Candidacy {
         sight
     }
 
-    /// Whether a pause is over. A node that has stopped lets nobody sleep.
+    /// Reports whether a pause has ended. It has also ended if the node has stopped, where sleeping
+    /// is not possible.
     fn is_due(&self, until: Moment) -> bool {
         let shared = self.election.session().shared();
         shared.now() >= until || shared.stop_reason().is_some()
     }
 
-    /// What has become of a state by now.
+    /// Advances a state.
     fn move_on(&self, mut state: State) -> State {
         let waker = Waker::from(Arc::clone(&self.news));
         let mut context = Context::from_waker(&waker);
@@ -308,7 +320,7 @@ impl Candidacy {
     }
 }
 
-/// Steps into line.
+/// Enqueues the request.
 fn enter(election: &Election, value: &Bytes) -> State {
     match election.campaign(value.clone()).enqueue() {
         Ok(acquire) => State::Stands(acquire),
@@ -316,7 +328,7 @@ fn enter(election: &Election, value: &Bytes) -> State {
     }
 }
 
-/// What a wish leaves that did not come true.
+/// Returns the state after a failed request.
 fn failed(election: &Election, why: LockError) -> State {
     match why.may_pass() {
         true => State::Pauses(after_pause(election.session().shared())),

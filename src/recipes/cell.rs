@@ -1,7 +1,7 @@
-//! The cell: one value that is changed by comparing and setting.
+//! A single value that is changed by compare-and-set.
 //!
-//! It is an ordinary key. Its version is the revision of its last put: no two values of it, over
-//! deletions too, have the same one.
+//! It is an ordinary key. Its version is the revision of its last put, so no two values have the
+//! same version, even across deletions.
 
 use bytes::Bytes;
 
@@ -13,12 +13,12 @@ use super::chain::{Way, try_ways};
 use super::conditional::{CompareAndSet, Expected, put_over};
 use super::look::look_until;
 
-/// A value that many change; made by [`Client::cell`].
+/// A shared value. Created by [`Client::cell`].
 ///
-/// Every read is linearizable, every change one entry in the log, applied at most once whatever becomes
-/// of leaders and messages. A node that is paused, cut off or crashed in the middle of a change leaves the
-/// old value or the new one, and nothing to clean up. Who is paused between reading and
-/// [`Cell::compare_and_set`] loses to whoever changed the value meanwhile.
+/// Every read is linearizable. Every change is one entry in the log and is applied at most once.
+/// After a crash, a pause or a partition in the middle of a change the cell has either the old
+/// value or the new one. If a caller is paused between its read and [`Cell::compare_and_set`] and
+/// the value was changed meanwhile, its compare-and-set fails.
 #[derive(Clone, Debug)]
 pub struct Cell {
     client: Client,
@@ -31,7 +31,7 @@ pub struct Cell {
 pub struct CellValue {
     /// The value.
     pub value: Bytes,
-    /// Its version: what to give to [`Cell::compare_and_set`].
+    /// Version of the value, to be passed to [`Cell::compare_and_set`].
     pub version: Revision,
 }
 
@@ -42,7 +42,7 @@ impl From<&KeyValue> for CellValue {
 }
 
 impl Client {
-    /// The value of the key `name`, to be changed by comparing and setting.
+    /// Returns the cell in the key `name`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -63,7 +63,7 @@ impl Client {
 }
 
 impl Cell {
-    /// The value, if there is one. Linearizable.
+    /// Returns the value, or `None` if there is none. Linearizable.
     pub fn get(&self) -> Call<'static, Option<CellValue>> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -72,8 +72,8 @@ impl Cell {
         })
     }
 
-    /// Writes a value, whatever was there, and answers with its version. As with [`Client::put`], a key that had a
-    /// lease has none then, and lives on when that ends: what only changes the value is [`Cell::update`].
+    /// Writes a value and returns its version. As with [`Client::put`], a key with a lease is
+    /// detached from it and outlives it. To change only the value, use [`Cell::update`].
     pub fn set(&self, value: impl Into<Bytes>) -> Call<'static, Revision> {
         let (Self { client, key }, value) = (self.clone(), value.into());
         Call::new(&self.client, move |until| async move {
@@ -81,8 +81,8 @@ impl Cell {
         })
     }
 
-    /// Writes a value if the present one is as expected: [`CellValue::version`], as it was read, or
-    /// [`Expected::Missing`]. A key that has a lease keeps it.
+    /// Writes a value if the present one is as expected: the [`CellValue::version`] that was read,
+    /// or [`Expected::Missing`]. A key with a lease keeps it.
     pub fn compare_and_set(
         &self,
         expected: impl Into<Expected>,
@@ -91,15 +91,16 @@ impl Cell {
         self.client.compare_and_set(self.key.clone(), expected, value)
     }
 
-    /// Makes a new value from the old one, `None` if there is none, and writes it unless the value has
-    /// been changed meanwhile; then again. Answers with what was written. A key that has a lease keeps it.
+    /// Computes a new value from the old one (`None` if there is none), and writes it unless the
+    /// value was changed meanwhile; in that case retries. Returns the written value. A key with a
+    /// lease keeps it.
     ///
-    /// `change` is called once for each try, and must do nothing else. One of those who try at the same
-    /// time always gets through, but not always the same one: where many change one cell all the time,
-    /// a mutex is fairer. One commit for each try, and no other traffic.
+    /// `change` is called once per attempt and must have no side effects. One of several concurrent
+    /// attempts always succeeds, but not always that of the same caller. If many callers change one
+    /// cell all the time, a mutex is fairer. Costs one commit per attempt.
     ///
     /// # Errors
-    /// [`Error::Deadline`] and others, which say whether a change was applied.
+    /// Returns [`Error::Deadline`] or another error, which states whether a change was applied.
     pub fn update<'a, V: Into<Bytes>>(
         &self,
         mut change: impl FnMut(Option<&[u8]>) -> V + Send + 'a,
@@ -107,8 +108,8 @@ impl Cell {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
             loop {
-                // A replica that is behind costs one try more, and no wrong result. After a try that was
-                // lost it has caught up with what was in the way.
+                // A stale replica costs one more attempt, but never gives a wrong result. After a
+                // failed attempt the replica has applied the conflicting change.
                 let row = client.get(key.clone()).local().await?;
                 let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
                 let value: Bytes = change(row.as_ref().map(|row| &row.value[..])).into();
@@ -122,8 +123,9 @@ impl Cell {
         })
     }
 
-    /// Waits until the value has another version than this, `Revision(0)` being no value, and answers with
-    /// it. Waits without end unless it is given a deadline; values in between may be passed over.
+    /// Waits until the version of the value differs from `from`, and returns the value.
+    /// `Revision(0)` means that there is no value. Waits without limit unless a deadline is set.
+    /// Intermediate values may be skipped.
     pub fn changed(&self, from: Revision) -> Call<'static, Option<CellValue>> {
         let Self { client, key } = self.clone();
         Call::endless(&self.client, move |until| async move {

@@ -1,39 +1,40 @@
-//! Transactions with several alternatives, of which the first whose conditions hold is carried out.
+//! Transactions with several alternatives: the first alternative whose compares hold is applied.
 //!
-//! A plain compare-and-set guesses one state, and loses whenever another was faster; whoever sits next
-//! to the leader is faster all the time. Where the change is a step of known size, the states that
-//! others will have made by then can be guessed too: `5 -> 6, or 6 -> 7, or 7 -> 8, ...` as one
-//! transaction, nested in the branches for "else". Several such transactions in one log entry all
-//! succeed, one after the other.
+//! A plain compare-and-set expects one state, and fails if another writer was faster. A writer
+//! close to the leader would win every time. If each change is a step of known size, the states
+//! that other writers produce meanwhile can be expected as well: `5 -> 6, or 6 -> 7, or 7 -> 8,
+//! ...` as one transaction, nested in the failure branches. Several such transactions in one log
+//! entry then all succeed, one after the other.
 //!
-//! Answers have no rows, so that they are small enough to be kept for as long as somebody waits.
+//! The replies contain no rows. They are small enough to be kept as long as a caller waits.
 
 use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Revision, Txn, TxnReply, TxnResult};
 
 use super::call::Until;
 
-/// How many states are guessed at most; the limit on the depth of transactions may want fewer.
+/// Maximum number of states that one transaction expects. The limit on the depth of transactions
+/// may allow fewer.
 const GUESSES_MAX: usize = 8;
 
-/// How many tasks that share a handle try at the same time. The others wait for their turn: together
-/// with those of another node, nearly all of them hit one of the guesses.
+/// Maximum number of concurrent attempts of tasks that share a handle. The others queue. With this
+/// limit, the attempts of two nodes nearly always match one of the expected states.
 pub(crate) const TRIES_MAX: usize = 4;
 
-/// One way in which a transaction may go.
+/// One alternative of a transaction.
 pub(crate) struct Way {
-    /// If these hold, and no earlier way was taken.
+    /// The compares. The alternative is chosen if they hold and no earlier alternative was chosen.
     pub(crate) when: Vec<Compare>,
-    /// This is done.
+    /// The operations of the alternative.
     pub(crate) then: Vec<Op>,
 }
 
-/// How many ways a transaction may have.
+/// Returns the maximum number of alternatives of a transaction.
 pub(crate) fn ways_max(client: &Client) -> usize {
     client.shared.settings.limits.txn_depth_max.clamp(1, GUESSES_MAX)
 }
 
-/// The transaction that tries one way after the other.
+/// Builds the transaction that tries the alternatives in order.
 pub(crate) fn chain(ways: Vec<Way>) -> Txn {
     let nest = |rest: Option<Txn>, way: Way| {
         let failure = rest.map(Op::Txn).into_iter().collect();
@@ -42,7 +43,7 @@ pub(crate) fn chain(ways: Vec<Way>) -> Txn {
     ways.into_iter().rev().fold(None, nest).unwrap_or_default()
 }
 
-/// Which way was taken.
+/// Returns the index of the chosen alternative.
 pub(crate) fn taken(reply: &TxnReply) -> Option<usize> {
     if reply.succeeded {
         return Some(0);
@@ -53,7 +54,8 @@ pub(crate) fn taken(reply: &TxnReply) -> Option<usize> {
     }
 }
 
-/// Tries one way after the other, and says which was taken, if any, and at which revision.
+/// Runs a transaction with several alternatives. Returns the index of the chosen one, if any, and
+/// the revision.
 ///
 /// # Errors
 /// See [`Error`].
@@ -73,7 +75,7 @@ pub(crate) async fn try_ways(
     }
 }
 
-/// An answer that is lost would have said which way was taken: whether that changed anything is not known.
+/// Without the reply the chosen alternative is unknown, and with it whether anything was changed.
 pub(crate) fn which_is_unknown(error: Error) -> Error {
     match error {
         Error::AnswerLost { .. } => Error::Deadline { effect: Effect::Unknown },

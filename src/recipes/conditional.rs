@@ -1,4 +1,4 @@
-//! Small conditional writes, each one transaction: put if absent, compare and set, compare and delete.
+//! Conditional writes as single transactions: put if absent, compare and set, compare and delete.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -18,52 +18,55 @@ use super::call::{Call, Until};
 use super::chain::which_is_unknown;
 use super::deed::carry_out;
 
-/// What a conditional write came to.
+/// The result of a conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "the condition may not have held"]
 pub enum CasOutcome {
-    /// The condition held, and the change was made.
+    /// The condition held, and the change was applied.
     Done {
-        /// The revision that it took.
+        /// Revision of the change.
         revision: Revision,
     },
     /// The condition did not hold. Nothing was changed.
     Lost {
-        /// The row that this node's replica has now: the one that stood in the way, or a later one.
+        /// The current row in the local replica: the row that did not meet the condition, or a
+        /// later one.
         row: Option<KeyValue>,
     },
 }
 
 impl CasOutcome {
-    /// Whether the change was made.
+    /// Reports whether the change was applied.
     pub fn is_done(&self) -> bool {
         matches!(self, CasOutcome::Done { .. })
     }
 }
 
-/// What changes a key and leaves it the lease that it has, if it is there; without one, if it is not.
+/// Returns a put that keeps the lease of an existing key. A new key gets no lease.
 pub(super) fn put_over(is_there: bool, key: Bytes, value: impl Into<Bytes>) -> Op {
     let lease = if is_there { PutLease::Keep } else { PutLease::None };
     Op::Put(Put { key, value: PutValue::Set(value.into()), lease, prev_kv: false })
 }
 
-/// What a key must be like for a change of it.
+/// The state that a key must have for a conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Expected {
-    /// It does not exist.
+    /// The key does not exist.
     Missing,
-    /// Its last put was made by this revision ([`KeyValue::mod_revision`]): nobody has written it since,
-    /// not even the same value. 0 is a key that does not exist.
+    /// The key was last written at this revision ([`KeyValue::mod_revision`]). Any later write
+    /// fails the condition, even one with the same value. Revision 0 means that the key does not
+    /// exist.
     Revision(Revision),
-    /// It was put so many times since its creation ([`KeyValue::version`]). 0 is a key that does not
-    /// exist. A key that was deleted and made again counts anew: prefer the revision.
+    /// The key was written this many times since its creation ([`KeyValue::version`]). Version 0
+    /// means that the key does not exist. The version of a key that was deleted and created again
+    /// restarts at 1, so prefer the revision.
     Version(u64),
-    /// It has this value, whoever wrote it.
+    /// The key has this value, regardless of who wrote it.
     Value(Bytes),
 }
 
 impl Expected {
-    /// That the key has this value.
+    /// Expects this value.
     pub fn value(value: impl Into<Bytes>) -> Self {
         Expected::Value(value.into())
     }
@@ -94,10 +97,11 @@ impl From<Revision> for Expected {
 }
 
 impl Client {
-    /// Writes `value` to `key` if there is no such key; with [`PutIfAbsent::ttl`], for a while only.
+    /// Writes `value` to `key` if the key does not exist. With [`PutIfAbsent::ttl`] the key
+    /// expires.
     ///
-    /// One commit; two with a time to live; none, and one round to the leader, if this node's replica
-    /// has the key.
+    /// Costs one commit, or two with a TTL. If the local replica has the key, costs no commit and
+    /// one round trip to the leader.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -118,8 +122,9 @@ impl Client {
         PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, deadline: None }
     }
 
-    /// Writes `value` to `key` if the key is as expected: `kv.compare_and_set("k", row.mod_revision, "v")`.
-    /// A key that has a lease keeps it; with [`CompareAndSet::ttl`] it gets another time to live.
+    /// Writes `value` to `key` if the key is in the expected state: `kv.compare_and_set("k",
+    /// row.mod_revision, "v")`. A key with a lease keeps it. With [`CompareAndSet::ttl`] the key
+    /// gets a new TTL.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::Expected};
@@ -144,8 +149,9 @@ impl Client {
         CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
     }
 
-    /// Deletes `key` if it is as expected: with a value that only this caller knows, what Redis needs a
-    /// script for. Where the key is expected to be missing there is nothing to do, and nothing is done.
+    /// Deletes `key` if it is in the expected state. With a value that only this caller knows, this
+    /// safely deletes its own key, for which Redis needs a script. If the key is expected to be
+    /// missing, nothing is deleted.
     pub fn compare_and_delete(
         &self,
         key: impl Into<Bytes>,
@@ -159,7 +165,7 @@ impl Client {
     }
 }
 
-/// Carries out a transaction with one condition on one key.
+/// Runs a transaction whose condition concerns one key.
 async fn swap(
     client: &Client,
     txn: TxnCall,
@@ -170,7 +176,7 @@ async fn swap(
     swapped(client, &reply, key).await
 }
 
-/// What it came to.
+/// Converts the reply of such a transaction.
 async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<CasOutcome, Error> {
     if reply.succeeded {
         return Ok(CasOutcome::Done { revision: reply.revision });
@@ -178,7 +184,7 @@ async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<CasOut
     Ok(CasOutcome::Lost { row: client.get(key).local().await? })
 }
 
-/// Writes a key if it is as expected; see [`Client::compare_and_set`].
+/// A call that writes a key if it is in the expected state; see [`Client::compare_and_set`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct CompareAndSet {
@@ -191,12 +197,14 @@ pub struct CompareAndSet {
 }
 
 impl CompareAndSet {
-    /// The key lives this long from then on, from 1 ms up, whatever lease it had. With the value that it has, it
-    /// is what Redis needs a script for: it expires later if it is mine. Costs two commits: a lease is granted
-    /// for it, and ended at once if the change is not made. Nobody renews it; where it is not known whether the
-    /// change was made, or nobody waits for that any more, it runs out.
-    /// The lease that the key had before stays, without the key, until its own time is up: whoever prolongs often has
-    /// as many of them as fit into a time to live.
+    /// Sets a TTL, at least 1 ms: the key expires after this time and leaves its previous lease. By
+    /// setting the current value again, a caller extends the life of its own key, for which Redis
+    /// needs a script.
+    ///
+    /// Costs two commits, because a lease is granted for the key. The lease is not renewed. If the
+    /// write is not applied, the lease is revoked. If the outcome is unknown or the call is
+    /// dropped, the lease expires. The previous lease of the key stays until it expires, so
+    /// frequent extensions leave several leases at a time.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -216,7 +224,8 @@ impl CompareAndSet {
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -229,7 +238,8 @@ impl CompareAndSet {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
             None => None,
         };
-        // From here on it is the key's: what was there before must not go with a lease that is ended.
+        // From here on the lease belongs to the key. It is revoked below only if the write was not
+        // applied, because revoking it would delete the key.
         let lease = granted.map(Granted::keep);
         let put = match lease {
             Some(lease) => Put::new(key.clone(), value).lease(lease).into(),
@@ -262,18 +272,18 @@ impl IntoFuture for CompareAndSet {
     }
 }
 
-/// How long a key that was put lives.
+/// Lifetime of a written key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
-    /// Until it is deleted.
+    /// Until the key is deleted.
     Endless,
-    /// As long as a lease of the caller's.
+    /// Until a lease of the caller ends.
     Lease(LeaseId),
-    /// So long.
+    /// Until this time has passed.
     Ttl(Duration),
 }
 
-/// Writes a key if there is none; see [`Client::put_if_absent`].
+/// A call that writes a key if it does not exist; see [`Client::put_if_absent`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct PutIfAbsent {
@@ -285,20 +295,21 @@ pub struct PutIfAbsent {
 }
 
 impl PutIfAbsent {
-    /// The key lives this long, from 1 ms up: a lease is granted for it, and ended at once if the put
-    /// loses, fails or is dropped. Nobody renews it.
+    /// Sets a TTL, at least 1 ms. A lease is granted for the key and is not renewed. It is revoked
+    /// if the put loses, fails or is dropped.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.life = Life::Ttl(ttl);
         self
     }
 
-    /// The key lives as long as this lease: a session's, for example.
+    /// Attaches the key to a lease, for example that of a session.
     pub fn lease(mut self, lease: LeaseId) -> Self {
         self.life = Life::Lease(lease);
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -348,7 +359,7 @@ async fn put_if_absent(
             Put { key: key.clone(), value: PutValue::Set(value.clone()), lease, prev_kv: false };
         let txn = client.txn().when(Compare::missing(key.clone())).then(put);
         match swap(client, txn, key.clone(), until).await? {
-            // The row that stood in the way has gone meanwhile.
+            // The existing row was deleted meanwhile: try again.
             CasOutcome::Lost { row: None } => {}
             CasOutcome::Done { revision } => {
                 if let Some(granted) = granted {
@@ -361,8 +372,8 @@ async fn put_if_absent(
     }
 }
 
-/// A lease that is ended in the background unless it is kept. If the put that wants it is still under
-/// way by then, it is refused, or its key goes with the lease.
+/// A lease that is revoked in the background unless it is kept. A put with this lease that is still
+/// in flight is then rejected, or its key is deleted with the lease.
 pub(super) struct Granted {
     shared: Arc<Shared>,
     lease: LeaseId,
@@ -383,16 +394,15 @@ impl Granted {
         };
         match until.within(carry_out(&shared, command, undo)).await?? {
             Reply::Grant(lease) => Ok(Granted { shared, lease: lease.id, is_kept: false }),
-            other => unreachable!("a grant is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a grant: {other:?}"),
         }
     }
 
-    /// The lease.
     pub(super) fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// It is not ended.
+    /// Keeps the lease and returns its id.
     pub(super) fn keep(mut self) -> LeaseId {
         self.is_kept = true;
         self.lease

@@ -1,8 +1,9 @@
-//! The shared counter: one number that many add to.
+//! A shared counter.
 //!
-//! It is an ordinary key whose value is the number in decimal digits; a key that does not exist counts
-//! as 0. Adding is a compare-and-set that guesses what others will have added by then as well (see
-//! [`chain`](super::chain)), so that adding at the same time costs one commit, not one each.
+//! It is an ordinary key whose value is the number in decimal digits. A key that does not exist
+//! counts as 0. An addition is a compare-and-set that also expects the states that concurrent
+//! additions produce (see [`chain`](super::chain)), so that several concurrent additions cost one
+//! commit in total, not one each.
 
 use std::sync::Arc;
 
@@ -18,14 +19,14 @@ use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
 use super::conditional::put_over;
 use super::digits::number_in;
 
-/// A number that many change, an [`i64`]; made by [`Client::counter`].
+/// A shared number of type [`i64`]. Created by [`Client::counter`].
 ///
-/// Reads are linearizable; every change is one entry in the log, applied at most once whatever becomes of
-/// leaders and messages. An error says whether it was. A crash, a pause or a partition in the middle of a
-/// change leaves the old number or the new one, and nothing to clean up.
+/// Reads are linearizable. Every change is one entry in the log and is applied at most once. Errors
+/// state whether it was applied. After a crash, a pause or a partition in the middle of a change
+/// the counter has either the old number or the new one.
 ///
-/// Clones share a queue: tasks of one process that use clones of one counter take turns instead of
-/// getting in each other's way.
+/// Clones share a queue, so that tasks of one process that use clones of one counter do not compete
+/// with each other.
 #[derive(Clone, Debug)]
 pub struct Counter {
     client: Client,
@@ -33,34 +34,34 @@ pub struct Counter {
     turns: Arc<Semaphore>,
 }
 
-/// Why a counter did not count.
+/// Error of a counter.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum CounterError {
-    /// The sum is no [`i64`]. Nothing was changed.
+    /// The sum does not fit into an [`i64`]. Nothing was changed.
     #[error("not applied: {value} + {add} is out of range")]
     Overflow {
-        /// The number that is there.
+        /// The current number.
         value: i64,
-        /// What was to be added.
+        /// The number to be added.
         add: i64,
     },
-    /// It is another number than was expected. Nothing was changed.
-    #[error("not applied: the counter is {value}")]
+    /// The number differs from the expected one. Nothing was changed.
+    #[error("not applied: the counter has another value: {value}")]
     Changed {
-        /// The number that this node's replica has now.
+        /// The current number in the local replica.
         value: i64,
     },
-    /// Somebody else has put something there that is no number. Nothing was changed.
-    #[error("not applied: the value is no number: {}", .0.escape_ascii())]
+    /// The value of the key is not a number. Nothing was changed.
+    #[error("not applied: the value is not a number: {}", .0.escape_ascii())]
     NotANumber(Bytes),
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl CounterError {
-    /// Whether the number was changed.
+    /// Returns whether the number was changed.
     pub fn effect(&self) -> Effect {
         match self {
             CounterError::Overflow { .. }
@@ -70,15 +71,15 @@ impl CounterError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
-    /// may then be applied twice.
+    /// Reports whether the same call may succeed later without intervention. If the effect of the
+    /// failed call is unknown, a retry may apply the change twice.
     pub fn is_transient(&self) -> bool {
         matches!(self, CounterError::Store(error) if error.is_transient())
     }
 }
 
 impl Client {
-    /// The number in the key `name`.
+    /// Returns the counter in the key `name`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::CounterError};
@@ -99,10 +100,11 @@ impl Client {
 }
 
 impl Counter {
-    /// The number. Linearizable.
+    /// Returns the number. Linearizable.
     ///
     /// # Errors
-    /// [`CounterError::NotANumber`], [`CounterError::Store`].
+    /// Returns [`CounterError::NotANumber`] if the value is not a number, and
+    /// [`CounterError::Store`].
     pub fn get(&self) -> Call<'static, i64, CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -110,23 +112,22 @@ impl Counter {
         })
     }
 
-    /// Adds 1, and answers with the sum.
+    /// Adds 1 and returns the sum.
     ///
     /// # Errors
-    /// As for [`Counter::add`].
+    /// Like [`Counter::add`].
     pub fn increment(&self) -> Call<'static, i64, CounterError> {
         self.add(1)
     }
 
-    /// Adds a number, which may be negative, once, and answers with the sum. Answers of several who add
-    /// 1 to one counter are all different. A key that has a lease keeps it.
+    /// Adds a number, which may be negative, exactly once, and returns the sum. If several callers
+    /// add 1 to one counter, they all get different sums. A key with a lease keeps it.
     ///
-    /// One commit if nobody is in the way. A task that keeps losing to others goes on until its
-    /// deadline.
+    /// Costs one commit without contention. Under contention the call retries until its deadline.
     ///
     /// # Errors
-    /// [`CounterError::Overflow`] and [`CounterError::NotANumber`], when nothing was changed;
-    /// [`CounterError::Store`] says whether anything was.
+    /// After [`CounterError::Overflow`] and [`CounterError::NotANumber`] nothing was changed.
+    /// [`CounterError::Store`] states whether anything was changed.
     pub fn add(&self, add: i64) -> Call<'static, i64, CounterError> {
         let counter = self.clone();
         Call::new(&self.client, move |until| async move { counter.add_until(add, &until).await })
@@ -136,7 +137,7 @@ impl Counter {
         let Self { client, key, turns } = self;
         let _turn = until.within(turns.acquire()).await?;
         let mut row = client.get(key.clone()).local().await?;
-        // Whether the row was there at some time during this call.
+        // Whether `row` was current at some time during this call.
         let mut is_recent = false;
         loop {
             let from = number(row.as_ref());
@@ -144,7 +145,7 @@ impl Counter {
                 value.checked_add(add).ok_or(CounterError::Overflow { value, add })
             });
             match (from, sum) {
-                // A transaction that changes nothing says nothing of the number.
+                // A transaction that changes nothing does not confirm the number.
                 (Ok(value), Ok(_)) if add == 0 && is_recent => return Ok(value),
                 (Ok(value), Ok(_)) if add != 0 => {
                     let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
@@ -166,7 +167,7 @@ impl Counter {
         }
     }
 
-    /// Sets the number, whatever it was. As with [`Client::put`], a key that had a lease has none then.
+    /// Sets the number. As with [`Client::put`], a key with a lease is detached from it.
     pub fn set(&self, value: i64) -> Call<'static, (), CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -175,11 +176,11 @@ impl Counter {
         })
     }
 
-    /// Sets the number if it is the one expected. A key that has a lease keeps it.
+    /// Sets the number if it is `expected`. A key with a lease keeps it.
     ///
     /// # Errors
-    /// [`CounterError::Changed`] if it is another one; [`CounterError::NotANumber`]; and
-    /// [`CounterError::Store`], which says whether anything was changed.
+    /// After [`CounterError::Changed`] (another number) and [`CounterError::NotANumber`] nothing
+    /// was changed. [`CounterError::Store`] states whether anything was changed.
     pub fn compare_and_set(&self, expected: i64, new: i64) -> Call<'static, (), CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -200,14 +201,14 @@ impl Counter {
     }
 }
 
-/// What a row says, if it says it as this module would.
+/// Parses a row's value in canonical form.
 fn number(row: Option<&KeyValue>) -> Result<i64, CounterError> {
     let Some(row) = row else { return Ok(0) };
     number_in(&row.value).ok_or_else(|| CounterError::NotANumber(row.value.clone()))
 }
 
-/// The ways to add, with the sum of each: to the number as it was seen, and to what it becomes when
-/// others add the same.
+/// Returns the alternatives of an addition, each with its sum: for the number as read, and for the
+/// numbers that it becomes when others add the same.
 fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<(i64, Way)> {
     let mut steps = Vec::new();
     let (mut value, mut next) = (value, value.checked_add(add));
@@ -216,7 +217,7 @@ fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<
             true => Compare::mod_revision(key.clone()).eq(seen),
             false => Compare::value(key.clone()).eq(value.to_string()),
         };
-        // Who has added before has made the key, if it was not there.
+        // Concurrent additions that were applied before have created the key.
         let is_there = seen.get() > 0 || !steps.is_empty();
         let then = vec![put_over(is_there, key.clone(), sum.to_string())];
         steps.push((sum, Way { when: vec![when], then }));

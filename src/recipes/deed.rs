@@ -1,12 +1,12 @@
-//! Changes that must not be left behind: taken back when nobody waits for them any more, and undone
-//! for as long as it takes.
+//! Changes that are undone if their caller stops waiting for them.
 //!
-//! A change is taken back only when its outcome is known: an earlier attempt could be overtaken by the
-//! change itself. So a call may be dropped at every point; what it did, it leaves undone:
+//! A change is undone only when its outcome is known, because otherwise the change could be applied
+//! after its undo. The undo is retried until it succeeds. So a call may be dropped at any point
+//! without leaving anything behind:
 //!
 //! ```text
-//!   asked ──▶ outcome known, waited for ──▶ the caller's
-//!     └─────▶ outcome known, dropped ─────▶ taken back, in the background
+//!   proposed ──▶ outcome known, caller waits  ──▶ returned to the caller
+//!      └───────▶ outcome known, call dropped  ──▶ undone in the background
 //! ```
 
 use std::sync::{Arc, Weak};
@@ -24,10 +24,11 @@ use crate::watch::waking;
 
 use super::call::Until;
 
-/// What takes a change back, if the reply says that there is something to take back.
+/// Returns the command that undoes a change, or `None` if the reply shows that there is nothing to
+/// undo.
 type Undo = dyn Fn(&Reply) -> Option<Command> + Send + Sync;
 
-/// Carries out a command, which is taken back if this future is dropped before it has the reply.
+/// Runs a command. If this future is dropped before it has the reply, the command is undone.
 ///
 /// # Errors
 /// See [`Error`].
@@ -39,11 +40,12 @@ pub(crate) async fn carry_out(
     Deed::begin(shared, command, undo)?.outcome().await
 }
 
-/// As [`carry_out`], for something of a session, in the time that there is: with that, and with the session's end, it
-/// is taken back.
+/// Like [`carry_out`], for a change of a session. The command is also undone when the deadline
+/// passes or the session ends.
 ///
 /// # Errors
-/// See [`Error`]. What is taken back may be applied before: then that is [unknown](Effect::Unknown).
+/// See [`Error`]. A change that is undone may have been applied first, so its effect is
+/// [unknown](Effect::Unknown).
 pub(crate) async fn carry_out_within(
     session: &Session,
     command: Command,
@@ -69,7 +71,7 @@ pub(crate) async fn carry_out_within(
     }
 }
 
-/// A change whose outcome is waited for.
+/// A change whose outcome is pending.
 struct Deed {
     shared: Weak<Shared>,
     receiver: oneshot::Receiver<CallResult<Reply>>,
@@ -77,10 +79,10 @@ struct Deed {
 }
 
 impl Deed {
-    /// Asks for it.
+    /// Proposes the change.
     ///
     /// # Errors
-    /// See [`Error`]: nothing will be changed.
+    /// See [`Error`]. After an error nothing is changed.
     fn begin(
         shared: &Arc<Shared>,
         command: Command,
@@ -106,7 +108,7 @@ impl Deed {
                 Err(Error::Deadline { effect: Effect::Unknown })
             }
             Ok(outcome) => Ok(outcome?),
-            // The driver went away with the call inside.
+            // The driver ended without replying.
             Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
         }
     }
@@ -115,7 +117,8 @@ impl Deed {
 impl Drop for Deed {
     fn drop(&mut self) {
         self.receiver.close();
-        // It may have come in the meantime. What was received already is not found here.
+        // The outcome may have arrived before the channel was closed. An outcome that was already
+        // received is not found here.
         if let Ok(outcome) = self.receiver.try_recv() {
             take_back(&self.shared, &*self.undo, outcome);
         }
@@ -129,7 +132,7 @@ fn take_back(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
     }
 }
 
-/// Deletes a key, if it still is the one that was made at `since`.
+/// Returns the command that deletes a key if it is still the one created at `since`.
 pub(crate) fn delete_of(key: &Bytes, since: Revision) -> Command {
     Command::Txn(Txn {
         compares: vec![Compare::create_revision(key.clone()).eq(since)],
@@ -138,8 +141,7 @@ pub(crate) fn delete_of(key: &Bytes, since: Revision) -> Command {
     })
 }
 
-/// A key that lives with a session, and no longer than this value: dropping it deletes the key in the
-/// background.
+/// A key of a session that is deleted in the background when this value is dropped.
 pub(crate) struct Entry {
     session: Session,
     key: Bytes,
@@ -148,15 +150,16 @@ pub(crate) struct Entry {
     is_left: bool,
 }
 
-/// How an entry is deleted, by its key and the revision that made it.
+/// Returns the command that deletes an entry, given its key and create revision.
 type Farewell = fn(&Bytes, Revision) -> Command;
 
 impl Entry {
-    /// Makes the key, unless there is one. Dropping the future leaves nothing behind.
+    /// Creates the key unless it exists. Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// See [`Error`]; [`Error::SessionEnded`] as soon as that is known. Nothing is left behind. Where the effect is
-    /// unknown, others may see the key, or have seen it, until it is deleted.
+    /// See [`Error`]. Returns [`Error::SessionEnded`] as soon as the end of the session is known.
+    /// After an error nothing is left behind. If the effect is unknown, the key may be visible to
+    /// others until it is deleted.
     pub(crate) async fn make(
         session: &Session,
         key: Bytes,
@@ -178,7 +181,7 @@ impl Entry {
         let made = key.clone();
         let undo = move |reply: &Reply| match reply {
             Reply::Txn(reply) if !reply.succeeded => None,
-            // If it is not known, the revision tells whether the key is this one.
+            // If the outcome is unknown, the create revision tells whether the key is this one.
             reply => Some(farewell(&made, reply.revision())),
         };
         match carry_out_within(session, command, until, undo).await? {
@@ -189,35 +192,34 @@ impl Entry {
                 farewell,
                 is_left: false,
             })),
-            other => unreachable!("a transaction is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a transaction: {other:?}"),
         }
     }
 
-    /// The key.
     pub(crate) fn key(&self) -> &Bytes {
         &self.key
     }
 
-    /// The revision that made it.
     pub(crate) fn since(&self) -> Revision {
         self.since
     }
 
-    /// The session that it lives with.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Whether its session was lost: then the key is its lease's, and lives through the lock delay.
+    /// Reports whether the session was lost. The key then belongs to the lease, and stays for the
+    /// lock delay.
     fn is_left_to_its_lease(&self) -> bool {
         self.session.end() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B36)
     }
 
-    /// Deletes the key, and waits until that is durable. False if it was gone already, or goes with the
-    /// lease, because the session was lost.
+    /// Deletes the key and waits until the deletion is durable. Returns `false` if it was already
+    /// gone, or if it is left to the lease because the session was lost.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    /// Returns [`Error::Deadline`] if the deletion was not confirmed in time. The node keeps
+    /// trying.
     pub(crate) async fn leave(mut self, until: &Until) -> Result<bool, Error> {
         self.is_left = true;
         if self.is_left_to_its_lease() {

@@ -1,10 +1,10 @@
-//! Numbers in rows: decimal digits, and one way to write each. Other ways would not be found where numbers are
-//! compared as values.
+//! Canonical decimal encoding of integers in values. Each number has exactly one encoding, because
+//! values are compared as bytes.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// The number that a value is, if it is written as it is written here.
+/// Parses a number, and returns `None` if the value is not in canonical form.
 pub(super) fn number_in<N: FromStr + Display>(value: &[u8]) -> Option<N> {
     let number: N = std::str::from_utf8(value).ok()?.parse().ok()?;
     (number.to_string().as_bytes() == value).then_some(number)

@@ -1,21 +1,21 @@
-//! The double barrier: a number of participants begin together, and end together.
+//! The double barrier: a number of participants start together and finish together.
 //!
-//! Each participant has a place, `name/<lease hex>-<number>`, bound to its session; its value is the
-//! number of participants. When there are enough places, one of those who see it writes `name/ready`,
-//! which says up to which place the round goes, by the revision that made it. That row decides: who
-//! stands in a place of the round has passed, whatever becomes of the others afterwards. A round is over
-//! when none of its places are left, by leaving or by the end of sessions; places that came later are of
-//! the next one.
+//! Each participant has an entry `name/<lease hex>-<number>`, attached to its session. Its value is
+//! the number of participants. When there are enough entries, one of the participants writes
+//! `name/ready` with the create revision of the last entry of the round. That row is decisive: a
+//! participant whose entry belongs to the round has passed, regardless of what happens to the
+//! others. A round has ended when none of its entries is left, because the participants have left
+//! or their sessions have ended. Later entries belong to the next round.
 //!
 //! ```text
-//!   places   r4 r5 r6                 ready: r6   all three have passed
-//!   places      r5 r6                             the first has left, and waits for the others
-//!   places            r9 r10                      the round is over; these wait for one more
-//!   places            r9 r10 r12      ready: r12  the next round
+//!   entries  r4 r5 r6                 ready: r6   all three have passed
+//!   entries     r5 r6                             the first has left and waits for the others
+//!   entries           r9 r10                      the round has ended; these wait for one more
+//!   entries           r9 r10 r12      ready: r12  the next round
 //! ```
 //!
-//! Whoever deletes the last place deletes that row too. Only if all participants crash inside does it
-//! stay, and serves those who come next.
+//! The participant that deletes the last entry deletes the ready row as well. It stays only if all
+//! participants crash inside, and is then used by the next round.
 
 use std::sync::Arc;
 
@@ -34,18 +34,21 @@ use super::group::place;
 use super::line::is_place;
 use super::look::follow_until;
 
-/// Behind all places, whose names are hexadecimal.
+/// Sorts after all entries, whose names are hexadecimal.
 const READY: &[u8] = b"ready";
 
-/// Participants that begin together and end together; made by [`Session::double_barrier`].
+/// A barrier whose participants start together and finish together. Created by
+/// [`Session::double_barrier`].
 ///
-/// Once all have come, all pass, also if some of them crash right after. One that crashes while others
-/// still wait for it, before all have come, is missing until somebody comes in its place; one that
-/// crashes inside counts as having left. A crash is known when the session has ended, at the latest its
-/// time to live later. Who is paused or cut off for that long has left as well, as the others see it, and
-/// is told so when it leaves: what must not happen after that belongs under a lock.
+/// Once all participants have arrived, all of them pass, even if some crash directly afterwards. If
+/// a participant crashes while the others still wait, another one must arrive in its place. A
+/// participant that crashes inside counts as having left. A crash is noticed when the session ends,
+/// at the latest one TTL later. A participant that is paused or partitioned for that long counts as
+/// having left too, and gets an error when it leaves. Protect work that must not happen then with a
+/// lock.
 ///
-/// It can be used again and again: who comes while a round is not over waits for the next one.
+/// The barrier can be used repeatedly. A participant that arrives during a round waits for the next
+/// one.
 #[derive(Clone, Debug)]
 pub struct DoubleBarrier {
     session: Session,
@@ -53,34 +56,35 @@ pub struct DoubleBarrier {
     participants: usize,
 }
 
-/// Why a double barrier was not passed.
+/// Error of a double barrier.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum DoubleBarrierError {
-    /// All participants are there already, or still inside, or one that has crashed still counts as such,
-    /// until its session has ended. This one has left again.
-    #[error("there are {participants} participants already")]
+    /// All participants are already there or still inside. A crashed participant counts until its
+    /// session has ended. This participant has left again.
+    #[error("barrier not entered: there are already {participants} participants")]
     Full {
-        /// How many there may be.
+        /// Number of participants.
         participants: usize,
     },
-    /// Others have come to this barrier with another number of participants. This one leaves again.
-    #[error("others wait for {stored} participants here")]
+    /// Other participants use this barrier with another number of participants. This participant
+    /// leaves again.
+    #[error("barrier not entered: other participants use it for {stored} participants")]
     SizeMismatch {
-        /// Their number, as they say it.
+        /// Their number of participants, as stored.
         stored: String,
     },
-    /// Somebody has deleted the key of this participant: as the others see it, it has left.
-    #[error("the participant's key was deleted by somebody else")]
+    /// The key of this participant was deleted by another client. To the others it has left.
+    #[error("the participant's key was deleted by another client")]
     KeyDeleted,
-    /// The store could not, or would not; or the session has ended.
+    /// Error of the store, or the session has ended.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl DoubleBarrierError {
-    /// Whether this participant was counted, so that the others may have begun; of [leaving](BarrierParticipant::leave), whether it has
-    /// left by this call.
+    /// Returns whether this participant was counted, so that the others may have started. For
+    /// [`BarrierParticipant::leave`]: whether it has left by this call.
     pub fn effect(&self) -> Effect {
         match self {
             DoubleBarrierError::Full { .. } | DoubleBarrierError::SizeMismatch { .. } => {
@@ -91,8 +95,8 @@ impl DoubleBarrierError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: there were enough already, or the
-    /// cluster had no quorum.
+    /// Reports whether the same call may succeed later without intervention: there were enough
+    /// participants already, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             DoubleBarrierError::Full { .. } => true,
@@ -103,8 +107,9 @@ impl DoubleBarrierError {
 }
 
 impl Session {
-    /// The double barrier of this name, for so many participants, of which this is one; all must say the
-    /// same number. Keys below `name/` are its own: nothing else should be put there.
+    /// Returns the double barrier with this name for `participants` participants, including this
+    /// one. All participants must use the same number. It uses the keys below `name/`. Do not put
+    /// other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -126,14 +131,16 @@ impl Session {
 }
 
 impl DoubleBarrier {
-    /// Comes to the barrier, and waits until all have. Waits without end unless it is given a deadline.
-    /// Dropping it leaves the barrier.
+    /// Arrives at the barrier and waits until all participants have arrived. Waits without limit
+    /// unless a deadline is set. Dropping the future leaves the barrier.
     ///
-    /// Two commits for each participant, one to come and one to leave, and one for all.
+    /// Costs two commits for each participant, one to arrive and one to leave, and one commit in
+    /// total for the round.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again. After one whose effect is
-    /// [unknown](crate::Effect::Unknown) the others may have begun, and have counted it.
+    /// See [`DoubleBarrierError`]. After any error this participant leaves again. If its effect is
+    /// [unknown](crate::Effect::Unknown), the others may have started and may have counted this
+    /// participant.
     pub fn enter(&self) -> Call<'static, BarrierParticipant, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -154,7 +161,7 @@ impl DoubleBarrier {
                 }
                 Err(error) => {
                     if matches!(error, DoubleBarrierError::Full { .. }) {
-                        // Who tries again must not meet its own place.
+                        // Leave first, so that a retry does not meet its own entry.
                         entry.leave(&until).await?;
                     }
                     Err(error)
@@ -163,11 +170,13 @@ impl DoubleBarrier {
         })
     }
 
-    /// Waits until all have come, and goes on at once, without waiting for their end: a cyclic barrier.
-    /// Waits without end unless it is given a deadline. Dropping it leaves the barrier.
+    /// Waits until all participants have arrived, and leaves without waiting for the others: a
+    /// cyclic barrier. Waits without limit unless a deadline is set. Dropping the future leaves the
+    /// barrier.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]. After one whose effect is [unknown](crate::Effect::Unknown) all may have come.
+    /// See [`DoubleBarrierError`]. If its effect is [unknown](crate::Effect::Unknown), all
+    /// participants may have arrived.
     pub fn arrive_and_wait(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -181,7 +190,7 @@ impl DoubleBarrier {
                     return Err(perhaps_counted(Error::ended(end, session.shared()).into()));
                 }
             };
-            // Otherwise it could be counted twice when it comes again.
+            // Wait for that, because otherwise it could be counted twice when it arrives again.
             entry.leave(&until).await?;
             Ok(())
         })
@@ -201,7 +210,8 @@ impl DoubleBarrier {
         }
     }
 
-    /// Waits until the round of this entry has begun. Answers with its last place.
+    /// Waits until the round of this entry has started. Returns the create revision of its last
+    /// entry.
     async fn pass(
         &self,
         client: &Client,
@@ -228,7 +238,7 @@ impl DoubleBarrier {
                 Compare::create_revision(places_of(prefix)).gt(opening.last_before),
             ];
             let then = vec![Op::put(ready.clone(), opening.last.to_string())];
-            // If another one has done it, it is done.
+            // If another participant has written the row first, the goal is reached as well.
             match try_ways(client, vec![Way { when, then }], until).await {
                 Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                 result => drop(result?),
@@ -237,38 +247,40 @@ impl DoubleBarrier {
     }
 }
 
-/// Being inside a [`DoubleBarrier`]. Dropping it leaves, in the background; [`BarrierParticipant::leave`] waits for
-/// the others too.
+/// Participation in a [`DoubleBarrier`]. Dropping it leaves in the background;
+/// [`BarrierParticipant::leave`] also waits for the others.
 #[derive(Debug)]
 #[must_use = "the barrier is left when this is dropped"]
 pub struct BarrierParticipant {
     client: Client,
     entry: Entry,
     prefix: Bytes,
-    /// The last place of this round.
+    /// Create revision of the last entry of this round.
     round: Revision,
 }
 
 impl BarrierParticipant {
-    /// The session that it lives with: when that ends, this has left, as the others see it.
+    /// Returns the session of the participant. When it ends, the participant has left.
     pub fn session(&self) -> &Session {
         self.entry.session()
     }
 
-    /// The revision that made the last place of this round: the same for all who are inside, and higher
-    /// in each round.
+    /// Returns the create revision of the last entry of this round. It is the same for all
+    /// participants inside, and increases from round to round.
     pub fn round(&self) -> Revision {
         self.round
     }
 
-    /// Leaves, and waits until all others have left or crashed. Waits without end unless it is given a
-    /// deadline. This one has left in any case, also if the future is dropped.
+    /// Leaves, and waits until all others have left or crashed. Waits without limit unless a
+    /// deadline is set. This participant leaves in any case, even if the future is dropped.
     ///
     /// # Errors
-    /// [`DoubleBarrierError::KeyDeleted`], or [`Error::SessionEnded`] inside it: this one had left
-    /// before, as the others see it, and nobody was waited for. [`Error::Deadline`]: others are still
-    /// inside, or it is not known whether they are; with [`Effect::Applied`](crate::Effect::Applied) this one has
-    /// left.
+    /// - [`DoubleBarrierError::KeyDeleted`], or [`Error::SessionEnded`] inside
+    ///   [`DoubleBarrierError::Store`]: this participant had left before, and the call did not wait
+    ///   for the others.
+    /// - [`Error::Deadline`] inside [`DoubleBarrierError::Store`]: others are still inside, or it
+    ///   is not known whether they are. With [`Effect::Applied`](crate::Effect::Applied) this
+    ///   participant has left.
     pub fn leave(self) -> Call<'static, (), DoubleBarrierError> {
         let Self { client, entry, prefix, round } = self;
         Call::endless(&client.clone(), move |until| async move {
@@ -285,7 +297,7 @@ impl BarrierParticipant {
                 )
             });
             if is_empty.await.map_err(when_left)? {
-                // The last one inside has crashed.
+                // The last participant inside has crashed.
                 client.shared.insist(Command::Txn(tidying(&prefix)), ReplyTo::Nobody);
             }
             Ok(())
@@ -293,7 +305,8 @@ impl BarrierParticipant {
     }
 }
 
-/// Why somebody did not pass whose place is there: until that is gone, the others may begin with it.
+/// Converts an error for a participant whose entry exists: until it is deleted, the others may
+/// start with it.
 fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
     match error {
         DoubleBarrierError::Store(error) => error.halfway().into(),
@@ -301,7 +314,7 @@ fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
     }
 }
 
-/// Why somebody who has left does not know that the others have.
+/// Converts an error for a participant that has left but does not know whether the others have.
 fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
     let effect = Effect::Applied;
     match error {
@@ -313,9 +326,10 @@ fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
     }
 }
 
-/// Why the key of a participant is gone.
+/// Returns why the key of a participant is gone.
 fn has_left(session: &Session) -> DoubleBarrierError {
-    // This node may have applied the end of the lease before it has heard of the session's.
+    // This node may have applied the end of the lease before it was notified of the end of the
+    // session.
     let lease = session.shared().reader.lease_head(session.lease());
     match session.end().or_else(|| lease.is_none().then_some(SessionEndReason::LeaseEnded)) {
         Some(end) => Error::ended(end, session.shared()).into(),
@@ -323,34 +337,34 @@ fn has_left(session: &Session) -> DoubleBarrierError {
     }
 }
 
-/// What the rows say.
+/// The rows of the barrier.
 #[derive(PartialEq, Eq, Debug)]
 struct Round {
-    /// The revision of the row that says which round has begun, 0 if none has.
+    /// Revision of the ready row, or 0 if there is none.
     ready: Revision,
-    /// The last place of the round that has begun last.
+    /// Last entry of the most recent round.
     last: Revision,
-    /// All places in order, with what they say.
+    /// All entries in order, with their values.
     places: Vec<(Revision, Bytes)>,
 }
 
-/// What is to be done about a place.
+/// The next step for an entry.
 #[derive(PartialEq, Eq, Debug)]
 enum ArrivalVerdict {
-    /// Its round has begun; this is the last place of it.
+    /// Its round has started; with the last entry of the round.
     Passed(Revision),
-    /// A round can begin.
+    /// A round can start.
     Opens(Opening),
 }
 
-/// How a round begins.
+/// The start of a round.
 #[derive(PartialEq, Eq, Debug)]
 struct Opening {
-    /// The revision of the row of the round before.
+    /// Revision of the ready row of the previous round.
     ready: Revision,
-    /// The last place of the round before.
+    /// Last entry of the previous round.
     last_before: Revision,
-    /// The last place of this one.
+    /// Last entry of this round.
     last: Revision,
 }
 
@@ -361,7 +375,8 @@ impl Round {
         for row in rows {
             if row.key == ready {
                 round.ready = row.mod_revision;
-                // A row that nobody here has written counts as one of no round, and is written over.
+                // A ready row that was not written by Bowline counts as no round, and is
+                // overwritten.
                 let text = std::str::from_utf8(&row.value).unwrap_or_default();
                 round.last = Revision(text.parse().unwrap_or(0));
             } else if is_place(row, prefix) {
@@ -372,7 +387,7 @@ impl Round {
         Ok(round)
     }
 
-    /// What is to be done about the place that was made at `mine`; nothing yet, if `None`.
+    /// Returns the next step for the entry created at `mine`, or `None` if it must wait.
     fn judge(
         &self,
         mine: Revision,
@@ -389,12 +404,12 @@ impl Round {
             let stored = String::from_utf8_lossy(said).into_owned();
             return Err(DoubleBarrierError::SizeMismatch { stored });
         }
-        // Whoever says another number is about to leave, and counts for nothing.
+        // A participant with another number is about to leave and is not counted.
         let counted = || self.places.iter().filter(|(_, other)| other == said);
         if counted().filter(|(since, _)| *since < mine).count() >= participants {
             return Err(DoubleBarrierError::Full { participants });
         }
-        // Every place of the round before has a lower revision than this one's first.
+        // Every entry of the previous round has a lower revision than the first entry of this one.
         let is_over = self.places[0].0 > self.last;
         let enough = participants - usize::from(mutant::is(Mutant::B15) && participants > 1);
         let last = counted().nth(enough - 1).map(|(since, _)| *since);
@@ -413,12 +428,14 @@ fn places_of(prefix: &Bytes) -> KeyRange {
     KeyRange::between(prefix.clone(), ready_of(prefix))
 }
 
-/// Deletes a place, and after the last one everything.
+/// Returns the command that deletes an entry, and the ready row after the last one.
 fn farewell(key: &Bytes, since: Revision) -> Command {
-    let slash = key.iter().rposition(|byte| *byte == b'/').expect("a place is below a prefix");
+    let slash = key.iter().rposition(|byte| *byte == b'/').expect("an entry is below a prefix");
     let prefix = key.slice(..=slash);
     let behind: Bytes = [&key[..], b"\0"].concat().into();
-    let Command::Txn(mut txn) = delete_of(key, since) else { unreachable!("it is a transaction") };
+    let Command::Txn(mut txn) = delete_of(key, since) else {
+        unreachable!("delete_of returns a transaction")
+    };
     txn.success.push(Op::Txn(Txn {
         compares: vec![
             Compare::missing(KeyRange::between(prefix.clone(), key.clone())),
@@ -430,7 +447,7 @@ fn farewell(key: &Bytes, since: Revision) -> Command {
     Command::Txn(txn)
 }
 
-/// Deletes what says which round has begun, if nobody is there.
+/// Returns the transaction that deletes the ready row if there are no entries.
 fn tidying(prefix: &Bytes) -> Txn {
     Txn {
         compares: vec![Compare::missing(places_of(prefix))],
@@ -443,7 +460,7 @@ fn tidying(prefix: &Bytes) -> Txn {
 mod tests {
     use super::*;
 
-    /// A round as `last: places`.
+    /// Builds a round from its last entry and its entries.
     fn round(last: u64, places: &[u64]) -> Round {
         let place = |since: &u64| (Revision(*since), Bytes::from_static(b"3"));
         let ready = Revision(if last == 0 { 0 } else { last + 1 });

@@ -1,5 +1,4 @@
-//! The election: a mutex with a value. Who holds it leads, and the key's value says what it wants to be
-//! known by.
+//! The election: a mutex whose holder is the leader. The value of the leader's key identifies it.
 
 use std::future::IntoFuture;
 use std::ops::Deref;
@@ -23,7 +22,7 @@ use super::operate::LockAdminError;
 use super::stance::MARK;
 use super::view::{self, LockEntry};
 
-/// An election: at most one leader in the whole cluster. Made by [`Session::election`].
+/// An election: at most one leader in the whole cluster. Created by [`Session::election`].
 #[derive(Clone, Debug)]
 pub struct Election {
     session: Session,
@@ -31,7 +30,7 @@ pub struct Election {
 }
 
 impl Session {
-    /// The election of this name. Keys below `name/` are its candidates.
+    /// Returns the election with this name. Its candidates use the keys below `name/`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -50,18 +49,19 @@ impl Session {
 }
 
 impl Election {
-    /// Stands for election until it leads. Ends when the session does; dropping the future withdraws
-    /// the candidacy.
+    /// Starts a campaign, which waits until it is the leader. It fails when the session ends.
+    /// Dropping the future withdraws the candidacy.
     pub fn campaign(&self, value: impl Into<Bytes>) -> Campaign {
         Campaign { election: self.clone(), value: value.into(), deadline: None }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// Who leads. Linearizable: nobody can have learned of a later leader before the call.
+    /// Returns the current leader, if there is one. Linearizable: never older than a leader that
+    /// was observed anywhere before the call.
     ///
     /// # Errors
     /// See [`Error`].
@@ -72,17 +72,17 @@ impl Election {
         Ok(candidates.into_iter().next().map(Candidate::into_leader))
     }
 
-    /// Who stands, the leader first, as this node's replica has it: perhaps not the newest. What a
-    /// candidate wants to be known by is its [`LockEntry::reason`].
+    /// Returns the candidates, the leader first, as known to the local replica, which may lag
+    /// behind the leader of the cluster. The value of a candidate is its [`LockEntry::reason`].
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the name cannot be an election's.
+    /// Returns [`Error::Rejected`] if the name is not valid for an election.
     pub fn candidates(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Follows who leads, from now on: first what is the case, then every change of it. What "leads" means
-    /// after a crash: see [`LeaderEvent`](crate::LeaderEvent).
+    /// Observes the leadership from now on: first the current state, then every change.
+    /// [`LeaderEvent`](crate::LeaderEvent) explains what is reported after a crash.
     pub fn observe(&self) -> Observe {
         Observe::new(self.client(), prefix_of(&self.name))
     }
@@ -96,7 +96,7 @@ impl Election {
     }
 }
 
-/// Stands for election; see [`Election::campaign`].
+/// A call that campaigns for leadership; see [`Election::campaign`].
 #[derive(Debug)]
 #[must_use = "a campaign does nothing until it is awaited"]
 pub struct Campaign {
@@ -106,8 +106,8 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Gives up after this long. Without it, waits as long as the session lives. Kept as a lock's:
-    /// [`LockCall::deadline`](crate::lock::LockCall::deadline).
+    /// Limits the wait. By default the campaign waits as long as the session lives. The deadline is
+    /// checked like that of [`LockCall::deadline`](crate::lock::LockCall::deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -116,8 +116,8 @@ impl Campaign {
 }
 
 impl Campaign {
-    /// Stands for election now. What comes back is the wish, which can be asked where it stands, and becomes the
-    /// leadership when it is awaited; dropping it withdraws the candidacy.
+    /// Enqueues the candidate now. Returns a future that resolves to the leadership and can report
+    /// its position in the queue. Dropping it withdraws the candidacy.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -133,7 +133,7 @@ impl Campaign {
     /// ```
     ///
     /// # Errors
-    /// What can be said at once; see [`LockError`].
+    /// Returns errors that are known immediately; see [`LockError`].
     pub fn enqueue(self) -> Result<Acquire<Leadership>, LockError> {
         let Campaign { election: Election { session, name }, value, deadline } = self;
         if value.starts_with(MARK) {
@@ -163,22 +163,22 @@ impl IntoFuture for Campaign {
     }
 }
 
-/// Being the leader. Dropping it resigns, in the background; [`Leadership::resign`] waits for that.
-/// Everything else is in [`Hold`].
+/// Leadership of an election. Dropping it resigns in the background; [`Leadership::resign`] waits
+/// for that. See [`Hold`] for its other methods.
 #[derive(Debug)]
 #[must_use = "leadership ends when this is dropped"]
 pub struct Leadership(Hold);
 
 impl Leadership {
-    /// Whether this leads, in one word. Never says so after [`Hold::valid_until`].
+    /// Reports whether this is still the leader. Never true after [`Hold::valid_until`].
     pub fn is_leader(&self) -> bool {
         self.0.is_held()
     }
 
-    /// Says something new to the observers.
+    /// Publishes a new value to the observers.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if this does not lead any more.
+    /// Returns [`GuardError::NotHeld`] if this is not the leader any more.
     pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
         let value = value.into();
         if value.starts_with(MARK) {
@@ -193,8 +193,8 @@ impl Leadership {
         self.0.txn().then(Op::Put(put)).commit().await.map(drop)
     }
 
-    /// Gives the lead to one who stands for it ([`Election::candidates`]), past those before that one: as
-    /// [`Guard::transfer`](crate::Guard::transfer) does.
+    /// Transfers the leadership to another candidate ([`Election::candidates`]), skipping those
+    /// ahead of it, like [`Guard::transfer`](crate::Guard::transfer).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -214,15 +214,16 @@ impl Leadership {
     /// ```
     ///
     /// # Errors
-    /// See [`LockAdminError`]: this leads no more then, and the next in line does.
+    /// See [`LockAdminError`]. After an error this is not the leader any more, and the next
+    /// candidate leads.
     pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         self.0.transfer(successor).await
     }
 
-    /// Leads no more, and waits until that is durable.
+    /// Resigns and waits until that is durable.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
     #[doc(alias = "release")]
     pub async fn resign(self) -> Result<Released, Error> {
         self.0.release().await

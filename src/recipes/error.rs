@@ -1,4 +1,4 @@
-//! Why a lock was not taken, and why it was lost.
+//! Errors of lock requests, and reasons for the loss of a hold.
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
@@ -9,32 +9,32 @@ use crate::node::{SessionEndReason, Shared, StopReason};
 use super::rule::LockKind;
 use super::view::LockEntry;
 
-/// Why something that was held is held no more.
+/// Why a lock, leadership or item is no longer held.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The session has ended, and its node has not stopped.
+    /// The session has ended while its node keeps running.
     #[error("the session has ended: {0}")]
     SessionEnded(SessionEndReason),
-    /// Its key was deleted by somebody else.
-    #[error("its key was deleted by somebody else")]
+    /// The key was deleted by another client.
+    #[error("the key was deleted by another client")]
     KeyDeleted,
-    /// It was given up here.
-    #[error("it was released")]
+    /// It was released by this program.
+    #[error("released by the holder")]
     Released,
-    /// It was held for as long as it may be: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
-    #[error("it was held for as long as it may be")]
+    /// The maximum hold time has passed: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
+    #[error("the maximum hold time has passed")]
     HeldTooLong,
-    /// An operator broke it.
-    #[error("it was broken by {by}: {reason}")]
+    /// An operator released it.
+    #[error("force-released by {by}: {reason}")]
     ForceReleased {
-        /// Who: the label of its node.
+        /// The operator: the label of its node.
         by: String,
-        /// Why.
+        /// The reason given by the operator.
         reason: String,
     },
-    /// It was handed over to another.
-    #[error("it was handed over")]
+    /// It was transferred to another waiter.
+    #[error("transferred to another waiter")]
     HandedOver,
     /// The node has stopped.
     #[error("the node has stopped: {0}")]
@@ -42,12 +42,13 @@ pub enum LostReason {
 }
 
 impl LostReason {
-    /// The end of a session.
+    /// Returns the reason for an ended session.
     pub(super) fn ended(end: SessionEndReason, shared: &Shared) -> Self {
         LostReason::SessionEnded(end).told(shared)
     }
 
-    /// As it is told. That the node has stopped is said as always.
+    /// Converts it to the public reason: a session that ended because its node stopped is reported
+    /// as a stopped node.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
             LostReason::SessionEnded(SessionEndReason::NodeStopped) => {
@@ -58,117 +59,130 @@ impl LostReason {
     }
 }
 
-/// Why a lock was not taken. Nothing is left behind: a key that was put in the line is deleted, however
-/// long that takes.
+/// Error of a lock request. Nothing is left behind: a key that was put into the queue is deleted,
+/// and the deletion is retried until it succeeds.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody else holds it, or was there before; only from the `try_` calls.
-    #[error("not taken: somebody else has it{}", holder.as_ref().map(|h| format!(": {h}")).unwrap_or_default())]
+    /// Another request holds the lock or is ahead. Returned only by the `try_` methods.
+    #[error(
+        "lock not acquired: it is in use{}",
+        holder.as_ref().map(|h| format!(": {h}")).unwrap_or_default()
+    )]
     WouldBlock {
-        /// Who is first in line, as this node's replica knows it; of several locks, in the first of those that are not
-        /// to be had. Whoever wants to become the writer is told of the first of the others.
+        /// The first entry of the queue, as known to the local replica. For several locks, that of
+        /// the first lock that is not available. For an upgrade, the first entry other than the
+        /// caller's own.
         holder: Option<Box<LockEntry>>,
     },
-    /// The deadline of the wait has passed; so many were still before this wish, holders and waiters.
-    #[error("not taken: the deadline of the wait has passed, with {before} before it")]
+    /// The deadline of the wait has passed.
+    #[error("lock not acquired: deadline exceeded ({before} requests ahead)")]
     TimedOut {
-        /// How many were before it.
+        /// Number of holders and waiters that were still ahead.
         before: usize,
     },
-    /// The deadline has passed before the wish came to the log: there may be no leader or no quorum.
-    #[error("not taken: the cluster has not answered by the deadline: is there a quorum?")]
+    /// The deadline has passed before the request was logged. The cluster may have no leader or no
+    /// quorum.
+    #[error(
+        "lock not acquired: no reply from the cluster before the deadline; check that there is a \
+         quorum"
+    )]
     Unavailable,
-    /// The session ended before the wish came true, and its node has not stopped. With a new session it may
-    /// be made again.
-    #[error("not taken: the session has ended: {0}")]
+    /// The session ended before the lock was acquired, while its node keeps running. The request
+    /// may be repeated with a new session.
+    #[error("lock not acquired: the session has ended: {0}")]
     SessionEnded(SessionEndReason),
-    /// Somebody else deleted the key of the wish, which stood in line.
-    #[error("not taken: somebody else has deleted its key in the line")]
+    /// The key of the waiting request was deleted by another client.
+    #[error("lock not acquired: the key of the request was deleted by another client")]
     Evicted,
     /// The node has stopped.
-    #[error("not taken: the node has stopped: {0}")]
+    #[error("lock not acquired: the node has stopped: {0}")]
     NodeStopped(StopReason),
-    /// To wait would be to wait for ever: the holders wait for each other.
-    #[error("not taken: it would wait for itself: {}", Chain(cycle))]
+    /// The wait would never end, because the holders wait for each other.
+    #[error("deadlock: {}", Chain(cycle))]
     Deadlock {
-        /// Who waits for which lock, from this owner around to it.
+        /// The cycle, starting with this owner: each owner waits for a lock that the next one
+        /// holds.
         cycle: Vec<WaitsFor>,
     },
-    /// The owner holds it as often as it may.
-    #[error("not taken: this owner holds it {limit} times already, which is the limit")]
+    /// The owner has reached its limit of holds of one lock.
+    #[error("lock not acquired: this owner already holds it {limit} times, which is the limit")]
     HoldLimit {
         /// The limit: [`Owner::holds_max`](crate::Owner::holds_max).
         limit: u32,
     },
-    /// The owner is of another session: what it holds lives and dies apart from this.
-    #[error("an owner takes locks with the session that it was made by, and with no other")]
+    /// The owner belongs to another session. Its holds end with that session, independently of this
+    /// one.
+    #[error("lock not acquired: the owner belongs to another session")]
     ForeignOwner,
-    /// The name is in use for something of another kind.
+    /// The name is in use by a lock of another kind.
     #[error("lock not acquired: the name is in use as {stored}; use another name")]
     KindMismatch {
-        /// What it is in use for.
+        /// What the name is in use for.
         stored: LockKind,
     },
-    /// The name is in use as a semaphore of another size.
-    #[error("not taken: others use this semaphore with a limit of {stored}, not {asked}")]
+    /// The name is in use as a semaphore with another limit.
+    #[error("lock not acquired: the semaphore is in use with a limit of {stored}, not {asked}")]
     LimitMismatch {
-        /// The limit of the first in line.
+        /// Limit of the first entry in the queue.
         stored: u32,
-        /// The limit of this wish.
+        /// Limit of this request.
         asked: u32,
     },
-    /// More permits were asked for than there are.
-    #[error("not taken: {asked} permits of {limit}")]
+    /// The request asks for more permits than the semaphore has.
+    #[error("lock not acquired: {asked} permits requested, but the limit is {limit}")]
     TooManyPermits {
-        /// How many were asked for.
+        /// Number of requested permits.
         asked: u32,
-        /// How many there are.
+        /// Number of permits of the semaphore.
         limit: u32,
     },
-    /// What was to grow is lost: the reader that wanted to become the writer.
-    #[error("not taken: the read lock that it was to grow from is lost: {0}")]
+    /// The read lock that was to be upgraded is lost.
+    #[error("lock not upgraded: the read lock is lost: {0}")]
     Lost(LostReason),
-    /// It was granted, and lost before the waiting task has looked: it was held for as long as it may be
-    /// ([`LockCall::max_hold`](crate::lock::LockCall::max_hold)), while the program's executor hung.
-    #[error("not taken: it was granted, and lost before anybody looked: {0}")]
+    /// The lock was acquired and lost before the waiting task was polled: the maximum hold time
+    /// ([`LockCall::max_hold`](crate::lock::LockCall::max_hold)) has passed while the program's executor
+    /// was blocked.
+    #[error("lock lost before the task was polled: {0}")]
     LostBeforeDelivery(LostReason),
-    /// Another reader waits to become the writer already: each would wait for the other.
+    /// Another reader is already waiting for an upgrade. Both would wait for each other.
     #[error(
-        "not taken: another reader waits to become the writer: release the read lock and write"
+        "lock not upgraded: another reader is already waiting for an upgrade; release the read \
+         lock and request the write lock"
     )]
     UpgradeTaken,
-    /// Too many wait for it on this node: [`Config::lock_waiters_max`](crate::Config::lock_waiters_max).
-    #[error("not taken: {max} wait for it on this node already")]
+    /// This node has too many waiters for the lock:
+    /// [`Config::lock_waiters_max`](crate::Config::lock_waiters_max).
+    #[error("lock not acquired: this node already has {max} waiters for it, which is the limit")]
     QueueFull {
         /// The limit.
         max: usize,
     },
-    /// A lock needs a name.
-    #[error("a lock's name must not be empty")]
+    /// The name of the lock is empty.
+    #[error("lock not acquired: the name is empty")]
     EmptyName,
-    /// More names than one transaction may have.
-    #[error("{asked} names at once, and {max} are the limit")]
+    /// The request has more names than one transaction allows.
+    #[error("lock not acquired: {asked} names at once, but the limit is {max}")]
     TooManyNames {
-        /// How many were asked for.
+        /// Number of names.
         asked: usize,
         /// The limit.
         max: usize,
     },
-    /// A candidate's value that begins as what Bowline writes into other lines.
+    /// A candidate's value begins with the prefix that is reserved for Bowline's own entries.
     #[error("a candidate's value must not begin with \"bowline:1 \"")]
     ReservedValue,
-    /// The store could not, or would not. A key that may have been put all the same is deleted; where the effect is
-    /// unknown, a [resize](crate::Semaphore::resize) may have changed some of the line.
-    #[error("not taken: {0}")]
+    /// Error of the store. A key that may have been put nevertheless is deleted. If the effect of a
+    /// [resize](crate::Semaphore::resize) is unknown, it may have changed some of the entries.
+    #[error("lock not acquired: {0}")]
     Store(Error),
 }
 
-/// One step of a cycle: who waits for which lock.
+/// One step of a deadlock cycle.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WaitsFor {
-    /// The name of the owner.
+    /// Name of the owner.
     pub owner: String,
     /// The lock that it waits for.
     pub lock: Bytes,
@@ -179,15 +193,16 @@ struct Chain<'a>(&'a [WaitsFor]);
 impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (at, step) in self.0.iter().enumerate() {
-            let then = if at == 0 { "" } else { ", which is held by " };
+            let then = if at == 0 { "" } else { "; " };
             write!(f, "{then}{} waits for {}", step.owner, step.lock.escape_ascii())?;
         }
-        f.write_str(", which is held by the first")
+        f.write_str("; each lock is held by the next owner, and the last one by the first")
     }
 }
 
 impl LockError {
-    /// As it is told. That the node has stopped is said as always.
+    /// Converts it to the public error: a session that ended because its node stopped is reported
+    /// as a stopped node.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
             LockError::SessionEnded(SessionEndReason::NodeStopped) => {
@@ -197,7 +212,7 @@ impl LockError {
         }
     }
 
-    /// The line is of another kind than the wish.
+    /// Returns the error for a queue of another kind than requested.
     pub(super) fn mismatch(stored: LockKind, asked: LockKind) -> Self {
         match (stored, asked) {
             (LockKind::Semaphore(stored), LockKind::Semaphore(asked)) => {
@@ -207,7 +222,7 @@ impl LockError {
         }
     }
 
-    /// Whether anything was changed that stays: the wish itself leaves nothing behind.
+    /// Returns whether anything was changed permanently. The request itself leaves nothing behind.
     pub fn effect(&self) -> Effect {
         match self {
             LockError::Store(error) => error.effect(),
@@ -215,8 +230,8 @@ impl LockError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: somebody was
-    /// before, or the cluster had no quorum.
+    /// Reports whether the same call may succeed later without intervention: another request was
+    /// ahead, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             LockError::Store(error) => error.is_transient(),
@@ -229,8 +244,8 @@ impl LockError {
         }
     }
 
-    /// Whether who stands for as long as it lives tries again: also where somebody must do something first, who has
-    /// nothing to do with it.
+    /// Reports whether a permanent candidate retries after this error. This includes errors that an
+    /// operator has to resolve, such as a full disk.
     pub(super) fn may_pass(&self) -> bool {
         let is_waited_for = match self {
             LockError::Store(error) => error.needs_room() || *error == Error::Diverged,

@@ -1,4 +1,4 @@
-//! The other side of a fencing token: a resource outside the store that refuses who comes too late.
+//! [`Fence`]: checks fencing tokens on the side of a protected resource outside the store.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,15 +6,16 @@ use thiserror::Error as ThisError;
 
 use super::token::Token;
 
-/// Remembers the highest token that it has seen, and refuses lower ones: what stands before a file, a
-/// device or a service that a lock protects. A holder that was paused for too long finds that a later
-/// one has been here, whatever it believes.
+/// Remembers the highest token seen and rejects lower ones. Put it in front of a file, a device or
+/// a service that is protected by a lock. A holder that was paused for too long is then rejected
+/// once a later holder has used the resource, even if it still considers the lock held.
 ///
-/// It protects what is done while the answer of [`Fence::admit`] is acted upon, if nobody else acts
-/// meanwhile: [`Fence::with`] holds the door for the duration of a closure. It is no safer than the place
-/// where it is kept: a resource that restarts must keep the token with its data ([`Fence::from`],
-/// [`Fence::highest`]); where that is a database, the condition belongs into the statement
-/// (`UPDATE r SET v = $1, fence = $2 WHERE id = $3 AND fence <= $2`, with the token as a pair of numbers).
+/// [`Fence::admit`] only checks the token; the caller must ensure that no other holder acts at the
+/// same time. [`Fence::with`] keeps others out while a closure runs. A fence is as durable as the
+/// place where it is stored: a resource that restarts must store the token with its data
+/// ([`Fence::from`], [`Fence::highest`]). For a database, put the condition into the statement
+/// (`UPDATE r SET v = $1, fence = $2 WHERE id = $3 AND fence <= $2`, with the token as a pair of
+/// numbers).
 ///
 /// ```
 /// use bowline::{Token, lock::Fence};
@@ -28,30 +29,30 @@ use super::token::Token;
 #[derive(Debug, Default)]
 pub struct Fence(Mutex<Option<Token>>);
 
-/// A later holder has been here. Nothing was done.
+/// A later holder has already used the resource. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
-#[error("refused: token {token} is older than {highest}, which was seen already")]
+#[error("rejected: token {token} is older than {highest}, the highest seen")]
 #[non_exhaustive]
 pub struct StaleToken {
-    /// The token that was refused.
+    /// The rejected token.
     pub token: Token,
-    /// The highest that was seen.
+    /// The highest token seen.
     pub highest: Token,
 }
 
 impl Fence {
-    /// Lets in whoever comes with a token that is not lower than the highest so far.
+    /// Admits a token that is not lower than the highest seen so far.
     ///
     /// # Errors
-    /// [`StaleToken`]; the fence is as it was.
+    /// Returns [`StaleToken`] for a lower token. The fence is unchanged.
     pub fn admit(&self, token: Token) -> Result<(), StaleToken> {
         self.with(token, || ())
     }
 
-    /// As [`Fence::admit`], and lets nobody else in while `act` runs.
+    /// Like [`Fence::admit`], and admits no other token while `act` runs.
     ///
     /// # Errors
-    /// [`StaleToken`]: `act` was not run.
+    /// Returns [`StaleToken`] for a lower token. `act` was not run.
     pub fn with<T>(&self, token: Token, act: impl FnOnce() -> T) -> Result<T, StaleToken> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *seen {
@@ -63,7 +64,7 @@ impl Fence {
         }
     }
 
-    /// The highest token so far, to be kept with the data.
+    /// Returns the highest token seen, to be stored with the data.
     pub fn highest(&self) -> Option<Token> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! Following a prefix for as long as somebody asks: what is the case, then every change, and what is the
-//! case again where changes were missed.
+//! A stream over a key prefix: a snapshot, then every change. Yields a fresh snapshot if changes
+//! were compacted away.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,15 +11,15 @@ use futures_core::Stream;
 use crate::api::{Client, Error, Watch};
 use crate::model::{Event, KeyRange, KeyValue};
 
-/// What is new below a prefix.
+/// An item of the stream.
 pub(crate) enum News {
-    /// This is the case now, whatever was before.
+    /// A snapshot. It replaces everything received before.
     Anew(Vec<KeyValue>),
-    /// These are the changes since, with the rows before them.
+    /// Changes since the last item, with the previous rows.
     Changes(Vec<Event>),
 }
 
-/// See the module.
+/// The stream; see the module.
 pub(crate) struct Following {
     client: Client,
     prefix: Bytes,
@@ -36,14 +36,14 @@ enum State {
 }
 
 impl Following {
-    /// Nothing is asked before the first poll.
+    /// Creates the stream. Nothing is sent before the first poll.
     pub(crate) fn new(client: Client, prefix: Bytes) -> Self {
         Self { client, prefix, state: State::Nothing }
     }
 }
 
 impl Stream for Following {
-    /// After an error it may be asked again; that of a node that has stopped is the last.
+    /// After an error the stream can be polled again. The error of a stopped node is the last item.
     type Item = Result<News, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -70,7 +70,7 @@ impl Stream for Following {
                 },
                 State::Watching(watch) => match ready!(Pin::new(watch).poll_next(context)) {
                     Some(Ok(batch)) => return Poll::Ready(Some(Ok(News::Changes(batch.events)))),
-                    // Compacted, or the node has stopped: look again, and hear which.
+                    // The history was compacted, or the node stopped. The next read tells which.
                     Some(Err(_)) | None => this.state = State::Nothing,
                 },
             }
@@ -78,7 +78,7 @@ impl Stream for Following {
     }
 }
 
-/// Reads what is the case, and watches from there.
+/// Reads a snapshot and starts a watch after it.
 async fn look(client: Client, prefix: Bytes) -> Result<(Watch, Vec<KeyValue>), Error> {
     let range = KeyRange::prefix(prefix);
     let reply = client.range(range.clone()).await?;

@@ -1,7 +1,7 @@
-//! Groups: who is there, and who comes and goes.
+//! Groups: listing members, and watching them join and leave.
 //!
-//! A member is a key below the group's name that is bound to a session, `name/<lease hex>-<number>`, with
-//! what the member says of itself as the value. So who crashes leaves, when its session has ended.
+//! A member is the key `name/<lease hex>-<number>`, attached to a session, with the member's
+//! metadata as its value. If a member crashes, it leaves the group when its session ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -25,60 +25,60 @@ use super::deed::{Entry, delete_of};
 use super::following::{Following, News};
 use super::line::is_place;
 
-/// A group of members that come and go; made by [`Session::group`].
+/// A group of members that join and leave. Created by [`Session::group`].
 ///
-/// A member that crashes, or is paused or cut off for longer than its session lives, is out when its
-/// session has ended: at the latest its time to live later. Until then others still see it, so a member
-/// that is listed is one that was there a moment ago, not one that is surely alive. A member learns of
-/// its own end from its session ([`Session::ended`]), by its own clock and not later than the others.
+/// A member that crashes, or is paused or partitioned for longer than its TTL, leaves when its
+/// session ends. Until then others still see it, so a listed member may not be alive any more. A
+/// member learns of its own end from its session ([`Session::ended`]), by its own clock and no
+/// later than the others.
 #[derive(Clone, Debug)]
 pub struct Group {
     session: Session,
     prefix: Bytes,
 }
 
-/// One of a [`Group`].
+/// A member of a [`Group`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct GroupMember {
-    /// Its key, by which it is told from all others.
+    /// Key of the member, which identifies it.
     pub key: Bytes,
-    /// What it says of itself.
+    /// Metadata of the member.
     pub meta: Bytes,
-    /// The revision in which it joined: members are listed in this order.
+    /// Revision at which it joined. Members are listed in this order.
     pub since: Revision,
-    /// The lease that it lives with.
+    /// Lease of the member's key.
     pub lease: LeaseId,
-    /// The label of the session, if the lease is a session's.
+    /// Label of the session, if the lease belongs to a session.
     pub label: Option<String>,
 }
 
-/// What has changed in a [`Group`].
+/// A change of a [`Group`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GroupEvent {
-    /// A member is there.
+    /// A member has joined.
     Joined(GroupMember),
-    /// A member says something new of itself.
+    /// The metadata of a member has changed.
     Changed(GroupMember),
-    /// A member is not there any more: it left, or its session has ended.
+    /// A member has left, or its session has ended.
     Left(GroupMember),
 }
 
-/// Why a member could not say something new.
+/// Error of an update of a member.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// It is no member any more: its session has ended, or somebody has deleted its key. Nothing was
+    /// It is not a member any more: its session has ended, or its key was deleted. Nothing was
     /// changed.
-    #[error("not applied: it is no member any more")]
+    #[error("not applied: not a member any more")]
     NotAMember,
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl GroupError {
-    /// Whether it was said.
+    /// Returns whether the update was applied.
     pub fn effect(&self) -> Effect {
         match self {
             GroupError::NotAMember => Effect::NotApplied,
@@ -86,14 +86,14 @@ impl GroupError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program.
+    /// Reports whether the same call may succeed later without intervention.
     pub fn is_transient(&self) -> bool {
         matches!(self, GroupError::Store(error) if error.is_transient())
     }
 }
 
 impl Session {
-    /// The group of this name. Keys below `name/` are its members.
+    /// Returns the group with this name. Its members use the keys below `name/`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::GroupEvent};
@@ -117,12 +117,13 @@ impl Session {
 }
 
 impl Group {
-    /// Becomes a member, as long as the session and the [`Membership`] live. Each call makes one more
-    /// member. If the future is dropped, none is left behind.
+    /// Joins the group. The membership lasts as long as both the session and the returned
+    /// [`Membership`] live. Each call adds another member. Dropping the future leaves no member
+    /// behind.
     ///
     /// # Errors
-    /// [`Error::SessionEnded`], [`Error::Deadline`] and others: nothing is left behind. Where the effect is unknown,
-    /// others may see the member for a moment.
+    /// Returns [`Error::SessionEnded`], [`Error::Deadline`] or another error, and leaves no member
+    /// behind. If the effect is unknown, the member may be visible for a short time.
     pub fn join(&self, meta: impl Into<Bytes>) -> Call<'static, Membership> {
         let (Self { session, prefix }, meta) = (self.clone(), meta.into());
         let client = client_of(&session);
@@ -137,7 +138,7 @@ impl Group {
         })
     }
 
-    /// Who is there, in the order in which they joined. Linearizable.
+    /// Returns the members in the order in which they joined. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -153,7 +154,7 @@ impl Group {
         })
     }
 
-    /// Follows who is there, from now on: first one [`GroupEvent::Joined`] for each member, then every
+    /// Watches the group from now on: first one [`GroupEvent::Joined`] for each member, then every
     /// change.
     pub fn watch(&self) -> GroupWatch {
         GroupWatch {
@@ -170,8 +171,8 @@ fn client_of(session: &Session) -> Client {
     Client::new(Arc::clone(session.shared()))
 }
 
-/// A key for one more place of a session below a prefix. Not as places in the lines of locks are named, with a dot: who
-/// looks for locks must not take this for one.
+/// Returns a new key for a session below a prefix. The name contains a dash, while queue entries of
+/// locks contain a dot, so that such a key is not mistaken for a lock request.
 pub(crate) fn place(prefix: &Bytes, session: &Session) -> Bytes {
     let name = format!("{}-{}", session.lease(), session.shared_session().next_number());
     [&prefix[..], name.as_bytes()].concat().into()
@@ -184,7 +185,8 @@ fn member(client: &Client, prefix: &Bytes, row: KeyValue) -> Option<GroupMember>
     Some(GroupMember { key: row.key, meta: row.value, since: row.create_revision, lease, label })
 }
 
-/// Being a member. Dropping it leaves the group, in the background; [`Membership::leave`] waits for that.
+/// Membership in a group. Dropping it leaves the group in the background; [`Membership::leave`]
+/// waits for that.
 #[derive(Debug)]
 #[must_use = "a membership ends when this is dropped"]
 pub struct Membership {
@@ -193,25 +195,26 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The member's key.
+    /// Returns the key of the member.
     pub fn key(&self) -> &Bytes {
         self.entry.key()
     }
 
-    /// The revision in which it joined.
+    /// Returns the revision at which it joined.
     pub fn since(&self) -> Revision {
         self.entry.since()
     }
 
-    /// The session that it lives with.
+    /// Returns the session of the member.
     pub fn session(&self) -> &Session {
         self.entry.session()
     }
 
-    /// Says something new of itself.
+    /// Changes the metadata of the member.
     ///
     /// # Errors
-    /// [`GroupError::NotAMember`]; [`GroupError::Store`], which says whether it was said.
+    /// Returns [`GroupError::NotAMember`] if the membership has ended. [`GroupError::Store`] states
+    /// whether the update was applied.
     pub fn update(&self, meta: impl Into<Bytes>) -> Call<'static, (), GroupError> {
         let (key, since, meta) = (self.key().clone(), self.since(), meta.into());
         let client = self.client.clone();
@@ -227,23 +230,24 @@ impl Membership {
         })
     }
 
-    /// Leaves the group, and waits until that is durable. False if it was no member any more, or its
-    /// session was lost: then it is one until the lease has ended, for the lock delay.
+    /// Leaves the group and waits until that is durable. Returns `false` if the membership had
+    /// ended before, or the session was lost. After a lost session it stays a member until the
+    /// lease has ended, after the lock delay.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
     pub fn leave(self) -> Call<'static, bool> {
         let Self { client, entry } = self;
         Call::new(&client, move |until| async move { entry.leave(&until).await })
     }
 }
 
-/// Follows a [`Group`]; see [`Group::watch`]. Also a [`Stream`](futures_core::Stream).
+/// A watch on a [`Group`]; see [`Group::watch`]. Also a [`Stream`](futures_core::Stream).
 ///
-/// It reads and follows this node's replica: while that is cut off there is no news, and after that all
-/// of it. If it falls behind what the store still remembers, it looks again and tells the difference,
-/// so that joining and leaving in between may be passed over. What it has told is always a
-/// state that the group was in.
+/// It reads the local replica. While this node is partitioned there are no events; afterwards all
+/// of them are delivered. If the watch falls behind a compaction, it reads the members again and
+/// reports the differences, so members that joined and left in between may be missed. The reported
+/// members are always a state that the group has had.
 pub struct GroupWatch {
     client: Client,
     prefix: Bytes,
@@ -253,20 +257,22 @@ pub struct GroupWatch {
 }
 
 impl GroupWatch {
-    /// The next thing to know. `None` after the node has stopped and that was told. Cancel-safe.
+    /// Waits for the next event. Returns `None` after the error of a stopped node has been
+    /// returned. Cancel-safe.
     ///
     /// # Errors
-    /// If the node has stopped, or cannot say what is the case; then it may be asked again.
+    /// Returns an error if the node has stopped or cannot read the members. In the second case the
+    /// call can be repeated.
     pub async fn next(&mut self) -> Option<Result<GroupEvent, Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// The members, by key, as far as their events were delivered or wait to be.
+    /// Returns the members, by key, including changes whose events are not delivered yet.
     pub fn members(&self) -> impl Iterator<Item = &GroupMember> {
         self.members.values()
     }
 
-    /// Takes what is the case for a new beginning, and tells what is different.
+    /// Replaces the members by a snapshot, and queues the differences.
     fn begin(&mut self, rows: Vec<KeyValue>) {
         let found = rows.into_iter().filter_map(|row| member(&self.client, &self.prefix, row));
         let mut found: BTreeMap<Bytes, GroupMember> =

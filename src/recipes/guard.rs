@@ -1,22 +1,23 @@
-//! What all guards are: a hold, with a type that says of what.
+//! The common part of all guard types: a hold, wrapped in a type that names the kind of lock.
 
 use super::hold::Hold;
 
-/// What a wish becomes. Nobody outside can name this: a type of guard is given by its lock, and not by whoever has
-/// another's hold.
+/// The type that a lock request resolves to. It cannot be named outside the crate, so a guard type
+/// is created only by its lock, and not from the hold of another lock.
 pub trait OfHold: Sized {
-    /// What says of this hold whose it is.
+    /// Wraps a hold.
     fn of(hold: Hold) -> Self;
 }
 
-/// What is part of a guard, and is none itself.
+/// A hold as part of another guard.
 impl OfHold for Hold {
     fn of(hold: Hold) -> Self {
         hold
     }
 }
 
-/// A guard around a [`Hold`](super::hold::Hold): released when it is dropped, or by a call that waits.
+/// Defines a guard type around a [`Hold`](super::hold::Hold), which is released when it is dropped,
+/// or by a call that waits.
 macro_rules! guard {
     ($(#[$about:meta])* $name:ident) => {
         $(#[$about])*
@@ -25,12 +26,12 @@ macro_rules! guard {
         pub struct $name($crate::recipes::hold::Hold);
 
         impl $name {
-            /// Releases it, and waits until others may have it. Releasing what is lost does no harm and
-            /// says so.
+            /// Releases the lock and waits until it is available to others. Releasing a lost lock
+            /// has no effect and returns [`Released::AlreadyLost`](crate::Released::AlreadyLost).
             ///
             /// # Errors
-            /// [`Error::Deadline`](crate::Error::Deadline) if it could not be confirmed in time; the node
-            /// goes on trying.
+            /// Returns [`Error::Deadline`](crate::Error::Deadline) if the release was not confirmed
+            /// in time. The node keeps trying.
             #[doc(alias = "unlock")]
             pub async fn release(self) -> Result<$crate::recipes::hold::Released, $crate::api::Error> {
                 self.0.release().await

@@ -1,4 +1,4 @@
-//! Transactions under a hold.
+//! [`GuardTxn`]: transactions that are applied only while a lock is held.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -19,34 +19,33 @@ use super::line::Lines;
 use super::place::{Bound, Grant, Load, Place, Turn};
 use super::queue::Delivery;
 
-/// Why a guarded transaction was not carried out, or may not have been.
+/// Error of a guarded transaction.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum GuardError {
-    /// This is not the holder any more. Nothing was changed.
+    /// The lock is not held any more. Nothing was changed.
     #[error("not applied: the lock is not held any more")]
     NotHeld,
-    /// An item that was to be acknowledged ([`GuardTxn::ack`]) is not this taker's any more. Nothing was
-    /// changed, but that [`GuardTxn::commit_and_release`] has released the lock.
-    #[error("not applied: the item is not this taker's any more")]
+    /// An item to be acknowledged ([`GuardTxn::ack`]) does not belong to this taker any more.
+    /// Nothing was changed, except that [`GuardTxn::commit_and_release`] has released the lock.
+    #[error("not applied: the item does not belong to this taker any more")]
     NotOurs,
-    /// The guard that was given to [`GuardTxn::commit_and_release`] is of another hold than the transaction. Nothing
-    /// was changed, but that this guard is dropped by it: what it held is released. What the transaction is of is
-    /// held as before.
-    #[error(
-        "not applied: the guard that was to be released is of another hold than the transaction"
-    )]
+    /// The guard passed to [`GuardTxn::commit_and_release`] belongs to another hold than the
+    /// transaction. Nothing was changed, except that the guard was dropped and its lock released.
+    /// The hold of the transaction is not affected.
+    #[error("not applied: the guard to be released belongs to another hold than the transaction")]
     ForeignGuard,
-    /// A leader's value that begins as what Bowline writes into other lines. Nothing was changed.
+    /// A leader's value begins with the prefix that is reserved for Bowline's own entries. Nothing
+    /// was changed.
     #[error("a leader's value must not begin with \"bowline:1 \"")]
     ReservedValue,
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl GuardError {
-    /// Whether the transaction has changed anything.
+    /// Returns whether the transaction has changed anything.
     pub fn effect(&self) -> Effect {
         match self {
             GuardError::NotHeld
@@ -57,9 +56,9 @@ impl GuardError {
         }
     }
 
-    /// Whether the same transaction may succeed later under the same guard: the cluster had no quorum. After
-    /// [`GuardTxn::commit_and_release`] there is no guard: the lock was released, whatever came of the transaction, and
-    /// must be taken again.
+    /// Reports whether the same transaction may succeed later under the same guard: the cluster had
+    /// no quorum. After [`GuardTxn::commit_and_release`] there is no guard: the lock was released
+    /// regardless of the outcome, and must be acquired again.
     pub fn is_transient(&self) -> bool {
         matches!(self, GuardError::Store(error) if error.is_transient())
     }
@@ -76,30 +75,31 @@ pub struct GuardTxn {
     txn: Txn,
     bound: Vec<Bound>,
     items: Items,
-    /// What releases the lock in the same entry, if that is to be.
+    /// Operations that release the lock in the same entry, if requested.
     leaving: Vec<Op>,
     deadline: Option<Duration>,
 }
 
-/// The items that a transaction acknowledges. Those that it does not are given back as they are dropped.
+/// The items that a transaction acknowledges. Items that it does not acknowledge are released when
+/// they are dropped.
 #[derive(Default)]
 struct Items {
     deliveries: Vec<Delivery>,
 }
 
 impl Items {
-    /// The transaction, if all of them are still their takers'.
+    /// Wraps the transaction with the condition that all items still belong to their takers.
     fn around(&self, mut txn: Txn) -> Txn {
         if self.deliveries.is_empty() {
             return txn;
         }
-        // Last, so that the results of the caller's own operations stand where he knows them.
+        // Append these, so that the results of the caller's own operations keep their indices.
         txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
         let compares = self.deliveries.iter().map(Delivery::still_ours).collect();
         Txn { compares, success: vec![Op::Txn(txn)], failure: Vec::new() }
     }
 
-    /// The reply of the transaction itself; `None` if one of them was somebody else's.
+    /// Returns the reply of the inner transaction, or `None` if an item belonged to another taker.
     fn inside(is_any: bool, reply: &TxnReply) -> Option<&TxnReply> {
         match reply.results.last() {
             _ if !is_any => Some(reply),
@@ -108,8 +108,8 @@ impl Items {
         }
     }
 
-    /// This is what became of it. What is not surely acknowledged is given back: behind an
-    /// acknowledgement that comes true all the same, that does nothing.
+    /// Handles the outcome. Items that are not known to be acknowledged are released. If the
+    /// acknowledgement is applied nevertheless, the release has no effect.
     fn settle(self, is_done: bool) {
         if is_done {
             self.deliveries.into_iter().for_each(Delivery::settled);
@@ -118,7 +118,7 @@ impl Items {
 }
 
 impl GuardTxn {
-    /// One that does nothing yet, under the hold of these parts.
+    /// Creates an empty transaction under a hold.
     pub(super) fn new(
         client: Client,
         (lines, place, turn, grant): (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant),
@@ -137,37 +137,39 @@ impl GuardTxn {
         }
     }
 
-    /// One more condition: all must hold.
+    /// Adds a compare. The success branch runs only if all compares hold.
     pub fn when(mut self, compare: Compare) -> Self {
         self.txn.compares.push(compare);
         self
     }
 
-    /// Several more conditions: all must hold. [`Hold::still_held`] of another lock, for one.
+    /// Adds several compares, for example those of another lock ([`Hold::still_held`]).
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
         self
     }
 
-    /// One more operation for the case that all conditions hold.
+    /// Adds an operation to the success branch, which runs if all compares hold.
     pub fn then(mut self, op: impl Into<Op>) -> Self {
         self.txn.success.push(op.into());
         self
     }
 
-    /// One more operation for the case that a condition does not hold. Not for the case that the lock is
-    /// lost: then nothing is done.
+    /// Adds an operation to the failure branch, which runs if any compare does not hold. If the
+    /// lock is lost, neither branch runs.
     pub fn or_else(mut self, op: impl Into<Op>) -> Self {
         self.txn.failure.push(op.into());
         self
     }
 
-    /// Puts a key that lives exactly as long as the hold: it goes in the same entry that frees the lock,
-    /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
-    /// A lock that is held with such keys is not passed on inside the node, but given back. At most 1,000
-    /// keys go with one hold; what deletes them, which names each key twice and its value too until it is
-    /// known to be there, must fit into 1.4 MiB. The error is [`TooManyOps`](crate::Rejection::TooManyOps) or
-    /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing was changed.
+    /// Puts a key that lives exactly as long as the hold: it is deleted in the log entry that frees
+    /// the lock, for whatever reason. Exception: if another client deletes the lock's own key, the
+    /// key is deleted with the session. A lock with such keys is not handed off within the node.
+    ///
+    /// At most 1,000 keys can be attached to one hold. The operations that delete them must fit
+    /// into 1.4 MiB; they contain each key twice, and its value until the put is confirmed. Beyond
+    /// these limits the call fails with [`TooManyOps`](crate::Rejection::TooManyOps) or
+    /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing is changed.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         let (key, value) = (key.into(), value.into());
         self.txn.success.push(Op::Put(Put {
@@ -180,15 +182,16 @@ impl GuardTxn {
         self
     }
 
-    /// Acknowledges an item of a queue in the same entry, if all conditions hold; with
-    /// [`GuardTxn::commit_and_release`] the result, the release of the lock and the acknowledgement are one
-    /// step. If the item is not this taker's any more nothing is done, not even what
-    /// [`GuardTxn::or_else`] says, and the error is [`GuardError::NotOurs`].
+    /// Acknowledges a queue item in the same log entry, if all compares hold. With
+    /// [`GuardTxn::commit_and_release`], the result, the release of the lock and the
+    /// acknowledgement are one atomic step. If the item does not belong to this taker any more,
+    /// nothing is applied, not even the operations of [`GuardTxn::or_else`], and the error is
+    /// [`GuardError::NotOurs`].
     ///
-    /// In every other case in which it is not acknowledged (the lock is lost, a condition does not hold, the
-    /// transaction is refused, or dropped before it was begun) the item is given back, as if the delivery
-    /// had been dropped: somebody takes it again. After an unknown outcome, too: then it is either
-    /// acknowledged or given back.
+    /// In all other cases in which the item is not acknowledged (the lock is lost, a compare does
+    /// not hold, the transaction is rejected or dropped before it was sent), it is released as if
+    /// the delivery had been dropped, and is delivered again. If the outcome is unknown, it is
+    /// either acknowledged or released.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -211,17 +214,18 @@ impl GuardTxn {
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
 
-    /// Carries it out.
+    /// Runs the transaction.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
+    /// Returns [`GuardError::NotHeld`] if the lock is lost. Nothing was changed then.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
         let Self { client, lines, place, turn, grant, txn, bound, items, leaving, deadline } = self;
         let is_any = !items.deliveries.is_empty();
@@ -238,10 +242,11 @@ impl GuardTxn {
                 call = call.deadline(timeout);
             }
             let reply = judged(call.commit().await?, is_any);
-            // A task that had passed the lock on inside the node is not told that it still held.
+            // If a task has handed the lock off inside the node, do not report that it still held
+            // the lock.
             return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
         }
-        // As much as it may be if the outcome is unknown.
+        // Reserve the load of an unknown outcome, which is the largest.
         let binds = Load::of(&unsure(bound.clone()));
         if !place.begin_txn(&turn, binds).map_err(Error::Rejected)? {
             return Err(GuardError::NotHeld);
@@ -255,20 +260,23 @@ impl GuardTxn {
         let deadline = shared.deadline(deadline);
         match shared.write_hooked(txn, leaving, deadline, hook).await.map_err(Error::from)? {
             Reply::Txn(reply) => judged(reply, is_any),
-            other => unreachable!("a transaction is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a transaction: {other:?}"),
         }
     }
 
-    /// Carries it out and releases the lock, in one entry: there is no moment at which the one is done
-    /// and the other is not. `guard` must be the one that this transaction is from. If the lock is lost,
-    /// or a condition does not hold, the lock is released all the same.
+    /// Runs the transaction and releases the lock in one log entry, so that both happen atomically.
+    /// `guard` must be the guard that this transaction was created from. If the lock is lost or a
+    /// compare does not hold, the lock is released nevertheless.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the lock was lost: nothing was changed. [`GuardError::ForeignGuard`] if
-    /// `guard` is another than the one that this transaction is from. With any other error, also with one that has
-    /// changed nothing (too busy, no room), the lock is released as well, as soon as that is possible: what has failed
-    /// is begun anew by taking it again. To try again under the same guard, [commit](GuardTxn::commit), and
-    /// [release](crate::Guard::release) it then.
+    /// - [`GuardError::NotHeld`]: the lock was lost. Nothing was changed.
+    /// - [`GuardError::ForeignGuard`]: `guard` is not the guard that this transaction was created
+    ///   from.
+    ///
+    /// After any other error, even one that has changed nothing (too busy, no space), the lock is
+    /// released as well, as soon as possible. To retry, acquire the lock again. To be able to retry
+    /// under the same guard, call [commit](GuardTxn::commit) and then
+    /// [release](crate::Guard::release).
     pub async fn commit_and_release(
         mut self,
         guard: impl Into<Hold>,
@@ -280,10 +288,10 @@ impl GuardTxn {
         if hold.is_lost().is_some() {
             return Err(GuardError::NotHeld);
         }
-        // Whatever the transaction's own conditions say, the keys go.
+        // The keys are deleted whether or not the transaction's own compares hold.
         self.leaving = self.grant.keys.iter().cloned().map(Op::delete).collect();
         self.leaving.extend(self.place.unbinding());
-        // It is not passed on: its key goes.
+        // Prevent a handoff, because the key will be deleted.
         if !self.place.spend(&self.turn) {
             return Err(GuardError::NotHeld);
         }
@@ -292,8 +300,8 @@ impl GuardTxn {
         let mut hold = Some(hold);
         poll_fn(|context| {
             let polled = committing.as_mut().poll(context);
-            // The transaction is on its way: the belief ends here, whoever shares it, and the lock is
-            // given up behind it.
+            // The transaction is proposed. Invalidate the hold now, for all guards that share it,
+            // and release the lock after the transaction.
             if let Some(hold) = hold.take() {
                 hold.give_up(LostReason::Released, ReplyTo::Nobody);
             }
@@ -303,8 +311,8 @@ impl GuardTxn {
     }
 }
 
-/// Whether the outcome of a guarded transaction is known, whether its conditions are known to have held,
-/// and which keys it has bound, or may have.
+/// Returns whether the outcome of a guarded transaction is known, whether its conditions are known
+/// to have held, and which keys it has attached or may have attached.
 fn what_is_done(
     outcome: Option<&CallResult<Reply>>,
     is_any: bool,
@@ -325,13 +333,13 @@ fn what_is_done(
             CallError::Deadline { maybe_applied: true }
             | CallError::Stopped { maybe_applied: true, .. },
         )) => (false, false, unsure(bound)),
-        // It was applied, and nobody knows which of its branches.
+        // The transaction was applied, but it is not known which of its branches.
         Some(Ok(_)) => (true, false, unsure(bound)),
         Some(Err(_)) => (true, false, Vec::new()),
     }
 }
 
-/// That is there, whatever it says.
+/// Marks keys as written, with any value.
 fn sure(bound: Vec<Bound>) -> Vec<Bound> {
     bound.into_iter().map(|bound| Bound::of_key(bound.key)).collect()
 }
@@ -341,7 +349,7 @@ fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
 }
 
 fn judged(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
-    // What releases the lock stands behind it.
+    // The results of the release follow it.
     match reply.results.into_iter().next() {
         Some(TxnResult::Txn(inner)) if reply.succeeded => {
             Items::inside(is_any, &inner).cloned().ok_or(GuardError::NotOurs)
@@ -365,7 +373,8 @@ mod tests {
         TxnReply { revision: Revision(7), succeeded, results: Vec::new() }
     }
 
-    /// A key that may have been bound is kept, so that the release deletes it if it is there.
+    /// A key that may have been attached is kept in the list, so that the release deletes it if it
+    /// exists.
     #[test]
     fn bound_keys_are_kept_unless_they_are_known_to_be_unwritten() {
         let guarded = |held: bool, own: bool| {

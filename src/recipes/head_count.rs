@@ -1,26 +1,24 @@
-//! Counts the tasks of a node that hold or wait for a lock: of all locks, and of each one.
+//! Counts of a node's tasks that hold or wait for locks: in total and per lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// The counts; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct HeadCount {
     waiting: AtomicU64,
     holding: AtomicU64,
 }
 
-/// What a task does that counts.
+/// What a task is counted as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    /// It waits.
     Waits,
-    /// It holds.
     Holds,
 }
 
 impl HeadCount {
-    /// A task does something else from now on, or nothing that counts.
+    /// Moves a task from one count to another. `None` means "not counted".
     pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
         if from == to {
             return;
@@ -33,7 +31,7 @@ impl HeadCount {
         }
     }
 
-    /// How many do this now.
+    /// Returns a count.
     pub(crate) fn count(&self, part: Part) -> u64 {
         self.of(part).load(Ordering::Relaxed)
     }
@@ -46,12 +44,12 @@ impl HeadCount {
     }
 }
 
-/// The counts that a task belongs to: that of its node, and that of each lock that it asks for.
+/// The counts that a task belongs to: that of its node, and that of each requested lock.
 #[derive(Clone, Debug)]
 pub(crate) struct HeadCounts(Arc<[Arc<HeadCount>]>);
 
 impl HeadCounts {
-    /// As [`HeadCount::moves`], in each of them.
+    /// Like [`HeadCount::moves`], for each of them.
     pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
         self.0.iter().for_each(|count| count.moves(from, to));
     }

@@ -1,4 +1,4 @@
-//! A hold: what every guard has in common.
+//! [`Hold`]: the common part of all guards.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -26,27 +26,29 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
-/// Whether a lock is still held. Judged anew at each look, by this machine's clock and what this
-/// node's replica has applied.
+/// Whether a lock is still held. Computed at each call, from this machine's clock and the changes
+/// that the local replica has applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LockState {
-    /// It is held, at least until this moment.
+    /// The lock is held at least until this time.
     Held(Moment),
-    /// It is held until this moment, but renewals are overdue: it may be lost then.
+    /// The lock is held until this time, but renewals are overdue: it may be lost then.
     Unconfirmed(Moment),
-    /// It is lost, for good.
+    /// The lock is lost permanently.
     Lost(LostReason),
 }
 
-/// What a guard of any kind has: a lock that is held, until it is released or lost.
+/// A held lock, until it is released or lost. Every guard dereferences to it.
 ///
-/// What it guarantees: while [`Hold::state`] says that it is held, no other hold that excludes it says
-/// so, as long as ownership passes by release or expiry and clocks keep within the drift bound. A
-/// program that was paused, or cut off, sees the loss at its first look afterwards. What was begun
-/// before the pause is another matter: write through [`Hold::txn`], which the store judges, or hand
-/// [`Hold::token`] to whatever is written to, and let it refuse older ones ([`Fence`](crate::lock::Fence)).
+/// Guarantee: while [`Hold::state`] reports the lock as held, no conflicting hold reports the same,
+/// provided that ownership changes by release or expiry and that clocks stay within the drift
+/// bound. A program that was paused or partitioned sees the loss with its first check afterwards.
+/// The guarantee does not cover work that was started before the pause. For such work, write
+/// through [`Hold::txn`], which the store checks, or pass [`Hold::token`] to the resource and let
+/// it reject older tokens ([`Fence`](crate::lock::Fence)).
 ///
-/// A guard becomes its hold where only that is wanted. A hold becomes no guard: of which kind one is, its lock says.
+/// A guard can be converted into its hold. A hold cannot be converted into a guard, because only
+/// the lock knows its kind.
 ///
 /// ```
 /// fn plain(read: bowline::lock::ReadGuard) -> bowline::lock::Hold {
@@ -66,7 +68,7 @@ pub struct Hold {
     turn: Arc<Turn>,
     grant: Grant,
     owner: Option<Owner>,
-    /// Whether it counts among the guards that stand for the turn's hold.
+    /// Whether this guard counts towards the number of guards that share the hold.
     is_counted: bool,
 }
 
@@ -83,35 +85,36 @@ impl Hold {
         Self { session, lines, place, turn, grant, owner, is_counted }
     }
 
-    /// The fencing token of this hold: higher than that of every earlier holder of this lock.
+    /// Returns the fencing token of this hold, which is higher than that of every earlier holder of
+    /// this lock.
     #[doc(alias = "fencing_token")]
     pub fn token(&self) -> Token {
         self.grant.token
     }
 
-    /// The key in the line that makes this the holder; the first, if it holds several locks at once.
+    /// Returns the key of the hold's queue entry; the first one, if it holds several locks.
     pub fn key(&self) -> &Bytes {
         &self.grant.keys[0]
     }
 
-    /// All keys that make this the holder.
+    /// Returns the keys of all queue entries of the hold.
     pub fn keys(&self) -> &[Bytes] {
         &self.grant.keys
     }
 
-    /// The revision that made the key.
+    /// Returns the create revision of the key.
     pub fn since(&self) -> Revision {
         self.grant.since
     }
 
-    /// The session that the hold lives with.
+    /// Returns the session of the hold.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Until when the lock is surely held if nothing is renewed. Compare with
-    /// [`Node::now`](crate::Node::now). Once it is known to be lost, for whatever reason, that is a moment long past:
-    /// [`Moment::default`].
+    /// Returns the time until which the lock is guaranteed to be held without further renewals.
+    /// Compare it with [`Node::now`](crate::Node::now). Once the lock is known to be lost, returns
+    /// a time in the distant past, [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
         if self.is_lost().is_some() {
             return Moment::default();
@@ -120,7 +123,7 @@ impl Hold {
         self.turn.until().map_or(until, |cap| cap.min(until))
     }
 
-    /// Whether it is held. Never says so after [`Hold::valid_until`].
+    /// Returns whether the lock is held. Never reports it as held after [`Hold::valid_until`].
     pub fn state(&self) -> LockState {
         if let Some(loss) = self.loss(self.session.shared().now()) {
             return LockState::Lost(loss);
@@ -134,7 +137,7 @@ impl Hold {
         }
     }
 
-    /// Whether it is held, in one word.
+    /// Reports whether the lock is held.
     pub fn is_held(&self) -> bool {
         self.loss(self.session.shared().now()).is_none()
     }
@@ -142,7 +145,7 @@ impl Hold {
     fn loss(&self, now: Moment) -> Option<LostReason> {
         let ended = || self.session.shared_session().end(now).map(LostReason::SessionEnded);
         let loss = match self.turn.loss() {
-            // The end of the session has deleted the key.
+            // The key was deleted because the session ended: report that instead.
             Some(LostReason::KeyDeleted) => Some(ended().unwrap_or(LostReason::KeyDeleted)),
             Some(loss) => Some(loss),
             None => ended().or_else(|| {
@@ -152,14 +155,14 @@ impl Hold {
         loss.map(|loss| loss.told(self.session.shared()))
     }
 
-    /// Waits until it is lost, and says why: ready at the first poll after [`Hold::valid_until`], or as
-    /// soon as this node has applied the loss. Cancel-safe.
+    /// Waits until the lock is lost, and returns the reason. Ready at the first poll after
+    /// [`Hold::valid_until`], or as soon as this node has applied the loss. Cancel-safe.
     pub async fn lost(&self) -> LostReason {
         self.when(|now| self.loss(now)).await
     }
 
-    /// Waits until it is at risk: its renewals are overdue, so that it may be lost soon, or it is lost
-    /// already. Time to stop what must not be cut off in the middle. Cancel-safe.
+    /// Waits until the lock is at risk: its renewals are overdue, so that it may be lost soon, or
+    /// it is already lost. Use it to stop work that must not be interrupted halfway. Cancel-safe.
     pub async fn at_risk(&self) -> LockState {
         self.when(|_| match self.state() {
             LockState::Held(_) => None,
@@ -168,30 +171,31 @@ impl Hold {
         .await
     }
 
-    /// Waits until somebody asks the holder to give the lock up ([`Locks::request_release`](crate::lock::Locks::request_release)).
-    /// Never ends if nobody does. Cancel-safe.
+    /// Waits until the holder is asked to release the lock
+    /// ([`Locks::request_release`](crate::lock::Locks::request_release)), and returns the request.
+    /// Without a request the future never completes. Cancel-safe.
     pub async fn asked_to_release(&self) -> ReleaseRequest {
         self.when(|_| self.turn.request()).await
     }
 
-    /// What somebody asks of the holder, if somebody does.
+    /// Returns the pending request to release the lock, if there is one.
     pub fn request(&self) -> Option<ReleaseRequest> {
         self.turn.request()
     }
 
-    /// Lets go of it without releasing it.
+    /// Consumes the guard without releasing the lock.
     pub(super) fn detach(mut self) -> SavedHold {
         self.is_counted = false;
         self.to_ticket()
     }
 
-    /// Asks this holder to give the lock up.
+    /// Delivers a release request to this hold.
     pub(super) fn ask(&self, request: ReleaseRequest) {
         self.lines.ask(&self.turn, request);
     }
 
-    /// Waits until a look finds something. Looks at each poll, whenever the hold changes, and when the
-    /// session's standing may have.
+    /// Waits until `look` returns a value. Calls it at each poll, when the hold changes, and when
+    /// the state of the session may have changed.
     async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
         let shared = self.session.shared();
         let mut change = pin!(async {
@@ -199,12 +203,11 @@ impl Hold {
             loop {
                 let mut changed = pin!(self.turn.changed.notified());
                 changed.as_mut().enable();
-                // The present state was looked at before the first poll; whatever comes after that is
-                // heard.
+                // The current state is checked before the first wait; later changes wake this task.
                 tokio::select! {
                     biased;
                     () = changed => {}
-                    // It lives as long as the session: it does not close.
+                    // The channel lives as long as the session, so it does not close.
                     _ = end.changed() => {}
                 }
             }
@@ -216,22 +219,23 @@ impl Hold {
         .await
     }
 
-    /// A transaction that is carried out only if this still is the holder, judged where the data is:
-    /// even a holder that believes too long in its lock changes nothing. Its keys are whole ones: no
-    /// [scope](Client::with_prefix) is added.
+    /// Starts a guarded transaction: it is applied only if this guard is still the holder. The
+    /// store checks this, so a holder that has lost the lock without noticing changes nothing. Keys
+    /// are whole keys: no client [prefix](Client::with_prefix) is added.
     ///
-    /// The conditions that it still holds count among [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two for
-    /// each key that makes it the holder, and a third for a writer's. Of 128 operations 126 are left to a mutex, a
-    /// reader, a permit or a leader, 125 to a writer, 68 to 30 locks at once. [`GuardTxn::ack`] takes three
-    /// for each item.
+    /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
+    /// for each key of the hold, and a third for a writer. Of 128 operations, 126 remain for a
+    /// mutex, reader, permit or leader, 125 for a writer, and 68 for 30 locks at once.
+    /// [`GuardTxn::ack`] takes three for each item.
     pub fn txn(&self) -> GuardTxn {
         let client = Client::new(Arc::clone(self.session.shared()));
         GuardTxn::new(client, self.parts())
     }
 
-    /// The conditions that this still is the holder, for a transaction of your own. From now on the lock
-    /// is not passed on inside the node, but given back to the cluster, since nobody knows when that
-    /// transaction will be over; [`Hold::txn`] costs less.
+    /// Returns the conditions under which this guard is still the holder, for use in your own
+    /// transaction. Such a transaction may end at any time, so from this call on the lock is no
+    /// longer handed off within the node; when it is released, its key is deleted. [`Hold::txn`]
+    /// costs less.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -249,33 +253,33 @@ impl Hold {
     pub fn still_held(&self) -> Vec<Compare> {
         let mut conditions = self.grant.still_held(&self.place);
         if !self.place.spend(&self.turn) {
-            // Over, though another task of this process may hold by the same key.
+            // The hold has ended, but another task of this process may hold by the same key, so add
+            // a condition that never holds.
             conditions.push(Compare::missing(self.key().clone()));
         }
         conditions
     }
 
-    /// The parts of it that its owner keeps.
+    /// Returns the parts of the hold that its owner stores.
     pub(crate) fn parts(&self) -> (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant) {
         (&self.lines, &self.place, &self.turn, &self.grant)
     }
 
-    /// Whose it is.
     pub(crate) fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
 
-    /// Why it is over, if it is.
+    /// Returns why the hold has ended, or `None` if it has not.
     pub(crate) fn is_lost(&self) -> Option<LostReason> {
         self.loss(self.session.shared().now())
     }
 
-    /// By which rule it stands, as its row says.
+    /// Returns the lock mode in the hold's row.
     pub(crate) fn rule(&self) -> Rule {
         Stance::rule_of(self.key(), &self.place.lock().value)
     }
 
-    /// What its row says by another rule.
+    /// Returns the row's value with another lock mode.
     fn restated(&self, rule: Rule) -> Bytes {
         let value = self.place.lock().value.clone();
         let stance = Stance::parse(self.key(), &value);
@@ -284,7 +288,8 @@ impl Hold {
         stance.to_value()
     }
 
-    /// What makes its row say another rule, if this still is the holder.
+    /// Returns the transaction that writes another lock mode into the row, if this is still the
+    /// holder.
     pub(crate) fn restating(&self, rule: Rule) -> Txn {
         let put = Put {
             key: self.key().clone(),
@@ -296,7 +301,8 @@ impl Hold {
         Txn { compares, success: vec![Op::Put(put)], failure }
     }
 
-    /// Its row says that it writes, since this revision: it holds more than before, and has a token of its own.
+    /// Records that the row states the write mode since this revision. A writer has more rights
+    /// than a reader, so it gets its own token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
         self.grant.value = self.restated(Rule::Write);
         if !mutant::is(Mutant::B03) {
@@ -304,13 +310,14 @@ impl Hold {
         }
     }
 
-    /// It holds by the same grant as another guard of its owner.
+    /// Uses the grant of another guard of its owner.
     pub(crate) fn holds_by(&mut self, grant: Grant) {
         self.grant = grant;
     }
 
-    /// What makes the row of a writer say that it reads: of several that are under way at most one is applied, so
-    /// that none comes behind an upgrade.
+    /// Returns the transaction that turns a writer's row into a reader's. Its condition on the
+    /// row's revision ensures that of several in flight only one is applied, so that none follows
+    /// an upgrade.
     pub(crate) fn downgrading(&self) -> Txn {
         let mut txn = self.restating(Rule::Read);
         let (row, _) = self.session.shared().reader.get(self.key());
@@ -319,28 +326,28 @@ impl Hold {
         txn
     }
 
-    /// It only reads from now on, whatever its row says yet.
+    /// Uses the read mode from now on, regardless of the row.
     pub(crate) fn only_reads(&mut self) {
         self.grant.value = self.restated(Rule::Read);
     }
 
-    /// The conditions that this still is the holder, for a transaction whose effect is the hold's own.
+    /// Returns the conditions that this is still the holder, for a transaction of the hold itself.
     pub(crate) fn conditions(&self) -> Vec<Compare> {
         self.grant.still_held(&self.place)
     }
 
-    /// Ends the hold, without waiting for anything; false if it is over already.
+    /// Starts the release without waiting. Returns `false` if the hold has already ended.
     pub(super) fn give_up(&self, why: LostReason, reply: ReplyTo<Reply>) -> bool {
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
-    /// Releases it, for all who have it, in the background.
+    /// Releases the lock in the background, for all guards that share the hold.
     pub(super) fn end_now(&self) {
         self.give_up(LostReason::Released, ReplyTo::Nobody);
     }
 
-    /// Releases it, and waits until others may have it: as its guard's release does. Releasing what is lost does no
-    /// harm and says so.
+    /// Releases the lock and waits until it is available to others, like `release` of its guard.
+    /// Releasing a lost lock has no effect and returns [`Released::AlreadyLost`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Released, lock::Hold};
@@ -358,7 +365,7 @@ impl Hold {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    /// Returns [`Error::Deadline`] if the release was not confirmed in time. The node keeps trying.
     #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<Released, Error> {
         if let Some(loss) = self.is_lost() {
@@ -371,13 +378,14 @@ impl Hold {
         }
     }
 
-    /// Releases it, for all who have it, and waits until another may have it.
+    /// Releases the lock for all guards that share the hold, and waits until it is available to
+    /// others.
     pub(super) async fn end(&self) -> Result<Released, Error> {
         let shared = Arc::clone(self.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
-        // Most often the next task of this process has it at once, and nothing is to be waited for.
+        // Usually the next waiter is in this process and takes over at once.
         if self.lines.pass_on(&self.place, &self.turn) {
             return Ok(Released::Now);
         }
@@ -385,7 +393,7 @@ impl Hold {
         if !self.give_up(LostReason::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::AlreadyLost(self.is_lost().unwrap_or(LostReason::KeyDeleted)));
         }
-        // Within the node it is known at once.
+        // A handoff within the node completes at once.
         let answer = match receiver.try_recv() {
             Ok(answer) => answer?,
             Err(_) => confirmed(&shared, receiver).await?,
@@ -395,7 +403,7 @@ impl Hold {
 }
 
 impl Released {
-    /// What the answer to a parting says.
+    /// Converts the reply to a release.
     pub(super) fn of(answer: &Reply) -> Self {
         match answer {
             Reply::Txn(reply) if !reply.succeeded => Released::AlreadyLost(LostReason::KeyDeleted),
@@ -405,8 +413,8 @@ impl Released {
 }
 
 impl Hold {
-    /// Gives it to one who waits in the same line, past those before that one. If the successor has gone, the
-    /// next in line gets it.
+    /// Transfers the lock to a waiter of the same queue, skipping those ahead of it. If the
+    /// successor has left the queue, the next waiter gets the lock.
     pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         let shared = Arc::clone(self.session.shared());
         let line = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
@@ -426,7 +434,7 @@ impl Hold {
     }
 }
 
-/// What came of something that the node goes on trying, if that is known in time.
+/// Waits up to the default deadline for the outcome of a request that the node retries.
 pub(crate) async fn confirmed(
     shared: &Shared,
     mut answer: oneshot::Receiver<CallResult<Reply>>,
@@ -461,8 +469,8 @@ impl std::fmt::Debug for Hold {
 }
 
 impl Grant {
-    /// The conditions that who was granted this still holds. A writer that has become a reader has its key and
-    /// its lease still, and does not hold what it held.
+    /// Returns the conditions under which the grant still holds. A downgraded writer still has its
+    /// key and lease, but no longer holds for writing.
     pub(super) fn still_held(&self, place: &Place) -> Vec<Compare> {
         let lease = place.session.lease;
         let since = match mutant::is(Mutant::B56) {
@@ -478,16 +486,16 @@ impl Grant {
     }
 }
 
-/// What a release came to.
+/// The result of a release.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Released {
-    /// It was held, and is free now, or another task's.
+    /// The lock was released: it is free, or held by another task.
     Now,
-    /// Its owner holds it so many times still.
+    /// The owner still holds the lock with other guards.
     StillHeld {
-        /// How often.
+        /// Number of remaining guards.
         times: u32,
     },
-    /// It had been lost before.
+    /// The lock had been lost before.
     AlreadyLost(LostReason),
 }

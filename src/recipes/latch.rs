@@ -1,8 +1,8 @@
-//! The count-down latch: some wait until others have counted it down to 0.
+//! The countdown latch: tasks wait until others have counted it down to 0.
 //!
-//! It is one key, whose value is the count in decimal digits. At 0 the key is deleted, so an open latch
-//! leaves nothing behind, and a new round can begin. A round is told from the next by the revision that
-//! made the key.
+//! It is one key whose value is the count in decimal digits. At 0 the key is deleted, so an open
+//! latch leaves nothing behind and a new round can begin. The create revision of the key
+//! distinguishes rounds.
 
 use std::sync::Arc;
 
@@ -20,15 +20,16 @@ use super::conditional::put_over;
 use super::digits::number_in;
 use super::look::look_until;
 
-/// A count-down latch; made by [`Client::latch`].
+/// A countdown latch. Created by [`Client::latch`].
 ///
-/// Counting down is one entry in the log, applied at most once whatever becomes of leaders and messages.
-/// The count belongs to nobody: one who crashes before counting down keeps the others waiting, so give
-/// waits a deadline, or use [`Session::group`](crate::Session::group) where a crash should count. A waiter
-/// that is paused or cut off hears of the end when it is back, also if the next round has begun by then.
+/// Counting down is one entry in the log and is applied at most once. The count is not attached to
+/// a session: if a participant crashes before it counts down, the others keep waiting. Give the
+/// wait a deadline, or use [`Session::group`](crate::Session::group) if a crash should count. A
+/// waiter that was paused or partitioned is notified of the end of its round when it is connected
+/// again, even if the next round has begun by then.
 ///
-/// Clones share a queue: tasks of one process that use clones of one latch take turns instead of
-/// getting in each other's way.
+/// Clones share a queue, so that tasks of one process that use clones of one latch do not compete
+/// with each other.
 #[derive(Clone, Debug)]
 pub struct Latch {
     client: Client,
@@ -36,20 +37,20 @@ pub struct Latch {
     turns: Arc<Semaphore>,
 }
 
-/// What can be wrong with a latch.
+/// Error of a latch.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LatchError {
-    /// Somebody else has put something there that is no count. Nothing was changed.
-    #[error("not applied: the value is no latch's count: {}", .0.escape_ascii())]
+    /// The value of the key is not a count. Nothing was changed.
+    #[error("not applied: the value is not a count: {}", .0.escape_ascii())]
     NotACount(Bytes),
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl LatchError {
-    /// Whether the count was changed.
+    /// Returns whether the count was changed.
     pub fn effect(&self) -> Effect {
         match self {
             LatchError::NotACount(_) => Effect::NotApplied,
@@ -57,15 +58,15 @@ impl LatchError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
-    /// may then be applied twice.
+    /// Reports whether the same call may succeed later without intervention. If the effect of the
+    /// failed call is unknown, a retry may apply the change twice.
     pub fn is_transient(&self) -> bool {
         matches!(self, LatchError::Store(error) if error.is_transient())
     }
 }
 
 impl Client {
-    /// The latch in the key `name`.
+    /// Returns the latch in the key `name`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -87,11 +88,11 @@ impl Client {
 }
 
 impl Latch {
-    /// Sets the count, if it is 0: begins a round. False, and nothing is changed, if one is under way.
-    /// Setting it to 0 changes nothing.
+    /// Sets the count if it is 0, which starts a round. Returns `false` and changes nothing if a
+    /// round is in progress. Setting the count to 0 changes nothing.
     ///
     /// # Errors
-    /// [`LatchError::Store`], which says whether it was set.
+    /// [`LatchError::Store`] states whether the count was set.
     pub fn try_set(&self, count: u64) -> Call<'static, bool, LatchError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -105,13 +106,14 @@ impl Latch {
         })
     }
 
-    /// Counts down by one, once, and answers with what is left. At 0 it stays 0. A key that has a lease keeps it.
+    /// Counts down by one, exactly once, and returns the remaining count. A count of 0 stays 0. A
+    /// key with a lease keeps it.
     ///
-    /// One commit if nobody is in the way.
+    /// Costs one commit without contention.
     ///
     /// # Errors
-    /// [`LatchError::NotACount`], when nothing was changed; [`LatchError::Store`], which says whether
-    /// anything was.
+    /// After [`LatchError::NotACount`] nothing was changed. [`LatchError::Store`] states whether
+    /// anything was changed.
     pub fn count_down(&self) -> Call<'static, u64, LatchError> {
         let latch = self.clone();
         Call::new(&self.client, move |until| async move { latch.count_down_until(&until).await })
@@ -121,7 +123,7 @@ impl Latch {
         let Self { client, key, turns } = self;
         let _turn = until.within(turns.acquire()).await.map_err(LatchError::from)?;
         let mut row = client.get(key.clone()).local().await?;
-        // Whether the row was there at some time during this call.
+        // Whether `row` was current at some time during this call.
         let mut is_recent = false;
         loop {
             match count(row.as_ref()) {
@@ -142,7 +144,7 @@ impl Latch {
         }
     }
 
-    /// The count. Linearizable.
+    /// Returns the count. Linearizable.
     ///
     /// # Errors
     /// See [`LatchError`].
@@ -153,12 +155,13 @@ impl Latch {
         })
     }
 
-    /// Waits until the count is 0, or the round that is under way now has ended: at once if none is.
-    /// Waits without end unless it is given a deadline, also while the cluster cannot answer. Dropping it
-    /// leaves nothing behind.
+    /// Waits until the count is 0 or the current round has ended; returns at once if there is no
+    /// round. Waits without limit unless a deadline is set, even while the cluster is unavailable.
+    /// Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// [`LatchError::Store`] with [`Error::Deadline`], and if the node stops.
+    /// Returns [`LatchError::Store`] with [`Error::Deadline`] if the deadline passes, or with
+    /// [`Error::Stopped`] if the node stops.
     pub fn wait(&self) -> Call<'static, (), LatchError> {
         let Self { client, key, .. } = self.clone();
         Call::endless(&self.client, move |until| async move {
@@ -176,14 +179,15 @@ impl Latch {
     }
 }
 
-/// What a row says, if it says it as this module would.
+/// Parses a row's value in canonical form.
 fn count(row: Option<&KeyValue>) -> Result<u64, LatchError> {
     let Some(row) = row else { return Ok(0) };
     let count = number_in(&row.value).filter(|count| *count > 0);
     count.ok_or_else(|| LatchError::NotACount(row.value.clone()))
 }
 
-/// The ways to count down: from the count as it was seen, and from what others will have left of it.
+/// Returns the alternatives of a countdown: from the count as read, and from the counts that others
+/// will have left.
 fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way> {
     let way = |from: u64| {
         let when = match row {

@@ -1,17 +1,17 @@
-//! Work that is done while leading, and at no other time.
+//! [`LeaderTask`]: work that runs only while this candidate is the leader.
 //!
 //! ```text
-//!   campaign ──▶ leads ──▶ work begins ──▶ work has ended ──▶ resigns ──▶ its result
+//!   campaign ──▶ leader ──▶ work starts ──▶ work ends ──▶ resign ──▶ result of the work
 //!      ▲                       │
-//!      └────── work is dropped ┴ lost
+//!      └──── work is dropped ──┴ leadership lost
 //! ```
 //!
-//! It stands with a session of the program's, as long as that lives, or with the node's own, and then with the
-//! next one when a session has ended.
+//! It campaigns with a session of the program as long as that lives, or with the node's own session
+//! and its successors.
 //!
-//! Nothing here decides who leads. What it adds is an order that programs get wrong: the work is over
-//! before leadership is given up, and before anything else happens after a loss; and only work that
-//! has begun can end.
+//! This module does not decide who leads. It adds an order of events that is easy to get wrong: the
+//! work ends before the leadership is given up, and the work is dropped before anything else
+//! happens after a loss. If the work never started, its end is not reported.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -31,23 +31,24 @@ use super::error::{LockError, LostReason};
 use super::hold::LockState;
 use super::order::ReleaseRequest;
 
-/// Why [`LeaderTask`] has ended without the result of its work. The work does not run any more, and nobody
-/// stands for it.
+/// Error of a [`LeaderTask`] that ended without a result. The work does not run any more, and the
+/// candidacy has ended.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LeadError {
-    /// It can be elected no more, whether it has led before or not: above all [`LockError::NodeStopped`]; and,
-    /// for [`Election::leader_task`] alone, [`LockError::SessionEnded`]: with a new session it may be begun again.
+    /// It cannot be elected any more, whether or not it has led before. Usually
+    /// [`LockError::NodeStopped`]. For [`Election::leader_task`] also [`LockError::SessionEnded`];
+    /// it may then be restarted with a new session.
     #[error("{}", why_no_more(.0))]
     NotElected(LockError),
-    /// It led, and lost that before the work had ended; only after [`LeaderTask::once`].
-    #[error("leads no more: {0}")]
+    /// The leadership was lost before the work ended. Returned only after [`LeaderTask::once`].
+    #[error("leadership lost: {0}")]
     Lost(LostReason),
 }
 
 impl LeadError {
-    /// Whether standing for election has left anything behind. What the work has done, in this term and in those before
-    /// it, the work knows: nothing of that is taken back.
+    /// Returns whether the campaign has left anything behind. This does not cover the effects of
+    /// the work itself, which are never undone.
     pub fn effect(&self) -> Effect {
         match self {
             LeadError::NotElected(why) => why.effect(),
@@ -55,8 +56,9 @@ impl LeadError {
         }
     }
 
-    /// Whether a clone that is run later may lead without anybody changing the program: it was lost alone, and not its
-    /// session with it. Whether the work may be begun again only the program knows.
+    /// Reports whether a clone that is run later may become the leader without intervention: the
+    /// leadership was lost, but not the session. Only the program knows whether the work may be
+    /// repeated.
     pub fn is_transient(&self) -> bool {
         match self {
             LeadError::NotElected(why) => why.is_transient(),
@@ -72,39 +74,42 @@ impl From<LockError> for LeadError {
     }
 }
 
-/// Of what may come to one who has led, too, it is not said that something was not taken.
+/// Describes the error for a candidate that may have led before, so the text must not say that the
+/// lock was never acquired.
 fn why_no_more(why: &LockError) -> String {
     match why {
         LockError::SessionEnded(end) => {
-            format!("can be elected no more: the session has ended: {end}")
+            format!("cannot be elected any more: the session has ended: {end}")
         }
         LockError::NodeStopped(reason) => {
-            format!("can be elected no more: the node has stopped: {reason}")
+            format!("cannot be elected any more: the node has stopped: {reason}")
         }
         why => why.to_string(),
     }
 }
 
-/// Work for a leader; made by [`Node::leader_task`], and by [`Election::leader_task`]. Clones are candidates of
-/// their own.
+/// Work for a leader. Created by [`Node::leader_task`] and [`Election::leader_task`]. Each clone is
+/// a separate candidate.
 ///
-/// What it guarantees:
-/// - The work runs only while this leads, judged at every poll by this machine's clock: as long as
-///   ownership passes by release or expiry and clocks keep within the drift bound, at most one
-///   leader's work is polled at a time in the whole cluster. At the loss the first thing that
-///   happens is that the work is dropped.
-/// - Another leads only after the work has ended or was dropped: leadership is not given up before,
-///   also where this future is dropped, or the work panics. Shares of it that the work has passed on
-///   are lost then.
-/// - The end of leading is told only to work that has begun.
+/// Guarantees:
 ///
-/// What it does not: work that does not come to an await point cannot be stopped. It is out of
-/// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::lock::Hold::txn), or
-/// hand on its [`Hold::token`](crate::lock::Hold::token). [`Hold::at_risk`](crate::lock::Hold::at_risk) tells it
-/// in advance. What it has spawned is not dropped with it.
+/// - The work is polled only while this is the leader, checked at every poll by this machine's
+///   clock. Provided that leadership changes by release or expiry and that clocks stay within the
+///   drift bound, the work of at most one leader in the whole cluster is polled at any time. After
+///   a loss, the work is dropped before anything else happens.
+/// - Another candidate leads only after the work has ended or was dropped. This also holds if this
+///   future is dropped or the work panics. Shares of the leadership that the work has passed on
+///   become lost.
+/// - The end of leadership is reported only to work that has started.
 ///
-/// The work is a closure that is called once a term, so it cannot give away what it owns. `async move |leadership| ..` does
-/// not compile in a spawned task ("not general enough"). Clone what the work uses, once a term:
+/// Limits: work that does not reach an await point cannot be stopped. After a pause it may run on
+/// with outdated leadership, so it should write with [`Hold::txn`](crate::lock::Hold::txn), or pass on
+/// its [`Hold::token`](crate::lock::Hold::token). [`Hold::at_risk`](crate::lock::Hold::at_risk) warns it in
+/// advance. Tasks that the work has spawned are not dropped with it.
+///
+/// The work is a closure that is called once per term, so it cannot give away what it owns. `async
+/// move |leadership| ..` does not compile in a spawned task ("not general enough"). Clone the data
+/// that the work uses once per term:
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -121,14 +126,14 @@ fn why_no_more(why: &LockError) -> String {
 /// # }
 /// ```
 ///
-/// There are no durations to choose, as Kubernetes' lease duration, renew deadline and retry period
-/// with their inequality. The session's TTL is the lease duration: the cluster counts it in full. A
-/// holder believes in it for the TTL less the drift bound, counted from the sending of the last
-/// renewal that was confirmed, which is the renew deadline, and always the shorter one. Renewals
-/// are sent by the node's own thread on the traffic that flows anyway, and candidates do not retry:
-/// they are woken.
+/// There are no durations to tune, unlike Kubernetes' lease duration, renew deadline and retry
+/// period. The session's TTL is the lease duration, and the cluster counts it in full. A holder
+/// considers itself leader for the TTL minus the drift bound, counted from the time at which it
+/// sent the last confirmed renewal. This is its renew deadline, and it always passes first.
+/// Renewals are sent by the node's own thread with its other messages. Candidates do not poll; they
+/// are woken.
 #[derive(Clone, Debug)]
-#[must_use = "it does not stand for election until it is run"]
+#[must_use = "the task does nothing until it is run"]
 pub struct LeaderTask {
     stands: Stands,
     value: Bytes,
@@ -136,26 +141,27 @@ pub struct LeaderTask {
     may_finish: bool,
 }
 
-/// With which sessions it stands.
+/// The session with which the task campaigns.
 #[derive(Clone, Debug)]
 enum Stands {
-    /// With this one, as long as it lives.
+    /// This election's session, as long as it lives.
     With(Election),
-    /// With the node's own, in the election of this name: when it has ended, with the next one.
+    /// The node's own session, in the election with this name. After its end, the next one.
     ByNode(Arc<OwnSession>, Bytes),
 }
 
 impl Node {
-    /// Work for whoever leads in the election `name`, for as long as this node runs: stands for election, runs
-    /// the work while it leads, and stands again after every loss, whatever becomes of sessions. It stands with
-    /// the [node's own](Node::session); when that has ended (the cluster had no quorum for longer than the TTL,
-    /// the program stood still, somebody revoked the lease), it opens the next one, which it tries for as long as
-    /// that takes. Keys below `name/` are the candidates, each known by its `value`, as in
-    /// [`Session::election`](crate::Session::election).
+    /// Creates a leader task for the election `name` that lasts as long as this node runs: it
+    /// campaigns, runs the work while it is the leader, and campaigns again after every loss. It
+    /// uses the node's [own session](Node::session). If that ends (because the cluster had no
+    /// quorum for longer than the TTL, the program was paused, or the lease was revoked), it opens
+    /// the next one, retrying until that succeeds. The candidates use the keys below `name/`, with
+    /// `value` as their value, as in [`Session::election`](crate::Session::election).
     ///
-    /// It ends when the work has, and gives its result: let work that fails return its error, and run a clone
-    /// again, which stands behind the others then. It ends when it is told to ([`LeaderTask::run_until`]), with
-    /// the node, and where it is dropped; [`LeadError`] says what else can end it.
+    /// The task ends with the result of the work when the work ends. Work that fails should return
+    /// its error; run a clone to try again, which then is the last candidate. The task also ends
+    /// when it is asked to ([`LeaderTask::run_until`]), with the node, and when it is dropped.
+    /// [`LeadError`] lists the other cases.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -178,11 +184,13 @@ impl Node {
 }
 
 impl Election {
-    /// Stands for election, runs `work` while it leads, resigns when that has ended, and gives its
-    /// result. Where leadership is lost before, `work` is dropped at the next await point, and it stands
-    /// for election again, to run `work` anew, as long as its session lives, and no longer: a partition or a
-    /// pause beyond the TTL ends it. What is to go on for as long as the program does: [`Node::leader_task`].
-    /// [`LeaderTask`] has the guarantees.
+    /// Campaigns, runs `work` while it is the leader, resigns when the work has ended, and returns
+    /// its result.
+    ///
+    /// If the leadership is lost before that, `work` is dropped at its next await point, and the
+    /// campaign starts again, as long as the session lives. A partition or a pause longer than the
+    /// TTL therefore ends it. For work that should continue as long as the program runs, use
+    /// [`Node::leader_task`]. [`LeaderTask`] documents the guarantees.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -201,8 +209,8 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// [`LeadError::NotElected`] as soon as it can be elected no more: the session has ended, the node
-    /// has stopped, or the election does not take the value.
+    /// Returns [`LeadError::NotElected`] as soon as it cannot be elected any more: the session has
+    /// ended, the node has stopped, or the value is not allowed.
     pub async fn run_while_leader<F: Future>(
         &self,
         value: impl Into<Bytes>,
@@ -211,9 +219,10 @@ impl Election {
         self.leader_task(value).run(work).await
     }
 
-    /// Work for a leader, as [`Election::run_while_leader`], with more to choose from: until when
-    /// ([`LeaderTask::run_until`]: a program that ends hands over in order), for how many terms, how a loss is met.
-    /// It ends with its session: for a lock delay, or a TTL of its own. Otherwise [`Node::leader_task`].
+    /// Creates a leader task like [`Election::run_while_leader`] with more options: a stop signal
+    /// ([`LeaderTask::run_until`], for an orderly shutdown), a single term, and the reaction to a
+    /// loss. It ends with its session. Use it for a session with a lock delay or its own TTL,
+    /// otherwise use [`Node::leader_task`].
     pub fn leader_task(&self, value: impl Into<Bytes>) -> LeaderTask {
         let (stands, value) = (Stands::With(self.clone()), value.into());
         LeaderTask { stands, value, is_once: false, may_finish: false }
@@ -221,27 +230,27 @@ impl Election {
 }
 
 impl LeaderTask {
-    /// With the node's own session, and the next one when that has ended.
+    /// Creates a task that uses the node's own session and its successors.
     pub(crate) fn by_node(own: Arc<OwnSession>, name: Bytes, value: Bytes) -> Self {
         Self { stands: Stands::ByNode(own, name), value, is_once: false, may_finish: false }
     }
 
-    /// Leads for one term at the most: a loss ends it with [`LeadError::Lost`].
+    /// Leads for at most one term: a loss ends the task with [`LeadError::Lost`].
     pub fn once(mut self) -> Self {
         self.is_once = true;
         self
     }
 
-    /// Does not drop the work at a loss: it has to notice by itself
-    /// ([`Hold::lost`](crate::lock::Hold::lost)), and may run on while another leads. For what must be
-    /// cleaned up in order. It stands again only when the work has ended; what work that has outlived
-    /// its leadership comes to is dropped.
+    /// Does not drop the work after a loss. The work must notice the loss itself
+    /// ([`Hold::lost`](crate::lock::Hold::lost)) and may run while another candidate leads. Use it for
+    /// work that needs an orderly cleanup. The campaign starts again when the work has ended. The
+    /// result of work that has outlived its leadership is dropped.
     pub fn finish_after_loss(mut self) -> Self {
         self.may_finish = true;
         self
     }
 
-    /// Runs `work` while it leads, resigns when that has ended, and gives its result.
+    /// Runs `work` while it is the leader, resigns when the work has ended, and returns its result.
     ///
     /// # Errors
     /// See [`LeadError`].
@@ -250,13 +259,13 @@ impl LeaderTask {
         work: impl FnMut(Arc<Leadership>) -> F,
     ) -> Result<F::Output, LeadError> {
         let result = self.drive(pending::<()>(), Duration::ZERO, work).await?;
-        Ok(result.expect("nobody tells it to stop"))
+        Ok(result.expect("the stop future never completes"))
     }
 
-    /// Runs `work` while it leads, until `stop` comes true. Then the work is asked to end
-    /// ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), by its own session, because "its program
-    /// stops") and gets so long for it before it is dropped; after that it resigns, and waits until that is durable. `None` if the work did not end
-    /// by itself, or was not running.
+    /// Runs `work` while it is the leader, until the future `stop` completes. Then the work is
+    /// asked to end ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), with the reason
+    /// "the program is stopping") and is dropped after `grace`. Afterwards the task resigns and waits
+    /// until that is durable. Returns `None` if the work did not end by itself or was not running.
     ///
     /// # Errors
     /// See [`LeadError`].
@@ -278,7 +287,7 @@ impl LeaderTask {
         let mut stop = pin!(stop);
         loop {
             let campaigning = self.stands.elected(&self.value);
-            // Declared before the work, and so dropped behind it.
+            // Declared before the work, and therefore dropped after it.
             let leadership = tokio::select! {
                 biased;
                 _ = &mut stop => return Ok(None),
@@ -287,13 +296,14 @@ impl LeaderTask {
             let working = work(Arc::clone(&leadership.0));
             match self.term(&leadership.0, stop.as_mut(), grace, working).await {
                 TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
-                // It has ended its sessions, and another would be left behind.
+                // A stopped node has ended its sessions. A new campaign would leave a session
+                // behind.
                 TermEnd::Lost(LostReason::NodeStopped(reason)) => {
                     return Err(LeadError::NotElected(LockError::NodeStopped(reason)));
                 }
                 TermEnd::Lost(_) => {}
                 TermEnd::Done(result) => {
-                    // Where it cannot be confirmed the node goes on trying.
+                    // If it is not confirmed in time, the node keeps trying.
                     drop(leadership.0.end().await);
                     return Ok(result);
                 }
@@ -301,7 +311,7 @@ impl LeaderTask {
         }
     }
 
-    /// One term. The work has ended, or was dropped, when this has.
+    /// Runs one term. When it returns, the work has ended or was dropped.
     async fn term<F: Future>(
         &self,
         leadership: &Leadership,
@@ -315,7 +325,7 @@ impl LeaderTask {
             is_stopping = true;
             let session = leadership.session();
             let by = session.label().to_owned();
-            leadership.ask(ReleaseRequest { by, reason: "its program stops".to_owned() });
+            leadership.ask(ReleaseRequest { by, reason: "the program is stopping".to_owned() });
             let shared = session.shared();
             shared.sleep_until(shared.now() + grace).await;
         };
@@ -325,7 +335,7 @@ impl LeaderTask {
                 false => leadership.lost().await,
             }
         };
-        // The loss is looked at first, at every poll: what is out of date is not polled once more.
+        // Check for the loss first at every poll, so that outdated work is not polled again.
         let result = tokio::select! {
             biased;
             _ = lost => None,
@@ -341,7 +351,7 @@ impl LeaderTask {
 }
 
 impl Stands {
-    /// Stands until it leads; where it cannot now, but may later, again.
+    /// Campaigns until it is the leader. Retries after temporary errors.
     async fn elected(&self, value: &Bytes) -> Result<Leadership, LockError> {
         loop {
             let why = match self.campaign(value).await {
@@ -367,7 +377,7 @@ impl Stands {
         election.campaign(value.clone()).await
     }
 
-    /// Whether there is another session when this one has ended.
+    /// Reports whether there will be another session after the end of this one.
     fn outlives(&self, why: &LockError) -> bool {
         matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_)))
             && !mutant::is(Mutant::B64)
@@ -381,7 +391,7 @@ impl Stands {
     }
 }
 
-/// A leadership that ends with this value, whoever else has a share of it.
+/// A leadership that ends when this value is dropped, even if others share it.
 pub(super) struct Shared(pub(super) Arc<Leadership>);
 
 impl Drop for Shared {
@@ -390,10 +400,10 @@ impl Drop for Shared {
     }
 }
 
-/// How a term came to its end.
+/// How a term ended.
 enum TermEnd<T> {
-    /// The work has ended while this led, or it was told to stop.
+    /// The work has ended as leader, or was asked to stop.
     Done(Option<T>),
-    /// It was lost.
+    /// The leadership was lost.
     Lost(LostReason),
 }

@@ -1,13 +1,13 @@
-//! The lines that tasks of this node stand in: whose turn it is, as this node's replica sees it.
+//! The lock table: the lock queues that tasks of this node are in, following the local replica.
 //!
-//! A line is read from the replica once, when the first of this node's places in it is known, and
-//! follows the applied changes from there, so that the head is known in logarithmic time however long
-//! the line is. Everything that moves a place forward runs on the driver's thread (the outcome of its
-//! entering, applied changes, ticks), except passing on inside the node and giving up, which any
-//! thread may do at any time.
+//! A queue is read from the replica once, when the first local entry in it is confirmed. From then
+//! on it follows the applied changes, so that the head is known in logarithmic time regardless of
+//! its length. All progress of an entry is made on the driver's thread (outcome of its enqueue,
+//! applied changes, ticks), except handoffs inside the node and cancellation, which any thread may
+//! do at any time.
 //!
-//! Locks are taken in one order: the book of lines, a place, a turn. What is to be said to the cluster
-//! or to tasks is collected as [`Acts`] and said when none of them is held.
+//! Locks are taken in this order: the table, an entry, a waiter. Proposals and notifications are
+//! collected as [`Acts`] and run when none of these locks is held.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -37,41 +37,41 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view;
 
-/// How many holds and wishes of a semaphore one may be handed permits past: none of them must change
-/// meanwhile.
+/// Maximum number of other semaphore entries that a transfer of permits may depend on. None of them
+/// must change while the transfer is in flight.
 const PASSED_MAX: usize = 64;
 
-/// What is wanted, by whom.
+/// A lock request, as passed to the lock table.
 pub(crate) struct Ask<'a> {
-    /// The names of the locks, without a slash at their ends; not empty, each once.
+    /// Names of the locks without a trailing slash; not empty, without duplicates.
     pub(crate) names: &'a [Bytes],
     pub(crate) session: &'a Arc<SharedSession>,
-    /// What the row says: made only if there must be one.
+    /// Creates the row's value. Called only if a new row is needed.
     pub(crate) value: &'a dyn Fn() -> Bytes,
-    /// Whether the task may share a place with others of its session: a mutex, with nothing to say.
+    /// Whether the task may share an entry with others of its session: a mutex without options.
     pub(crate) is_shared: bool,
     pub(crate) only_try: bool,
     pub(crate) deadline: Option<Moment>,
-    /// For how long it may hold.
+    /// Maximum hold time.
     pub(crate) cap: Option<Duration>,
-    /// Whether it is an owner's, who looks after deadlocks.
+    /// Whether it belongs to an owner, which looks for deadlocks.
     pub(crate) is_owned: bool,
 }
 
-/// All lines that tasks of this node stand in.
+/// All lock queues that tasks of this node are in.
 pub(crate) struct Lines {
     shared: Weak<Shared>,
     book: Mutex<Book>,
 }
 
 impl Lines {
-    /// The lines of a node; from the first use on they follow its replica.
+    /// Returns the lock table of a node. It follows the replica from its first use on.
     pub(crate) fn of(shared: &Arc<Shared>) -> Arc<Lines> {
         let follower: Arc<dyn Follower> = Arc::clone(shared.follower.get_or_init(|| {
             Arc::new(Lines { shared: Arc::downgrade(shared), book: Mutex::default() })
         }));
         let any: Arc<dyn Any + Send + Sync> = follower;
-        any.downcast().expect("the lines are all that follows a node's replica")
+        any.downcast().expect("the lock table is the only follower of a node's replica")
     }
 
     pub(super) fn upgrade(&self) -> Option<Arc<Shared>> {
@@ -82,15 +82,15 @@ impl Lines {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number that nothing else of this node has.
+    /// Returns a number that is unique on this node.
     pub(crate) fn number(&self) -> u64 {
         self.lock().number()
     }
 
-    /// Steps into line.
+    /// Enqueues a request.
     ///
     /// # Errors
-    /// What can be said at once.
+    /// Returns errors that are known immediately.
     pub(crate) fn enter(
         self: &Arc<Self>,
         ask: &Ask<'_>,
@@ -130,7 +130,7 @@ impl Lines {
         Ok((place, turn))
     }
 
-    /// A task does not want to wait any more.
+    /// Cancels a waiter.
     pub(crate) fn withdraw(self: &Arc<Self>, place: &Arc<Place>, turn: &Arc<Turn>, why: LockError) {
         let mut acts = Acts::default();
         place.withdraw(turn, why, &mut acts);
@@ -139,14 +139,15 @@ impl Lines {
         self.forget_cap(turn);
     }
 
-    /// A session that was lost is known as lost when somebody looks.
+    /// Lets the session notice by the clock that it was lost.
     fn look_at_the_clock(&self, place: &Place) {
         if let Some(shared) = self.upgrade() {
             place.session.end(shared.now());
         }
     }
 
-    /// A task gives its hold up; false if it is over already. `reply` hears when the lock is free.
+    /// Releases a hold. Returns `false` if it has already ended. `reply` is sent when the lock is
+    /// free.
     pub(crate) fn release(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -162,14 +163,14 @@ impl Lines {
         was_held
     }
 
-    /// Asks the task that holds here to give up.
+    /// Delivers a release request to the local holder.
     pub(crate) fn ask(self: &Arc<Self>, turn: &Arc<Turn>, request: ReleaseRequest) {
         let mut acts = Acts::default();
         turn.ask(request, &mut acts);
         self.perform(acts);
     }
 
-    /// Ends the hold of this token in a line, if a task of this session has it.
+    /// Releases the hold with this token in a queue, if a task of this session has it.
     pub(crate) fn release_by_token(
         self: &Arc<Self>,
         name: &Bytes,
@@ -181,8 +182,8 @@ impl Lines {
         found.is_some_and(|(place, turn)| self.release(&place, &turn, LostReason::Released, reply))
     }
 
-    /// A task hands its hold to the place of this rank; false if the hold is over already. If that place
-    /// does not wait any more, the lock is released.
+    /// Transfers a hold to the entry at this queue position, or releases the lock if that entry is
+    /// not waiting any more. Returns `false` if the hold has already ended.
     pub(crate) fn transfer(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -198,8 +199,8 @@ impl Lines {
         was_held
     }
 
-    /// Passes a hold on to the next task of this process, if there is nothing else to be done; false if
-    /// there is.
+    /// Hands a hold off to the next waiter of this process if nothing else is required. Returns
+    /// `false` otherwise.
     pub(crate) fn pass_on(self: &Arc<Self>, place: &Place, turn: &Arc<Turn>) -> bool {
         let mut acts = Acts::default();
         let has_passed = place.pass_on(turn, &mut acts);
@@ -207,7 +208,7 @@ impl Lines {
         has_passed
     }
 
-    /// The outcome of a transaction under a hold is known, or never will be.
+    /// Handles the end of a transaction under a hold, or that its outcome will never be known.
     pub(crate) fn end_txn(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -220,13 +221,13 @@ impl Lines {
         self.perform(acts);
     }
 
-    /// Whether what a task of this node had there was given up, though its key is in the line still.
+    /// Reports whether a local entry was given up although its key still exists.
     pub(super) fn is_given_up(&self, (since, key): &Rank) -> bool {
         let book = self.lock();
         book.local(key).is_some_and(|place| place.lock().is_given_up(*since))
     }
 
-    /// Whether a task of this node holds there and does not know it yet.
+    /// Reports whether a local task holds the lock but has not received its guard yet.
     pub(super) fn is_undelivered(&self, (since, key): &Rank) -> bool {
         let book = self.lock();
         book.local(key).is_some_and(|place| {
@@ -236,31 +237,32 @@ impl Lines {
         })
     }
 
-    /// How many are before a turn: in the line, as the replica has it, and in this node's own queue.
+    /// Returns the number of requests ahead of a waiter: in the queue according to the replica, and
+    /// inside this node.
     pub(crate) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
         self.lock().before(place, turn)
     }
 
-    /// A turn waits no more.
+    /// Cancels the deadline timer of a waiter.
     pub(crate) fn forget_deadline(&self, turn: &Turn) {
         if let Some(deadline) = turn.deadline {
             self.lock().forget_timer(deadline);
         }
     }
 
-    /// A turn holds no more.
+    /// Cancels the hold-time timer of a waiter.
     fn forget_cap(&self, turn: &Turn) {
         if let Some(until) = turn.set_until(None) {
             self.lock().forget_timer(until);
         }
     }
 
-    /// Says what is to be said. No lock is held.
+    /// Runs deferred actions. No lock may be held.
     pub(super) fn perform(self: &Arc<Self>, acts: Acts) {
         self.perform_since(None, acts);
     }
 
-    /// As [`Lines::perform`], of what this node has known since then; since now, if not said otherwise.
+    /// Like [`Lines::perform`], for changes that this node has known since `known` (default: now).
     fn perform_since(self: &Arc<Self>, known: Option<Moment>, acts: Acts) {
         for act in acts.0 {
             match act {
@@ -285,7 +287,7 @@ impl Lines {
         }
     }
 
-    /// Nobody knows what came of an entering, or it is gone in part: deletes what is there of it.
+    /// Deletes the remains of an enqueue whose outcome is unknown or that is partly gone.
     fn undo(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
@@ -321,7 +323,7 @@ impl Lines {
         shared.insist(Command::Txn(txn), reply);
     }
 
-    /// Parts with the keys of a place.
+    /// Runs a release plan.
     fn part(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting, reply: ReplyTo<Reply>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let lease = place.session.lease;
@@ -330,7 +332,8 @@ impl Lines {
         if parting.successor.is_none() {
             return shared.insist(command, reply);
         }
-        // What puts something may be refused, for want of room or an alarm; what only deletes is not.
+        // A transfer writes and may be rejected, for lack of space or because of an alarm. A
+        // deletion is not.
         let (leaving, lines) = (parting.leaving(lease), Arc::clone(self));
         let is_told = parting.is_told;
         let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
@@ -347,14 +350,15 @@ impl Lines {
         shared.insist(command, tried);
     }
 
-    /// What is handed away, and may be handed back: before that is said to anybody.
+    /// Records keys that are transferred away and may be transferred back. This happens before the
+    /// proposal.
     fn keep_spent(&self, parting: &Parting, lease: LeaseId) {
         if parting.is_spent && parting.successor.is_some() {
             self.lock().keep_spent(lease, &parting.keys, parting.since);
         }
     }
 
-    /// A place whose hold has ended, with tasks that wait for the next.
+    /// Re-enqueues an entry whose hold has ended and that still has waiters.
     fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(&shared, place);
@@ -370,7 +374,8 @@ impl Lines {
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
             let reply = place.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
             match (&outcome, leaving, lines.shared.upgrade()) {
-                // There is no new key, for want of room perhaps: the old one goes all the same.
+                // The new key was rejected, for example for lack of space. The old key is deleted
+                // nevertheless.
                 (Err(error), Some(leaving), Some(shared))
                     if !matches!(error, CallError::Stopped { .. }) =>
                 {
@@ -387,7 +392,7 @@ impl Lines {
         shared.insist(command, reply);
     }
 
-    /// On the driver's thread: the outcome of an entering is applied here.
+    /// Handles the outcome of an enqueue, on the driver's thread, where it is applied.
     fn entered(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -401,7 +406,8 @@ impl Lines {
                 self.lock().has_entered(&shared, place, keys, reply.revision, &mut acts);
                 return self.perform(acts);
             }
-            // It was applied while this node was cut off, and a later state says what came of it.
+            // The enqueue was applied while this node was disconnected, and its reply was lost. The
+            // current rows show the outcome.
             Ok(Reply::AppliedBefore { revision }) => {
                 let (row, _) = shared.reader.get(&keys[0]);
                 let is_mine = row.is_some_and(|row| {
@@ -416,7 +422,7 @@ impl Lines {
                 }
                 return self.undo(&shared, place, keys, &LockError::Evicted);
             }
-            // A key of that name was there, and not by this wish: another name will do.
+            // A key with this name existed, created by another request: try another name.
             Ok(_) => {
                 let (place, parting) = (Arc::clone(place), Some(no_more(keys, Revision(0))));
                 acts.0.push(Act::EnterAnew { place, parting });
@@ -428,7 +434,8 @@ impl Lines {
             Err(CallError::Stopped { reason, .. }) => LockError::NodeStopped(reason),
             Err(error) => {
                 if matches!(error, CallError::Deadline { maybe_applied: true }) {
-                    // Whatever there is of it goes; the names are not used again before that is known.
+                    // Delete the keys that were created. Their names are not reused before the
+                    // deletion is confirmed.
                     return self.undo(&shared, place, keys, &LockError::Store(error.into()));
                 }
                 LockError::Store(error.into())
@@ -455,8 +462,8 @@ impl Follower for Lines {
             for prefix in touched {
                 book.grant_waiting(&shared, &prefix, &mut acts);
             }
-            // What made a place the holder, and what its holder is ordered, may be applied together: to
-            // whoever gave the order, the place held.
+            // The changes that grant a lock and that request its release may be applied in one
+            // batch. The requester has already seen the entry as the holder.
             for (order, then) in orders {
                 book.follow_order(order, then, &mut acts);
             }
@@ -501,28 +508,29 @@ impl Follower for Lines {
     }
 }
 
-/// The prefix of a lock's line.
+/// Returns the key prefix of a lock's queue.
 pub(crate) fn prefix_of(name: &Bytes) -> Bytes {
     [&name[..], b"/"].concat().into()
 }
 
-/// The prefix that a key is a direct child of, with its slash.
+/// Returns the prefix of which a key is a direct child, including the slash.
 pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
     key.iter().rposition(|byte| *byte == b'/').map(|slash| &key[..=slash])
 }
 
-/// The name of the lock in whose line a key stands.
+/// Returns the name of the lock to whose queue a key belongs.
 pub(crate) fn lock_of(key: &Bytes) -> Bytes {
     let prefix = parent(key).unwrap_or_default();
     key.slice(..prefix.len().saturating_sub(1))
 }
 
-/// Whether a row below a lock's prefix is a place in its line.
+/// Reports whether a row below a lock's prefix is an entry of its queue.
 pub(crate) fn is_place(row: &KeyValue, prefix: &[u8]) -> bool {
     row.lease.is_some() && parent(&row.key) == Some(prefix)
 }
 
-/// Puts a place's keys there, if none of them is; `before` is carried out in any case.
+/// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
+/// applied in either case.
 fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
     let value = place.lock().value.clone();
     let put = |key: &Bytes| {
@@ -541,7 +549,7 @@ fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
 }
 
 impl Parting {
-    /// What is to be carried out.
+    /// Returns the transaction of the release plan.
     fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
         let leaving = self.leaving(lease);
         let ([key], Some((since, successor))) = (&*self.keys, &self.successor) else {
@@ -552,7 +560,8 @@ impl Parting {
         let Some(heir_lease) = row.lease.filter(|successor| *successor != lease) else {
             return leaving;
         };
-        // A reader's place is no writer's: other readers hold with it.
+        // A reader's hold cannot be transferred to a writer: other readers may hold at the same
+        // time.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };
         let rule = Stance::rule_of(&held.key, &held.value);
         if !rule.covers(&Stance::rule_of(successor, &row.value)) && !mutant::is(Mutant::B65) {
@@ -560,8 +569,8 @@ impl Parting {
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
         let Some(barred) = kept_waiting(shared, &row) else { return leaving };
-        // What was judged is what this replica has: a downgrade of it may be under way, which keeps its
-        // lease and its age.
+        // This decision is based on the local replica. A downgrade of the row may be in flight, and
+        // it changes neither lease nor create revision.
         if !mutant::is(Mutant::B34) {
             compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         }
@@ -583,7 +592,8 @@ impl Parting {
         Txn { compares, success, failure: vec![Op::Txn(leaving)] }
     }
 
-    /// Deletes each of the keys that is still the place's, and what was bound to its hold.
+    /// Returns the transaction that deletes each key that still belongs to the entry, and the keys
+    /// attached to its hold.
     fn leaving(&self, lease: LeaseId) -> Txn {
         let mut parts: Vec<Txn> = self
             .keys
@@ -598,7 +608,8 @@ impl Parting {
                 failure: Vec::new(),
             })
             .collect();
-        // What is bound to the hold is bound to the same lease; what is not is somebody else's.
+        // Keys attached to the hold have the same lease. Keys with another lease are not part of
+        // the hold.
         parts[0].success.extend(unbinding(lease, &self.bound));
         if parts.len() == 1 {
             return parts.remove(0);
@@ -607,9 +618,9 @@ impl Parting {
     }
 }
 
-/// The conditions under which an successor still waits, for whatever the holder's own row does not keep waiting:
-/// what it came to hold by itself it must not lose with its key. `None` if it holds by now, or if
-/// that would be too many conditions.
+/// Returns the conditions under which a successor still waits because of other entries than the
+/// holder's: if it has become a holder by itself, it must not lose that hold with its key. Returns
+/// `None` if it holds by now, or if there would be too many conditions.
 fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let line = Bytes::copy_from_slice(parent(&successor.key)?);
     let (rows, mut queue) = (view::rows(shared, &line), Queue::default());
@@ -624,7 +635,7 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let before = rows.iter().take_while(|row| row.key != successor.key);
     let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
     match queue.rule(&rank)? {
-        // Nobody holds beside whoever it is handed by.
+        // Nothing but the transferring holder holds the lock.
         Rule::Alone | Rule::Write | Rule::Upgrade(_) => Some(Vec::new()),
         Rule::Read => {
             let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
@@ -632,8 +643,9 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
         }
         Rule::Foreign => None,
         Rule::Permits { limit, .. } => {
-            // Permits stay held when the limit falls, and their rows do not say so. Where the limits that a request goes
-            // by have never been higher than now, one that cannot hold now has never held.
+            // Permits stay held when the limit is reduced, and their rows do not show it. But if
+            // the limits that apply to a waiter were never higher than they are now, it has never
+            // held.
             let has_less = |row: &KeyValue| match Stance::rule_of(&row.key, &row.value) {
                 Rule::Permits { limit: other, .. } => other < *limit,
                 _ => false,
@@ -647,12 +659,12 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     }
 }
 
-/// The conditions under which a key is still a place's.
+/// Returns the conditions under which a key still belongs to an entry.
 pub(crate) fn still_mine(key: &Bytes, since: Revision, lease: LeaseId) -> [Compare; 2] {
     [Compare::create_revision(key.clone()).eq(since), Compare::lease(key.clone()).eq(lease.get())]
 }
 
-/// What the parting came to that stood first in an entering.
+/// Extracts the reply of the release that was part of an enqueue.
 fn parted(reply: &TxnReply) -> Reply {
     match reply.results.first() {
         Some(TxnResult::Txn(parting)) => Reply::Txn(parting.clone()),
@@ -660,7 +672,7 @@ fn parted(reply: &TxnReply) -> Reply {
     }
 }
 
-/// The answer to a release that needed nobody.
+/// Returns the reply to a release that was completed inside the node.
 fn passed() -> Reply {
     Reply::Txn(TxnReply { revision: Revision(0), succeeded: true, results: Vec::new() })
 }

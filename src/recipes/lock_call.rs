@@ -1,4 +1,5 @@
-//! A call for a lock of any kind: what is wanted, and on which terms. What it becomes is its guard's type.
+//! [`LockCall`]: a lock request of any kind with its options. Its type parameter is the type of the
+//! guard.
 
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -17,13 +18,14 @@ use super::mutex::Guard;
 use super::owner::{Mode, Owner};
 use super::rule::Rule;
 
-/// Takes a lock: made by [`Mutex::lock`](crate::Mutex::lock), [`RwLock::read`](crate::RwLock::read),
-/// [`Semaphore::acquire`](crate::Semaphore::acquire), [`Session::lock_all`](crate::Session::lock_all) and
-/// the like. Does nothing until it is awaited.
+/// A call that acquires a lock. Returned by [`Mutex::lock`](crate::Mutex::lock),
+/// [`RwLock::read`](crate::RwLock::read), [`Semaphore::acquire`](crate::Semaphore::acquire),
+/// [`Session::lock_all`](crate::Session::lock_all) and similar methods. Does nothing until it is
+/// awaited.
 ///
-/// It becomes a future where it is awaited, and is none before: `tokio::spawn(async move { call.await })`, and
-/// [`into_future`](IntoFuture::into_future) for `select!` and `join!`.
-#[must_use = "a lock is not taken until this is awaited"]
+/// It implements [`IntoFuture`], not `Future`: spawn it as `tokio::spawn(async move { call.await
+/// })`, and use [`into_future`](IntoFuture::into_future) in `select!` and `join!`.
+#[must_use = "the lock is not acquired until this is awaited"]
 pub struct LockCall<G = Guard> {
     session: Session,
     names: Vec<Bytes>,
@@ -38,7 +40,7 @@ pub struct LockCall<G = Guard> {
 }
 
 impl<G> LockCall<G> {
-    /// Waits until the rule lets it hold.
+    /// Creates a call that waits until the lock mode allows it to hold.
     pub(crate) fn new(
         session: &Session,
         names: Vec<Bytes>,
@@ -50,42 +52,44 @@ impl<G> LockCall<G> {
         Self { session, names, rule, caller, only_try, deadline, cap, why, owner, guard }
     }
 
-    /// Does not wait for others.
+    /// Makes the call fail instead of waiting for others.
     pub(crate) fn only_try(mut self) -> Self {
         self.only_try = true;
         self
     }
 
-    /// Gives up after this long. Without it, waits as long as the session lives.
+    /// Limits the wait. By default the call waits as long as the session lives.
     ///
-    /// The node looks at its ticks whether the time is up, four times a heartbeat: the wait ends up to
-    /// 25 ms late at the default [`Config::heartbeat`](crate::Config::heartbeat), and later where the
-    /// node's own thread gets no processor. A lock that has come by the time at which the waiting task looks
-    /// is granted, also if the deadline is just past, as with `tokio::time::timeout`. A deadline of zero is
-    /// not a try: it may end before the cluster has been asked. For that there are the `try_` calls.
+    /// The node checks deadlines at its ticks, four times per heartbeat. So the wait ends up to 25
+    /// ms late with the default [`Config::heartbeat`](crate::Config::heartbeat), and later if the
+    /// node's thread gets no processor time. If the lock has been granted by the time the waiting
+    /// task is polled, it is returned even if the deadline has just passed, as with
+    /// `tokio::time::timeout`. For a call that does not wait, use a `try_` method: with a deadline
+    /// of zero the call may fail before it has contacted the cluster.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
 
-    /// Says why, to whoever looks at the line. A wish for a mutex stands in the cluster's line then, not
-    /// in this process's own queue.
+    /// Attaches a reason, shown to operators who list the lock. A request for a mutex with a reason
+    /// has its own entry in the cluster's queue, and does not share that of other tasks of this
+    /// session.
     pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
         self.why = Some(reason.into());
         self
     }
 
-    /// Holds it for so long at the most: then it is lost and free, whatever the session does, and also if
-    /// the guard was leaked. Counted from the grant, not from the wish; it ends with the node's next tick, at
-    /// most 25 ms later.
+    /// Limits the hold time. After `max` the lock is released, even if the guard was leaked and the
+    /// session lives on. The time counts from the grant, not from the request. The release happens
+    /// at the node's next tick, at most 25 ms later.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.cap = Some(max);
         self
     }
 
-    /// Takes it for an owner, which may hold it already, and whose waiting is looked after: see
-    /// [`Owner`].
+    /// Acquires the lock for an owner, which may acquire it again while holding it, and whose waits
+    /// are checked for deadlocks: see [`Owner`].
     pub fn owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(owner.clone());
         self
@@ -93,11 +97,11 @@ impl<G> LockCall<G> {
 }
 
 impl<G: OfHold> LockCall<G> {
-    /// Steps into line now. What comes back is the wish, which can be asked where it stands, and becomes
-    /// the guard when it is awaited.
+    /// Enqueues the request now. Returns a future that resolves to the guard and can report its
+    /// position in the queue.
     ///
     /// # Errors
-    /// What can be said at once; see [`LockError`].
+    /// Returns errors that are known immediately; see [`LockError`].
     pub fn enqueue(self) -> Result<Acquire<G>, LockError> {
         let Self {
             session, names, rule, caller, only_try, deadline: timeout, cap, why, owner, ..
@@ -124,8 +128,8 @@ impl<G: OfHold> LockCall<G> {
     }
 }
 
-/// When a wish gives up. Who only tries waits for the outcome of its entering, and no longer than any
-/// call.
+/// Returns the deadline of a request. A call that only tries waits for the outcome of its enqueue,
+/// at most for the default deadline of calls.
 pub(super) fn deadline_of(
     session: &Session,
     timeout: Option<Duration>,

@@ -1,18 +1,18 @@
-//! Waiting until what is stored says what one waits for: look, and look again at every change.
+//! Waits until stored data meets a condition: read, then read again after every change.
 //!
-//! The first look is linearizable: whoever waits must not be content with a past in which everything
-//! was as wished. After that this node's replica is enough, since a change that is told by a watch is
-//! seen by local reads. A watch that has fallen behind the compaction is begun anew, before the next
-//! look, so that no change is missed in between.
+//! The first read is linearizable, because a stale state that meets the condition must not end the
+//! wait. Afterwards the local replica is sufficient: a change that a watch has reported is visible
+//! to local reads. A watch that has fallen behind a compaction is restarted before the next read,
+//! so no change in between is missed.
 
 use crate::api::{Client, Error};
 use crate::model::{KeyRange, KeyValue};
 
 use super::call::Until;
 
-/// Waits until `judge` finds in the rows of `range` what it looks for.
+/// Waits until `judge` returns a value for the rows of `range`.
 ///
-/// While the cluster cannot answer, it goes on trying for as long as `until` has it.
+/// While the cluster is unavailable, retries until the deadline `until`.
 pub(crate) async fn look_until<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
@@ -23,8 +23,8 @@ pub(crate) async fn look_until<T, E: From<Error>>(
     follow_until(client, range, until, judge).await
 }
 
-/// As [`look_until`], for those whose own change was applied on this node just before: its replica is
-/// recent enough.
+/// Like [`look_until`], for callers whose own change was just applied on this node, so that the
+/// local replica is fresh enough.
 pub(crate) async fn follow_until<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
@@ -38,13 +38,13 @@ pub(crate) async fn follow_until<T, E: From<Error>>(
             return Ok(found);
         }
         if let Some(Err(_)) | None = until.within(watch.next()).await? {
-            // Compacted, or the node has stopped; the look will say so.
+            // The history was compacted, or the node stopped. The next read reports it.
             watch = client.watch(range.clone()).await?;
         }
     }
 }
 
-/// Waits until this node's replica holds what was there when this was called.
+/// Waits until the local replica contains everything that was committed before this call.
 async fn be_recent(client: &Client, range: &KeyRange, until: &Until) -> Result<(), Error> {
     loop {
         match client.range(range.clone()).count_only().deadline(until.left()).await {

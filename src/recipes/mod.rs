@@ -1,39 +1,39 @@
-//! Locks and elections, run directly against this node's own replica.
+//! Locks, elections and other coordination recipes, which run against this node's own replica.
 //!
-//! A lock is a line of keys below its name: who wants it puts a key there, bound to its session, and
-//! whose turn it is follows from the order of the keys' create revisions and a [`rule`] for each kind.
-//! That is the recipe of etcd and ZooKeeper, with etcd's own key names, so that programs that use etcd's
-//! concurrency packages stand in the same line. But nothing here is watched over a network: one
-//! proposal puts the key there, and then the node's own apply, through [`line`], tells exactly those
-//! whose turn it is. There are no lock commands in the log.
+//! A lock is a queue of keys below its name. A task that wants the lock puts a key there, attached
+//! to its session. The order of the keys' create revisions and the [`rule`] of each entry decide
+//! who holds the lock. This is the recipe of etcd and ZooKeeper, with etcd's own key names, so that
+//! clients that use etcd's concurrency packages join the same queue. The difference is that nothing
+//! is watched over a network: one proposal puts the key, and when the local replica applies a
+//! change, [`line`] notifies exactly the waiters that have become holders. The log has no special
+//! commands for locks.
 //!
-//! Whatever ends a wish for a lock (the deadline, the loss of the session, a dropped future, at any
-//! point) ends with its key deleted: never before it is known whether the key was put there, and for as
-//! long as it takes.
+//! However an acquisition ends (deadline, loss of the session, dropped future), its key is deleted.
+//! Deletion waits until the outcome of the put is known, and is retried until it succeeds.
 //!
 //! ```text
-//!   mutex, rw_lock, ...       what a program asks for                 LockCall, Guard
-//!   election, leading         a mutex with a value; work that runs while it leads
-//!   wish, hold, guard_txn     the future, what every guard has, and transactions under it
-//!   place                     a key in a line, and the tasks of this process that share it
-//!   line, book                all lines of this node; follows the replica
-//!   head_count                how many hold and wait, for the metrics
-//!   rule, stance              whose turn it is; what a row says of itself
-//!   owner                     who may hold twice, and who must not wait for itself
-//!   operate, order            what operators see, and ask of holders
-//!   resume, ticket            a hold that is taken up in the program's next life
+//!   mutex, rw_lock, ...        the locks that a program uses                    LockCall, Guard
+//!   election, leader_task      a mutex with a value; work that runs while this node leads
+//!   acquire, hold, guard_txn   the future, the common part of all guards, and guarded transactions
+//!   place                      a queue entry: one key, and the waiters of this process that share it
+//!   line, book                 the lock table: all lock queues of this node, following the replica
+//!   head_count                 numbers of holders and waiters, for the metrics
+//!   rule, stance               lock modes: who may hold; the metadata in an entry's value
+//!   owner                      re-entrant holds and deadlock detection
+//!   operate, order             what operators see, and their requests to holders
+//!   resume, saved_hold         resuming a hold after a restart of the program
 //! ```
 //!
-//! The toolbox of coordination beside it ([`queue`], counters, latches, barriers, groups, [`cached`] views
-//! and so on) stands on clients, sessions, watches and transactions alone. What it is made of:
+//! The other recipes ([`queue`], counters, latches, barriers, groups, [`cached`] views and so on)
+//! use only clients, sessions, watches and transactions. They share these modules:
 //!
 //! ```text
-//!   call                      a call with a deadline, which may be dropped
-//!   look                      waiting until what is stored says what one waits for
-//!   following                 what is below a prefix, and every change of it
-//!   deed                      what is taken back when nobody waits for it any more
-//!   chain                     a transaction that guesses what others will have done by then
-//!   digits                    numbers as rows have them
+//!   call                       a call with a deadline that may be dropped
+//!   look                       waits until stored data meets a condition
+//!   following                  a stream over a key prefix: a snapshot, then every change
+//!   deed                       a change that is undone if its caller stops waiting
+//!   chain                      a transaction with several alternatives, for compare-and-set under contention
+//!   digits                     the decimal encoding of integers in values
 //! ```
 
 mod guard;

@@ -1,4 +1,5 @@
-//! Several locks at once: one transaction enters all lines, and whoever is first in all of them holds.
+//! Several locks at once: one transaction joins all queues, and the lock is held when it is first
+//! in all of them.
 
 use std::panic::Location;
 
@@ -11,20 +12,23 @@ use super::lock_call::LockCall;
 use super::rule::Rule;
 
 impl Session {
-    /// Takes the locks of these names together: all or none. Each is the [mutex](Session::mutex) of its
-    /// name, for whoever wants it alone. At most 30 names, in any order; one that is given twice counts
+    /// Acquires several locks together: all or none. Each lock is the same as the
+    /// [mutex](Session::mutex) with that name. At most 30 names, in any order; duplicates count
     /// once.
     ///
-    /// The wish enters all lines in one entry, so that two such wishes never wait for each other: one
-    /// of them was first, everywhere. While it waits it holds none of them, but those who come later
-    /// wait behind it in each line. If the key in one line is deleted by hand, or the session ends, all
-    /// are lost. Whoever takes locks one after the other, and some of them with this, can still wait in a
-    /// circle: an [owner](LockCall::owner) is told so. An owner that holds one of the locks already must
-    /// not ask for a set with it: that is a [`Deadlock`](crate::LockError::Deadlock); unless it holds the
-    /// whole set by one call.
+    /// The request joins all queues in one log entry, so two such requests never wait for each
+    /// other: one of them is first in every queue. A waiting request holds none of the locks, but
+    /// later requests in each queue wait for it. If the key in one queue is deleted, or the session
+    /// ends, all locks are lost.
     ///
-    /// What it guarantees under a pause, a partition and a crash is what a [mutex](crate::Mutex) does, for
-    /// all of the locks at the same moment.
+    /// A program that acquires locks one after the other, and some of them with this call, can
+    /// still deadlock. Such a deadlock is detected if the requests have an
+    /// [owner](LockCall::owner). An owner that already holds one of the locks must not request a
+    /// set that contains it: this fails with [`Deadlock`](crate::LockError::Deadlock), unless it
+    /// holds the whole set through one call.
+    ///
+    /// After a pause, a partition or a crash it has the same guarantees as a [mutex](crate::Mutex),
+    /// for all locks at the same time.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -49,11 +53,12 @@ impl Session {
         LockCall::new(self, names, Rule::Alone, Location::caller())
     }
 
-    /// As [`Session::lock_all`], if nobody holds or wants any of them. Waits for the cluster's answer, and
-    /// no longer than any call.
+    /// Like [`Session::lock_all`], if none of the locks has a holder or a waiter. Waits for the
+    /// reply of the cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock): none is taken.
+    /// Returns [`LockError::WouldBlock`](crate::LockError::WouldBlock) if any of them has one. No
+    /// lock is acquired then.
     #[track_caller]
     pub fn try_lock_all<N: Into<Bytes>>(
         &self,
@@ -64,8 +69,8 @@ impl Session {
 }
 
 guard! {
-    /// Several locks, held together: they are lost together, and released in one entry, by
-    /// [`MultiGuard::release`] or when this is dropped. [`Hold::keys`](crate::lock::Hold::keys) has the keys, in
-    /// the order of the names; everything else is in [`Hold`](crate::lock::Hold) too.
+    /// Several locks that are held together. They are lost together and released in one log entry,
+    /// by [`MultiGuard::release`] or when the guard is dropped. [`Hold::keys`](crate::lock::Hold::keys)
+    /// returns the keys in the order of the names. See [`Hold`](crate::lock::Hold) for its other methods.
     MultiGuard
 }

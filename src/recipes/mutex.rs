@@ -1,4 +1,4 @@
-//! The mutex: whoever stands first in line holds.
+//! The mutex: the first entry of the queue holds the lock.
 
 use std::future::Future;
 use std::panic::Location;
@@ -19,17 +19,18 @@ use super::rule::Rule;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
-/// A lock: at most one holder in the whole cluster. Made by [`Session::mutex`].
+/// A lock with at most one holder in the whole cluster. Created by [`Session::mutex`].
 ///
-/// Fair: granted in the order in which the wishes came to the log. Tasks of this process that share
-/// the session wait in the process, and the lock passes from one to the next without a word to the
-/// cluster, up to 16 times while others in the cluster wait, and as often as it likes while nobody
-/// does. A wish with something to say ([`LockCall::reason`], [`LockCall::owner`], [`LockCall::max_hold`])
-/// stands in the cluster's own line, for all to see.
+/// Fair: the lock is granted in the order in which the requests were logged. Tasks of this process
+/// that share the session wait inside the process, and the lock is handed from one to the next
+/// without contacting the cluster: up to 16 times while other nodes wait, and without limit
+/// otherwise. A request with options ([`LockCall::reason`], [`LockCall::owner`],
+/// [`LockCall::max_hold`]) has its own entry in the cluster's queue, where everyone can see it.
 ///
-/// Under a pause or a partition the holder's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody else is granted
-/// the lock; after a crash the lock is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::lock::Hold).
+/// After a pause or a partition, the holder's [`Hold::state`](crate::lock::Hold::state) reports the loss
+/// before another holder gets the lock. After a crash the lock is free when the session has
+/// expired, or as soon as the program has restarted. The lock cannot guarantee that the holder
+/// checks the state. See [`Hold`](crate::lock::Hold).
 #[derive(Clone, Debug)]
 pub struct Mutex {
     session: Session,
@@ -37,7 +38,8 @@ pub struct Mutex {
 }
 
 impl Session {
-    /// The lock of this name. Keys below `name/` are its line: nothing else should be put there.
+    /// Returns the lock with this name. Its queue uses the keys below `name/`. Do not put other
+    /// keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -56,7 +58,7 @@ impl Session {
 }
 
 impl Mutex {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
@@ -65,17 +67,17 @@ impl Mutex {
         &self.session
     }
 
-    /// Waits until this is the holder. Dropping the future leaves the line.
+    /// Waits until the lock is acquired. Dropping the future leaves the queue.
     #[track_caller]
     pub fn lock(&self) -> LockCall {
         self.call(Location::caller())
     }
 
-    /// Takes the lock if nobody holds or wants it. Waits for the cluster's answer, and no longer than any
-    /// call.
+    /// Acquires the lock if there are no holders and no waiters. Waits for the reply of the
+    /// cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`] names who is first in line.
+    /// [`LockError::WouldBlock`] contains the first entry of the queue.
     #[track_caller]
     pub fn try_lock(&self) -> LockCall {
         self.call(Location::caller()).only_try()
@@ -85,10 +87,12 @@ impl Mutex {
         LockCall::new(&self.session, vec![self.name.clone()], Rule::Alone, caller)
     }
 
-    /// Locks, runs `work`, and releases, waiting until another may have the lock. If the future is
-    /// dropped, `work` is dropped first and the lock is released behind it.
+    /// Acquires the lock, runs `work`, and releases the lock, waiting until it is available to
+    /// others. If the future is dropped, `work` is dropped first and the lock is released
+    /// afterwards.
     ///
-    /// The lock may be lost while `work` runs: it has the guard to look, or to write through.
+    /// The lock may be lost while `work` runs. `work` gets the guard to check for that, and to
+    /// write under the lock.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -105,8 +109,8 @@ impl Mutex {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Mutex::lock`]: then `work` has not begun. What the release comes to is not an error
-    /// here: a lock that was lost meanwhile is gone anyway.
+    /// Returns the errors of [`Mutex::lock`]; `work` was not started then. A failed release is not
+    /// reported, because a lock that was lost meanwhile is gone anyway.
     #[track_caller]
     pub fn with<T>(
         &self,
@@ -116,26 +120,27 @@ impl Mutex {
         async move {
             let guard = call.await?;
             let result = work(&guard).await;
-            // Where it cannot be confirmed the node goes on trying.
+            // If it is not confirmed in time, the node keeps trying.
             let _: Result<Released, Error> = guard.release().await;
             Ok(result)
         }
     }
 
-    /// The line, the holder first, as this node's replica has it: perhaps not the newest.
+    /// Returns the queue, the holder first, as known to the local replica, which may lag behind the
+    /// leader.
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the name cannot be a lock's.
+    /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Releases the hold of this token, whose guard is not at hand: its holder loses it. Only a hold of this
-    /// very session, on this node; never by the name alone: what another holds is left alone. For the holds
-    /// of others there is [`Locks::force_release`](crate::lock::Locks::force_release).
+    /// Releases the hold with this token, without its guard. The holder loses the lock. Affects
+    /// only a hold of this session on this node. To release the holds of others, use
+    /// [`Locks::force_release`](crate::lock::Locks::force_release).
     ///
     /// # Errors
-    /// See [`Error`]. If there is no such hold, that is [`Released::AlreadyLost`].
+    /// See [`Error`]. If there is no such hold, returns [`Released::AlreadyLost`].
     pub async fn release(&self, token: Token) -> Result<Released, Error> {
         let shared = self.session.shared();
         let lines = Lines::of(shared);
@@ -151,12 +156,12 @@ impl Mutex {
 }
 
 guard! {
-    /// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that.
-    /// Everything else is in [`Hold`](crate::lock::Hold).
+    /// A held mutex. Dropping the guard releases it in the background; [`Guard::release`] waits for
+    /// that. See [`Hold`](crate::lock::Hold) for its other methods.
     ///
-    /// Done, and released, in one entry, if it is still held (with
-    /// [`GuardTxn::ack`](crate::lock::GuardTxn::ack) an item of a queue is acknowledged in it, too: see
-    /// [`Delivery`](crate::queue::Delivery)):
+    /// The following writes a result and releases the lock in one log entry, if the lock is still
+    /// held. With [`GuardTxn::ack`](crate::lock::GuardTxn::ack) the same entry can acknowledge a queue
+    /// item; see [`Delivery`](crate::queue::Delivery).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -172,12 +177,13 @@ guard! {
 }
 
 impl Guard {
-    /// Gives it to one who waits for it ([`Mutex::queue`]), past those before that one, which gets a token
-    /// of its own. This belief ends first. If the successor has gone by then, the next in line gets it. Refused
-    /// while a client that is not Bowline's stands in the line: it would not know.
+    /// Transfers the lock to a waiter ([`Mutex::queue`]), skipping those ahead of it. The waiter
+    /// gets a token of its own, and this guard is invalid from this call on. If the successor has
+    /// left the queue, the next waiter gets the lock. The transfer is rejected while the queue
+    /// contains an entry of a client that is not Bowline, because that client would not notice it.
     ///
     /// # Errors
-    /// See [`LockAdminError`]: the lock is released then, and the next in line gets it.
+    /// See [`LockAdminError`]. After an error the lock is released, and the next waiter gets it.
     pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         self.0.transfer(successor).await
     }

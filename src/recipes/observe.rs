@@ -1,4 +1,5 @@
-//! Who leads an election, for those who do not stand in it: now, and at every change.
+//! Observing the leader of an election without being a candidate: the current one, and every
+//! change.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -14,46 +15,48 @@ use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 use super::following::{Following, News};
 use super::line::is_place;
 
-/// Who leads.
+/// A leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Leader {
-    /// Its key.
+    /// Key of the leader.
     pub key: Bytes,
-    /// What it wants to be known by.
+    /// Value of the leader.
     pub value: Bytes,
-    /// The revision that made its key: tells two terms of one candidate apart. Who was [handed](crate::Guard::transfer)
-    /// the lead, or has taken it up [again](crate::Election::resume), has the key and the revision of whoever led before,
-    /// with another lease.
+    /// Create revision of the key, which distinguishes terms of one candidate. After a
+    /// [transfer](crate::Guard::transfer) or a [resume](crate::Election::resume), the new leader
+    /// has the key and create revision of the previous one, with another lease.
     pub since: Revision,
-    /// The lease that it lives with.
+    /// Lease of the key.
     pub lease: LeaseId,
 }
 
-/// What an observer sees: who stands first among the candidates, as the cluster knows it.
+/// A change of the leader: the first candidate of the election, as known to the cluster.
 ///
-/// That is not the same as who works. A leader that has crashed, or is cut off, stands until its session's
-/// lease has ended; if others stand behind it, the first of them is the next thing that is told, and
-/// [`LeaderEvent::Vacant`] is not told in between. Whether anybody works shows in what the work leaves
-/// behind: let the leader write a row with each of its steps ([`Hold::txn`](crate::lock::Hold::txn)), and watch
-/// that for getting old. The leader itself knows from
-/// [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it surely leads.
+/// The first candidate may not be working. A leader that has crashed or is partitioned remains the
+/// first candidate until the lease of its session has expired. If there are other candidates, the
+/// next event is then the first of them, without a [`LeaderEvent::Vacant`] in between. To observe
+/// whether the leader works, let it write a row with each step ([`Hold::txn`](crate::lock::Hold::txn)),
+/// and watch the age of that row. The leader itself learns from
+/// [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it is guaranteed to lead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaderEvent {
-    /// Somebody leads, or says something new.
+    /// There is a leader, or the leader has published a new value.
     Leads(Leader),
-    /// Nobody leads, and nobody stands for it.
+    /// There is no leader and no candidate.
     Vacant,
 }
 
-/// Follows an election; see [`Election::observe`](crate::Election::observe). Also a [`Stream`](futures_core::Stream).
+/// A stream of the changes of an election; see [`Election::observe`](crate::Election::observe).
+/// Also a [`Stream`](futures_core::Stream).
 ///
-/// It reads and follows this node's replica: while that is cut off there is no news, and after that all of
-/// it. If it falls behind what the store still remembers, it looks again and tells what is the case.
+/// It reads the local replica. While this node is partitioned there are no events; afterwards all
+/// of them are delivered. If it falls behind a compaction, it reads the state again and reports
+/// that.
 pub struct Observe {
     prefix: Bytes,
     following: Following,
-    /// By the revision of their candidacy: what they say, and the lease that they live with.
+    /// Candidates by create revision and key, with their value and lease.
     candidates: BTreeMap<(Revision, Bytes), (Bytes, LeaseId)>,
     told: Option<LeaderEvent>,
     to_tell: VecDeque<LeaderEvent>,
@@ -66,15 +69,17 @@ impl Observe {
         Observe { prefix, following, candidates, told: None, to_tell }
     }
 
-    /// The next thing to know. `None` after the node has stopped and that was told. Cancel-safe.
+    /// Waits for the next event. Returns `None` after the error of a stopped node has been
+    /// returned. Cancel-safe.
     ///
     /// # Errors
-    /// If the node has stopped, or cannot say what is the case; then it may be asked again.
+    /// Returns an error if the node has stopped or cannot read the state. In the second case the
+    /// call can be repeated.
     pub async fn next(&mut self) -> Option<Result<LeaderEvent, Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// Takes what is the case for a new beginning.
+    /// Replaces the candidates by a snapshot.
     fn begin(&mut self, rows: Vec<KeyValue>) {
         self.candidates = candidates(rows, &self.prefix)
             .into_iter()
@@ -86,7 +91,7 @@ impl Observe {
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
         match prev {
             Some(prev) => drop(self.candidates.remove(&(prev.create_revision, prev.key))),
-            // History that begins at what is compacted does not know what was there before.
+            // If the history begins after a compaction, the previous row is not known.
             None if kind == EventKind::Delete || row.version > 1 => {
                 self.candidates.retain(|(_, key), _| *key != row.key);
             }
@@ -126,7 +131,8 @@ impl Stream for Observe {
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
                 Some(Ok(News::Anew(rows))) => self.begin(rows),
-                // Revision by revision: however many come at once, each change is told.
+                // Process the events by revision, so that each change is reported even if many
+                // arrive at once.
                 Some(Ok(News::Changes(events))) => {
                     for change in events.chunk_by(|a, b| a.revision() == b.revision()) {
                         for event in change.iter().cloned() {
@@ -148,7 +154,7 @@ impl std::fmt::Debug for Observe {
     }
 }
 
-/// Who would lead if it were the first.
+/// A candidate, as the leader that it would be if it were the first.
 pub(super) struct Candidate(Leader);
 
 impl Candidate {
@@ -157,7 +163,7 @@ impl Candidate {
     }
 }
 
-/// The candidates among the rows below an election's prefix, the leader first.
+/// Returns the candidates among the rows below an election's prefix, the leader first.
 pub(super) fn candidates(rows: Vec<KeyValue>, prefix: &[u8]) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = rows
         .into_iter()

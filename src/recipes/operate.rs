@@ -1,4 +1,4 @@
-//! Locks as an operator sees them: who holds what since when, and what can be done about it.
+//! Locks as operators see them: listing queues, and admin requests to holders.
 
 use std::collections::BTreeMap;
 
@@ -15,63 +15,68 @@ use super::line::{parent, prefix_of, still_mine};
 use super::order::{self, Order, ReleaseRequest, What};
 use super::view::{self, LockEntry};
 
-/// The locks of the store, for operators. Made by [`Node::locks`].
+/// The locks of the store, for operators. Created by [`Node::locks`].
 ///
-/// Looking is local: it shows what this node's replica has. Orders go to whoever has a place, through
-/// the log, and are carried out by its node, which ends the holder's belief before anybody else gets the
-/// lock. They name the place and its revision, never the lock alone: what came after is left alone.
+/// Listing reads the local replica. An admin request is sent through the log to the node that keeps
+/// the session of a queue entry. That node invalidates the hold before another session gets the
+/// lock. A request names the entry and its create revision, not just the lock, so it never affects
+/// a later entry.
 #[derive(Clone, Debug)]
 pub struct Locks {
     client: Client,
     label: String,
 }
 
-/// One lock.
+/// The state of one lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockInfo {
-    /// Its name.
+    /// Name of the lock.
     pub name: Bytes,
-    /// Those who hold it and wait for it, in order.
+    /// Holders and waiters, in queue order.
     pub queue: Vec<LockEntry>,
-    /// Keys below its name that are no places: they have no lease, or lie deeper. Nothing waits for
-    /// them here, but clients of etcd would: they should not be there.
+    /// Keys below the name that are not queue entries, because they have no lease or are nested
+    /// deeper. Bowline ignores them, but etcd clients would wait for them, so they should not
+    /// exist.
     pub foreign_keys: Vec<Bytes>,
 }
 
-/// Why an order was not given, or what became of it is not known: [`LockAdminError::effect`] says which.
+/// Error of an admin request. [`LockAdminError::effect`] states whether it was issued.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LockAdminError {
-    /// The place is not there any more, or is another one by now. Nothing was changed.
-    #[error("not ordered: that place is not in the line any more")]
+    /// The queue entry does not exist any more, or was replaced by a later one. Nothing was
+    /// changed.
+    #[error("request not sent: the queue entry does not exist any more")]
     Gone,
-    /// The place is not Bowline's, so that nobody would carry the order out. Nothing was changed.
+    /// The entry does not belong to a Bowline session, so no node can run the request. Nothing was
+    /// changed.
     #[error(
-        "not ordered: {} is not kept by a Bowline session: it can only be broken at once",
+        "request not sent: {} does not belong to a Bowline session; it can only be \
+         force-released immediately",
         key.escape_ascii()
     )]
     Foreign {
-        /// Its key.
+        /// Key of the entry.
         key: Bytes,
     },
-    /// The successor does not wait in that line with another session than the holder's: within one session a
-    /// hand-over could not be told from no hand-over. Nothing was changed.
+    /// The successor is not a waiter of the same queue with another session than the holder's. A
+    /// transfer within one session could not be observed. Nothing was changed.
     #[error(
-        "not ordered: {} does not wait in that line with another session than the holder's",
+        "request not sent: {} is not a waiter of that lock with another session than the holder's",
         successor.escape_ascii()
     )]
     NoSuccessor {
-        /// The key that was named.
+        /// Key of the named successor.
         successor: Bytes,
     },
-    /// The store could not, or would not. Its [effect](Error::effect) says whether the order stands.
+    /// Error of the store. Its [effect](Error::effect) states whether the request was issued.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl LockAdminError {
-    /// Whether the order stands, or was carried out.
+    /// Returns whether the request was issued or carried out.
     pub fn effect(&self) -> Effect {
         match self {
             LockAdminError::Gone
@@ -81,15 +86,15 @@ impl LockAdminError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program. An order that stands is
-    /// the same when it is given again.
+    /// Reports whether the same call may succeed later without intervention. Issuing the same
+    /// request twice has no additional effect.
     pub fn is_transient(&self) -> bool {
         matches!(self, LockAdminError::Store(error) if error.is_transient())
     }
 }
 
 impl Node {
-    /// The locks of the store, as an operator sees them.
+    /// Returns the locks of the store, for operators.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, LostReason, Node};
@@ -110,17 +115,17 @@ impl Node {
 }
 
 impl Locks {
-    /// As the node of this client sees them.
+    /// Creates the view of a client's node.
     pub(crate) fn new(client: Client) -> Self {
         let label = client.shared.settings.label.clone();
         Self { client, label }
     }
 
-    /// Returns the locks whose names begin with `prefix` and that have a holder or a waiter, sorted by name. The
-    /// empty prefix returns all locks.
+    /// Returns the locks whose names begin with `prefix` and that have a holder or a waiter, sorted
+    /// by name. The empty prefix returns all locks.
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the prefix is longer than a key.
+    /// Returns [`Error::Rejected`] if the prefix is longer than a key may be.
     pub fn list_prefix(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
         let prefix: Bytes = prefix.into();
         let keys = KeyRange::prefix(prefix.clone());
@@ -131,7 +136,7 @@ impl Locks {
         let rows = shared.reader.range(&range)?.kvs;
         let mut names = BTreeMap::new();
         for row in rows.iter().filter(|row| has_places_name(row)) {
-            // Of the lock `jobs` the keys begin with `jobs/`, the name does not.
+            // The keys of the lock `jobs` begin with `jobs/`, but its name does not.
             let name = parent(&row.key).map(|below| &below[..below.len() - 1]);
             if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
                 names.insert(Bytes::copy_from_slice(name), ());
@@ -140,10 +145,10 @@ impl Locks {
         names.into_keys().map(|name| self.of(name)).collect()
     }
 
-    /// One lock; with an empty line if nobody holds it or waits for it.
+    /// Returns one lock. Its queue is empty if there are no holders and no waiters.
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the name cannot be a lock's.
+    /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn of(&self, name: impl Into<Bytes>) -> Result<LockInfo, Error> {
         let name = name.into();
         let prefix = prefix_of(&name);
@@ -160,8 +165,8 @@ impl Locks {
         Ok(LockInfo { name, queue: line, foreign_keys })
     }
 
-    /// Asks the holder to give the lock up: its [`Hold::asked_to_release`](crate::lock::Hold::asked_to_release)
-    /// says so. What it does is its own affair.
+    /// Asks the holder to release the lock. The holder receives the request from
+    /// [`Hold::asked_to_release`](crate::lock::Hold::asked_to_release) and decides what to do.
     ///
     /// # Errors
     /// See [`LockAdminError`].
@@ -176,17 +181,21 @@ impl Locks {
         })
     }
 
-    /// Breaks a hold, or evicts who waits. Its node ends the holder's belief, and the lock is another's
-    /// after that; a node that does not answer keeps the lock until its session has expired. Answers
-    /// when the place is gone: waits without end unless it is given a deadline, also while the cluster cannot answer.
-    /// Giving up the waiting does not take the order back.
+    /// Forces a holder to release the lock, or evicts a waiter. The node of the entry invalidates
+    /// the hold first, and the lock passes to the next waiter afterwards. If that node does not
+    /// respond, the lock stays held until the session expires.
     ///
-    /// Nobody carries it out where nobody knows of the hold, whose key somebody's lease keeps all the same: what a
-    /// program held before a crash, after which it has [resumed](crate::Node::resume_session) its session, and what
-    /// was lost with a session that had a lock delay. [`Locks::force_release_now`] frees both.
+    /// Returns when the entry is gone. Waits without limit unless a deadline is set, even while the
+    /// cluster is unavailable. Dropping the call does not cancel the request.
+    ///
+    /// The request is not carried out for a hold that no program knows of while a lease keeps its
+    /// key. This is the case after a crash if the program has
+    /// [resumed](crate::Node::resume_session) its session but not the hold, and for holds that were
+    /// lost with a session that had a lock delay. [`Locks::force_release_now`] frees both.
     ///
     /// # Errors
-    /// See [`LockAdminError`]. Where the effect is unknown the order stands, and may have been carried out.
+    /// See [`LockAdminError`]. If the effect is unknown, the request was issued and may have been
+    /// carried out.
     pub fn force_release(
         &self,
         place: &LockEntry,
@@ -199,13 +208,14 @@ impl Locks {
         })
     }
 
-    /// Breaks a hold at once, without waiting until its holder knows: for a moment two may believe to hold
-    /// the lock. Guarded transactions and tokens stay safe. For holders that are not Bowline's, and for
-    /// those whose machine is known to be gone.
+    /// Deletes the entry of a hold at once, without waiting until its holder knows. For a short
+    /// time two holders may consider the lock held. Guarded transactions and fencing tokens stay
+    /// safe. Use it for holders that do not belong to Bowline, and for holders on machines that are
+    /// known to be gone.
     ///
     /// # Errors
-    /// See [`LockAdminError`]. Where the effect is unknown the place may be there still, and its node be ordered to leave
-    /// it, as by [`Locks::force_release`].
+    /// See [`LockAdminError`]. If the effect is unknown, the entry may still exist, and its node
+    /// may have been asked to release it as by [`Locks::force_release`].
     pub fn force_release_now(
         &self,
         place: &LockEntry,
@@ -216,12 +226,12 @@ impl Locks {
             let is_ordered = match locks.order(&place, What::Break, why.clone(), &until).await {
                 Ok(_) => true,
                 Err(LockAdminError::Foreign { .. }) => false,
-                // What is deleted needs no room: its holder is not told first.
+                // A deletion needs no space, so continue without informing the holder first.
                 Err(LockAdminError::Store(error)) if error.needs_room() => false,
                 Err(error) => return Err(error),
             };
             let (LockEntry { key, since, lease, .. }, by) = (&place, &locks.label);
-            tracing::warn!(by, why, lock = %key.escape_ascii(), "a lock is broken at once");
+            tracing::warn!(by, why, lock = %key.escape_ascii(), "force-releasing lock immediately");
             let order = order::key_for(key);
             let txn = Txn {
                 compares: still_mine(key, *since, *lease).to_vec(),
@@ -232,7 +242,7 @@ impl Locks {
                 let breaking = Command::Txn(txn.clone());
                 match locks.client.propose(breaking, Some(until.left())).await {
                     Ok(_) => return Ok(()),
-                    // Of several at most one finds the place.
+                    // At most one of several attempts finds the entry.
                     Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                     Err(error) if is_ordered => return Err(error.halfway().into()),
                     Err(error) => return Err(error.into()),
@@ -241,18 +251,22 @@ impl Locks {
         })
     }
 
-    /// Hands a hold to one who waits for it, past those before that one. The present holder's node ends
-    /// its belief first; the successor gets a token of its own. Refused while a client that is not Bowline's
-    /// stands in the line: it would not know.
+    /// Transfers a hold to a waiter, skipping those ahead of it. The holder's node invalidates the
+    /// hold first. The successor gets a token of its own. The request is rejected while the queue
+    /// contains an entry of a client that is not Bowline, because that client would not notice the
+    /// transfer.
     ///
-    /// A permit is handed over only to a request that has not held: if the limit was changed since that request began to
-    /// wait, the permit is released instead, and the next in line gets it.
+    /// Permits are transferred only to a request that has never held. If the limit was changed
+    /// since that request began to wait, the permits are released instead and go to the next
+    /// waiter.
     ///
-    /// Answers when the holder has lost the lock: waits without end unless it is given a deadline, as
-    /// [`Locks::force_release`]. If the successor has gone by then, the next in line gets it.
+    /// Returns when the holder has lost the lock. Waits without limit unless a deadline is set,
+    /// like [`Locks::force_release`]. If the successor has left by then, the next waiter gets the
+    /// lock.
     ///
     /// # Errors
-    /// See [`LockAdminError`]. Where the effect is unknown the order stands, and may have been carried out.
+    /// See [`LockAdminError`]. If the effect is unknown, the request was issued and may have been
+    /// carried out.
     pub fn transfer(
         &self,
         holder: &LockEntry,
@@ -274,7 +288,7 @@ impl Locks {
         })
     }
 
-    /// Puts an order before the node that keeps a place. Answers with the revision at which it stands.
+    /// Writes the row of an admin request. Returns its revision.
     async fn order(
         &self,
         place: &LockEntry,
@@ -286,7 +300,10 @@ impl Locks {
         if node.is_none() {
             return Err(LockAdminError::Foreign { key: key.clone() });
         }
-        tracing::warn!(by = self.label, why, ?what, place = %key.escape_ascii(), "an order to a holder");
+        tracing::warn!(
+            by = self.label, why, ?what, place = %key.escape_ascii(),
+            "sending admin request to lock holder"
+        );
         let request = ReleaseRequest { by: self.label.clone(), reason: why };
         let put = Put {
             key: order::key_for(key),
@@ -305,7 +322,7 @@ impl Locks {
         }
     }
 
-    /// Waits until a place that was ordered away is not that one's any more.
+    /// Waits until the addressed entry is gone or belongs to another session.
     async fn until_gone(
         &self,
         place: &LockEntry,
@@ -319,13 +336,14 @@ impl Locks {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
-                // The order is given, whatever came of it.
+                // The request was issued, regardless of this error.
                 Err(error) => return Err(error.halfway().into()),
             }
         }
     }
 
-    /// Looks whether a place is gone, and follows it until it is; false if it cannot be followed any further.
+    /// Reads whether an entry is gone, and watches it until it is. Returns `false` if the watch has
+    /// ended.
     async fn is_gone(
         &self,
         key: &Bytes,
@@ -338,10 +356,10 @@ impl Locks {
         if !look.kvs.first().is_some_and(is_there) {
             return Ok(true);
         }
-        // From what was just seen on: where the order stands may be compacted long before the place is gone, and
-        // a watch that can never begin would be begun for ever.
+        // Watch from the revision of the read: the revision of the request may be compacted long
+        // before the entry is gone, and a watch from there could never start.
         let mut watch = self.client.watch(key).from(look.revision.next()).await?;
-        // Compacted, or the node has stopped: the next look says which.
+        // The history was compacted, or the node stopped. The next read tells which.
         while let Some(Ok(batch)) = until.within(watch.next()).await? {
             if batch.events.iter().any(|event| !is_there(&event.kv)) {
                 return Ok(true);
@@ -351,7 +369,7 @@ impl Locks {
     }
 }
 
-/// Whether a row's key is named as Bowline and etcd's clients name places.
+/// Reports whether a row's key is named like a queue entry of Bowline or an etcd client.
 fn has_places_name(row: &KeyValue) -> bool {
     let Some(lease) = row.lease else { return false };
     let last = row.key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();

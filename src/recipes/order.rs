@@ -1,9 +1,9 @@
-//! Orders to whoever has a place: what somebody else wants to become of a hold.
+//! Admin requests to the session of a queue entry: release, force release and transfer.
 //!
-//! An order is a row below the place's own key, `<place key>/order`, bound to the same lease: so it is
-//! no place itself, goes with the session, and is part of the history of the store. It is carried out by
-//! the node that keeps the session, which ends the holder's belief first and changes the line then: at no
-//! moment do two believe.
+//! A request is a row below the entry's own key, `<entry key>/order`, attached to the same lease.
+//! It is not a queue entry itself, disappears with the session, and is part of the history of the
+//! store. The node that keeps the session runs the request: it invalidates the hold first, and
+//! changes the queue afterwards. So at no time do two holders consider the lock held.
 
 use bytes::Bytes;
 
@@ -13,50 +13,52 @@ use crate::node::Shared;
 use super::rule::Rank;
 use super::stance::MARK;
 
-/// What follows the key of the place.
+/// Suffix after the key of the entry.
 const SUFFIX: &[u8] = b"/order";
 
-/// Somebody asks the holder to give the lock up.
+/// A request to the holder of a lock to release it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
-    /// Who asks: the label of its node.
+    /// The requester: the label of its node.
     pub by: String,
-    /// Why.
+    /// The reason given by the requester.
     pub reason: String,
 }
 
-/// What is ordered.
+/// The requested action.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum What {
-    /// That the holder be asked to give the lock up.
+    /// Ask the holder to release the lock.
     Ask,
-    /// That it lose the lock.
+    /// Release the lock without the holder's consent.
     Break,
-    /// That it hand the lock to the place of this rank: a later one of its name is not meant.
+    /// Transfer the lock to the entry with this queue position. The position includes the create
+    /// revision, so that a later entry with the same key is not meant.
     HandOver(Rank),
 }
 
-/// An order.
+/// An admin request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Order {
     pub(crate) what: What,
-    /// The revision of the place's key: another place of that name is not meant.
+    /// Create revision of the entry's key, so that a later entry with the same key is not meant.
     pub(crate) since: Revision,
     pub(crate) request: ReleaseRequest,
 }
 
-/// The key of an order to a place.
+/// Returns the key of a request to an entry.
 pub(crate) fn key_for(place: &Bytes) -> Bytes {
     [place, SUFFIX].concat().into()
 }
 
-/// The key of the place that a row is an order to, if it is one by its key.
+/// Returns the key of the entry that a request row addresses, or `None` if the key is not that of a
+/// request.
 pub(crate) fn addressee(key: &[u8]) -> Option<&[u8]> {
     key.strip_suffix(SUFFIX)
 }
 
-/// The rows below a line's prefix that are orders by their keys.
+/// Returns the rows below a lock's prefix whose keys are those of requests.
 pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     let range = Range::new(KeyRange::prefix(prefix.clone()));
     let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
@@ -64,7 +66,8 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 impl Order {
-    /// As a row's value: what, with the key and the revision of the successor, to whom, who, and why, in lines.
+    /// Encodes the request as a row's value, one line each: action with successor key and revision,
+    /// revision of the addressed entry, requester, reason.
     pub(crate) fn to_value(&self) -> Bytes {
         let what = match &self.what {
             What::Ask => "ask".to_owned(),
@@ -91,7 +94,7 @@ impl Order {
         .into()
     }
 
-    /// What a row says; `None` if it is not an order of ours.
+    /// Parses a row's value. Returns `None` if it is not a request written by Bowline.
     pub(crate) fn parse(value: &[u8]) -> Option<Order> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
         let mut lines = text.splitn(4, '\n');
@@ -134,7 +137,7 @@ mod tests {
             b"ask\n7\na\nb",
             b"bowline:1 dance\n7\na\nb",
             b"bowline:1 ask\n7\na",
-            // Of which place of that name?
+            // The revision of the successor is missing.
             b"bowline:1 hand over 6c31\n7\na\nb",
         ] {
             assert_eq!(Order::parse(other), None);

@@ -1,17 +1,19 @@
-//! Owners: who may hold a lock more than once, and who must not wait for itself.
+//! Owners: re-entrant holds, and deadlock detection.
 //!
-//! A guard is held by whoever has it, so nothing here follows threads or tasks. A piece of work that
-//! takes several locks says so by an [`Owner`]: what it holds it may take again, and a wait that would
-//! close a circle of owners, each waiting for what the next one holds, is refused at once, with the
-//! circle.
+//! Guards are not tied to threads or tasks. Work that acquires several locks identifies itself with
+//! an [`Owner`]. An owner can acquire a lock that it already holds. A wait that would close a cycle
+//! of owners, in which each waits for a lock of the next, is rejected immediately, and the error
+//! contains the cycle.
 //!
-//! Who waits for whom is in the rows of the lines, so that every node can see the whole circle: a row
-//! says whose it is, and a lease knows its keys. The youngest wish of a circle is the one that closes it
-//! and the one that is refused: only what entered before it is looked at, and that is there, on its
-//! node, when its own entering has been applied. A semaphore's permits do not point at anybody.
+//! The rows of the queues contain the information who waits for whom, so every node can see the
+//! whole cycle: a row names its owner, and a lease lists its keys. The youngest request of a cycle
+//! closes it and is rejected. The search considers only entries that were enqueued before it. All
+//! of those are in the local replica when the node has applied the request's own enqueue. Requests
+//! for permits of a semaphore do not wait for a particular owner, so they are ignored.
 //!
-//! What another task of the owner was granted, and has not looked at yet, closes no circle with this one in the same
-//! line: when that task has it, this one has it too, or looks again.
+//! A lock that was granted to another task of the owner, but not delivered yet, closes no cycle
+//! with a request in the same queue: once it is delivered, the request acquires the lock again or
+//! repeats its search.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -33,11 +35,11 @@ use super::place::{Grant, Place, Share, Turn};
 use super::rule::{Queue, Rank, Rule};
 use super::stance::Stance;
 
-/// How often an owner may hold one lock, unless it says otherwise.
+/// Default for how often an owner may hold one lock.
 const HOLDS_MAX: u32 = 1 << 16;
 
-/// A piece of work that takes locks: made by [`Session::owner`], given to
-/// [`LockCall::owner`](crate::lock::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
+/// Identifies a piece of work that acquires locks. Created by [`Session::owner`] and passed to
+/// [`LockCall::owner`](crate::lock::LockCall::owner). Cheap to clone; all clones are the same owner.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, LockError, Node, Released};
@@ -61,7 +63,7 @@ pub struct Owner {
 }
 
 struct Inner {
-    /// Tells it from all others in the cluster.
+    /// Cluster-wide unique id.
     id: String,
     name: String,
     holds_max: u32,
@@ -69,22 +71,22 @@ struct Inner {
     waiting: Arc<Mutex<Waiting>>,
 }
 
-/// The tasks of an owner that wait.
+/// The waiting tasks of an owner.
 #[derive(Default)]
 struct Waiting {
-    /// How often the owner has come to hold something.
+    /// How often the owner has acquired a lock.
     times: u64,
-    /// By the addresses of their turns.
+    /// Wakers by the address of their waiter.
     wakers: BTreeMap<usize, Waker>,
 }
 
-/// In which way something is held.
+/// The mode in which an owner holds a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Mode {
     Alone,
     Read,
     Write,
-    /// In a way that is not held again.
+    /// A mode in which the lock cannot be held again.
     Once,
 }
 
@@ -122,8 +124,7 @@ impl Kept {
 }
 
 impl Session {
-    /// Somebody who takes locks. The name is for people: in the queue of a lock, and in the report of a
-    /// deadlock.
+    /// Creates an owner. Its name is for people: it is shown in lock queues and in deadlock errors.
     pub fn owner(&self, name: impl Into<String>) -> Owner {
         let number = Lines::of(self.shared()).number();
         let inner = Inner {
@@ -138,13 +139,14 @@ impl Session {
 }
 
 impl Owner {
-    /// What it is called.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// How often it may hold one lock at the same time; at least 1, which is not at all again. Default:
-    /// 65,536. For a new owner: what it holds already is forgotten.
+    /// Limits how often the owner may hold one lock at the same time. At least 1, which allows no
+    /// second hold. Default: 65,536. Returns a new owner, which does not know the locks that this
+    /// one holds.
     #[must_use]
     pub fn holds_max(self, holds: u32) -> Self {
         let Inner { id, name, waiting, .. } = &*self.inner;
@@ -154,18 +156,19 @@ impl Owner {
         Owner { session: self.session, inner: Arc::new(inner) }
     }
 
-    /// Whether it is one of this session's.
+    /// Reports whether the owner belongs to this session.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
         Arc::ptr_eq(self.session.shared_session(), session.shared_session())
     }
 
-    /// Writes its name into what a place says.
+    /// Writes id and name into the metadata of an entry.
     pub(crate) fn sign(&self, stance: &mut Stance) {
         stance.owner.clone_from(&self.inner.id);
         stance.owner_name.clone_from(&self.inner.name);
     }
 
-    /// What it holds already, once more: all of these at once, in this way or in one that includes it.
+    /// Acquires held locks once more: all of them by one hold, in this mode or one that includes
+    /// it.
     pub(crate) fn again(&self, names: &[Bytes], mode: Mode) -> Result<Option<Hold>, LockError> {
         let Some((first, others)) = names.split_first() else { return Ok(None) };
         let ways: &[Mode] = match mode {
@@ -203,7 +206,7 @@ impl Owner {
         Ok(None)
     }
 
-    /// It holds these now.
+    /// Records a new hold.
     pub(crate) fn keep(&self, names: &[Bytes], mode: Mode, hold: &Hold) {
         let mut holds = self.lock();
         holds.retain(|_, kept| kept.turn.strong_count() > 0);
@@ -211,7 +214,8 @@ impl Owner {
             holds.insert((name.clone(), mode), Kept::of(hold));
         }
         drop(holds);
-        // Another of its tasks may wait for just that: it has it by this, or would wait for itself.
+        // Another task of the owner may wait for this lock: it can now acquire it again, or would
+        // wait for itself.
         let mut waiting = self.waiting();
         waiting.times += 1;
         let wakers = std::mem::take(&mut waiting.wakers);
@@ -221,18 +225,19 @@ impl Owner {
         }
     }
 
-    /// A task waits, and wants to know when the owner comes to hold something. Answers with how often it has.
+    /// Registers a waiting task, to be woken when the owner acquires a lock. Returns how often the
+    /// owner has acquired one.
     pub(crate) fn wait(&self, turn: &Arc<Turn>, waker: &Waker) -> u64 {
         let mut waiting = self.waiting();
         let before = waiting.wakers.insert(Arc::as_ptr(turn).addr(), waker.clone());
         let times = waiting.times;
         drop(waiting);
-        // With the last of its wakers a task may go, and whatever it holds.
+        // Dropping the last waker may drop a task and everything that it holds, so do it without
+        // the lock.
         drop(before);
         times
     }
 
-    /// A task waits no more.
     pub(crate) fn waits_no_more(&self, turn: &Arc<Turn>) {
         let before = self.waiting().wakers.remove(&Arc::as_ptr(turn).addr());
         drop(before);
@@ -242,7 +247,7 @@ impl Owner {
         self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it has this hold by for writing too, if it has.
+    /// Returns the grant by which the owner has this hold for writing, if it does.
     pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> Option<Grant> {
         let turn = Arc::downgrade(hold.parts().2);
         let holds = self.lock();
@@ -250,7 +255,7 @@ impl Owner {
         kept.map(|kept| kept.grant.clone())
     }
 
-    /// It will only read what it holds for writing; false if it has other guards for that.
+    /// Downgrades a hold to reading. Returns `false` if the owner has other guards for writing.
     pub(crate) fn only_read(&self, name: &Bytes, hold: &mut Hold) -> bool {
         let mut holds = self.lock();
         let is_only = hold.parts().2.is_single();
@@ -266,7 +271,7 @@ impl Owner {
         self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The circle that a wish of this owner has closed, if it has, from this owner on.
+    /// Returns the cycle that a request of this owner has closed, if any, starting with this owner.
     pub(crate) fn deadlock(&self, place: &Place, since: Revision) -> Option<Vec<WaitsFor>> {
         if mutant::is(Mutant::B30) {
             return None;
@@ -292,56 +297,59 @@ impl Owner {
     }
 }
 
-/// The longest circle that is looked for.
+/// Maximum length of a cycle that is searched.
 const CYCLE_MAX: usize = 64;
 
-/// One whose leaving a place waits for.
+/// An entry that another entry waits for.
 struct Blocker {
     rank: Rank,
     stance: Stance,
     lease: LeaseId,
-    /// Whether it holds, rather than waits itself.
+    /// Whether it holds rather than waits.
     holds: bool,
 }
 
-/// Follows who waits for whom.
+/// A search for a cycle of owners that wait for each other.
 struct Search<'a> {
     shared: &'a Arc<Shared>,
-    /// The revision that is looked at.
+    /// The revision at which rows are read.
     at: Revision,
-    /// What entered later does not count.
+    /// Entries with a later create revision are ignored.
     until: Revision,
     target: &'a str,
     seen: BTreeSet<String>,
-    /// The places of the target that only wait and from which nothing leads to it, or is being looked for.
+    /// Waiting entries of the target from which no path leads back to it, or from which the search
+    /// is in progress.
     passed: BTreeSet<(Bytes, Rank)>,
-    /// The lines that were read.
+    /// Cache of the queues that were read.
     lines: BTreeMap<Bytes, Rc<Line>>,
 }
 
-/// A line as it was: what decides who may hold, and everybody in it, in order.
+/// A lock queue at that revision.
 struct Line {
     queue: Queue,
     places: Vec<(Rank, Stance, LeaseId)>,
 }
 
 impl Search<'_> {
-    /// The steps from a waiting place to the target, backwards, without its own.
+    /// Returns the path from a waiting entry to the target, in reverse and without the entry's own
+    /// step.
     fn from(&mut self, prefix: &Bytes, rank: &Rank, depth: usize) -> Option<Vec<WaitsFor>> {
         if depth > CYCLE_MAX {
             return None;
         }
         for Blocker { rank, stance, lease, holds } in self.blockers(prefix, rank) {
             if stance.owner == self.target {
-                // Another of its tasks holds what this waits for, and does not know it yet: when it does, this is told.
+                // Another task of the owner holds this lock and has not received its guard yet.
+                // This task is woken when it does.
                 if holds && depth == 0 && Lines::of(self.shared).is_undelivered(&rank) {
                     continue;
                 }
                 if holds {
                     return Some(Vec::new());
                 }
-                // Another of its tasks that only waits will have its turn and go: unless whoever it waits
-                // for waits for the target.
+                // Another task of the owner that only waits will get its lock and release it,
+                // unless the entries that it waits for wait for the target.
                 if depth == 0 || !self.passed.insert((prefix.clone(), rank.clone())) {
                     continue;
                 }
@@ -365,7 +373,7 @@ impl Search<'_> {
         None
     }
 
-    /// The line as it was, without what entered later.
+    /// Returns a queue as of the search revision.
     fn line(&mut self, prefix: &Bytes) -> Rc<Line> {
         if let Some(line) = self.lines.get(prefix) {
             return Rc::clone(line);
@@ -378,7 +386,8 @@ impl Search<'_> {
     fn read_line(&self, prefix: &Bytes) -> Line {
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));
         range.revision = Some(self.at);
-        // If that is compacted already, nobody can say: then it is waited, as without an owner.
+        // If that revision is compacted, the search finds nothing, and the request waits as without
+        // an owner.
         let rows = self.shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
         let (mut queue, mut places) = (Queue::default(), Vec::new());
         for row in rows {
@@ -397,7 +406,7 @@ impl Search<'_> {
         Line { queue, places }
     }
 
-    /// Those whose leaving a place waits for, and whether they hold.
+    /// Returns the entries that an entry waits for, and whether they hold.
     fn blockers(&mut self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
         let line = self.line(prefix);
         let Line { queue, places } = &*line;
@@ -407,11 +416,11 @@ impl Search<'_> {
         }
         let lines = Lines::of(self.shared);
         let blocks = |other: &Rank, stance: &Stance| match &rule {
-            // It may be another's permit that comes free first.
+            // A permit of any other holder may be released first.
             Rule::Permits { .. } | Rule::Foreign => false,
             Rule::Alone | Rule::Write => true,
             Rule::Read => stance.rule != Rule::Read,
-            // It waits for the other readers that hold, and for nobody else.
+            // An upgrade waits only for the other readers that hold.
             Rule::Upgrade(of) => {
                 other.1 != *of && stance.rule == Rule::Read && queue.may_hold(other)
             }
@@ -427,7 +436,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// The places at which an owner waits.
+    /// Returns the entries with which an owner waits.
     fn waits_of(&mut self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
         let Some(info) = self.shared.reader.lease(lease) else { return Vec::new() };
         let mut waits = Vec::new();

@@ -1,14 +1,15 @@
-//! Taking up a hold that an earlier life of the program has left: its key is still there, kept by the
-//! earlier session's lease until that ends.
+//! Resuming a hold that an earlier run of the program has left behind: its key still exists, kept
+//! by the earlier session's lease until that ends.
 //!
-//! One entry gives the key to this session's lease, on the condition that it still is the one of the
-//! ticket. Then nothing fits the hold any more that the earlier life may still have under way, the end of
-//! the earlier session does not take it along, and the new fencing token is higher than all before. On
-//! the driver's thread, as the entry is applied, the book of lines takes the key for a place of this
-//! life: from there on it is a wish like any other, that holds or waits as the line says.
+//! One log entry attaches the key to the new session's lease, provided that it is still the key of
+//! the saved hold. From then on no operation of the earlier run that is still in flight matches the
+//! hold, the end of the earlier session does not delete the key, and the new fencing token is
+//! higher than all earlier ones. When the driver applies the entry, the lock table adopts the key
+//! as a queue entry of this run. Afterwards it is a request like any other, which holds or waits
+//! according to its position.
 //!
-//! Invariant: only the node that has made the key takes it up. Its earlier life is over, or has seen its
-//! session end; another node's might still believe that it holds, and nobody could tell.
+//! Invariant: only the node that created the key resumes it. The earlier run on this node has
+//! ended, or has seen its session end. A run on another node might still consider the lock held.
 
 use std::sync::Arc;
 
@@ -38,46 +39,47 @@ use super::rule::Rule;
 use super::saved_hold::SavedHold;
 use super::stance::{MARK, Stance};
 
-/// Why a hold was not taken up again: [`ResumeError::effect`] says whether anything was changed.
+/// Error of resuming a hold. [`ResumeError::effect`] states whether anything was changed.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The hold is over: it was released, its lease has ended, or it was taken up already.
-    #[error("not resumed: that hold is over")]
+    /// The hold has ended: it was released, its lease has ended, or it was already resumed.
+    #[error("not resumed: the hold has ended")]
     Over,
-    /// A session of this node that has not ended has it.
-    #[error("not resumed: a session on this node that has not ended has it")]
+    /// An active session of this node has the hold.
+    #[error("not resumed: an active session of this node has the hold")]
     InUse,
-    /// It is held on another node, where somebody may believe in it still. When that has gone for good the
-    /// lock is free as soon as its session has expired; a hold that lives is handed over instead.
-    #[error("not resumed: only node {ticket} can take that hold up again, and this is {own}")]
+    /// The hold belongs to another node, which may still consider it held. If that node is gone,
+    /// the lock becomes free when its session expires. To move an active hold, transfer it.
+    #[error("not resumed: only node {ticket} can resume the hold, but this is node {own}")]
     AnotherNode {
-        /// The ticket's.
+        /// The node in the saved hold.
         ticket: NodeId,
-        /// This one.
+        /// This node.
         own: NodeId,
     },
-    /// The session has the lease that the ticket is of: it takes another, so that what the earlier life
-    /// may have under way does not fit the hold any more.
-    #[error("not resumed: the ticket is of this very session's lease {0}; take another session")]
+    /// The session has the same lease as the saved hold. Use another session, so that operations of
+    /// the earlier run that are still in flight do not match the hold any more.
+    #[error("not resumed: the session has the lease {0} of the saved hold; use another session")]
     SameLease(LeaseId),
-    /// The ticket is of another lock or election, or of a lock that is not of this kind.
-    #[error("not resumed: the ticket is of another lock, or kind of lock: {}", key.escape_ascii())]
+    /// The saved hold is of another lock or election, or of a lock of another kind.
+    #[error("not resumed: the saved hold is of another lock or another kind of lock: {}", key.escape_ascii())]
     AnotherLock {
-        /// The ticket's key.
+        /// The key of the saved hold.
         key: Bytes,
     },
-    /// It could not be waited for: nobody stands for it any more. It may have been taken up, and given up then.
+    /// The wait for the lock failed, and the request has left the queue. The hold may have been
+    /// resumed and then released.
     #[error(transparent)]
     NotTaken(#[from] LockError),
-    /// The store could not, or would not. It may be tried again.
+    /// Error of the store. The call may be repeated.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl ResumeError {
-    /// Whether the hold was taken up. Where that is unknown it may have been given up then, so that there is none any
-    /// more.
+    /// Returns whether the hold was resumed. If that is unknown, it may also have been released
+    /// afterwards, so that it does not exist any more.
     pub fn effect(&self) -> Effect {
         match self {
             ResumeError::Over
@@ -90,14 +92,14 @@ impl ResumeError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program.
+    /// Reports whether the same call may succeed later without intervention.
     pub fn is_transient(&self) -> bool {
         matches!(self, ResumeError::Store(error) if error.is_transient())
     }
 }
 
 impl Hold {
-    /// What to save, to take this up again.
+    /// Returns the data for resuming this hold.
     pub(super) fn to_ticket(&self) -> SavedHold {
         let node = self.session().shared().status.borrow().id;
         let (_, place, turn, _) = self.parts();
@@ -112,39 +114,41 @@ impl Hold {
 }
 
 impl Guard {
-    /// What to save, to take this up again in the program's next life on this node ([`Mutex::resume`]). From now on the
-    /// lock is not passed on inside the node, but given back to the cluster: the ticket is of this hold alone. That of a
-    /// hold which is over takes up nothing.
+    /// Returns the data with which the next run of the program on this node can resume this hold
+    /// ([`Mutex::resume`]). Because the data identifies this hold alone, the lock is no longer
+    /// handed off within the node; when it is released, its key is deleted. The data of a hold that
+    /// has ended resumes nothing.
     pub fn saved_hold(&self) -> SavedHold {
         self.to_ticket()
     }
 
-    /// Lets go of the guard without releasing the lock, for whoever resumes it: its key stays as long as
-    /// the lease does. Let the session go by [`Session::detach`], since it is closed when its last
-    /// handle is dropped, and the lock is free then.
+    /// Consumes the guard without releasing the lock, so that it can be resumed. Its key stays as
+    /// long as the lease. Let go of the session with [`Session::detach`]; otherwise the session is
+    /// closed when its last handle is dropped, and the lock is free.
     pub fn detach(self) -> SavedHold {
         Hold::from(self).detach()
     }
 }
 
 impl Leadership {
-    /// What to save, to take this up again with [`Election::resume`]; see [`Guard::saved_hold`].
+    /// Returns the data for resuming this leadership with [`Election::resume`]; see
+    /// [`Guard::saved_hold`].
     pub fn saved_hold(&self) -> SavedHold {
         self.to_ticket()
     }
 
-    /// Lets go of the handle without resigning; see [`Guard::detach`].
+    /// Consumes the handle without resigning; see [`Guard::detach`].
     pub fn detach(self) -> SavedHold {
         Hold::from(self).detach()
     }
 }
 
 impl Mutex {
-    /// Takes up a hold that an earlier life of this program has left on this node, by a crash or with an
-    /// [detached](Session::detach) session; within the TTL of that session. If the key was not yet the
-    /// first in line, waits for its turn. Dropping the future leaves the line. The hold keeps its place
-    /// and gets a token that is higher than those before; keys that were bound to it go with the earlier
-    /// session's lease.
+    /// Resumes a hold that an earlier run of this program has left on this node, by a crash or with
+    /// a [detached](Session::detach) session. This is possible within the TTL of that session. If
+    /// the key was not the first in the queue yet, waits until it is. Dropping the future leaves
+    /// the queue. The hold keeps its position and gets a token higher than all earlier ones. Keys
+    /// that were attached to the hold go with the earlier session's lease.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, lock::SavedHold};
@@ -173,7 +177,7 @@ impl Mutex {
 }
 
 impl Election {
-    /// Takes up a leadership, or a candidacy, that an earlier life of this program has left; see
+    /// Resumes a leadership, or a candidacy, that an earlier run of this program has left; see
     /// [`Mutex::resume`].
     ///
     /// # Errors
@@ -231,7 +235,7 @@ async fn resume<G: OfHold + 'static>(
     let (by, ticket) = (Arc::clone(session.shared_session()), ticket.clone());
     let (taken, taker) = (Arc::clone(&lines), session.clone());
     let reply = ReplyTo::Call(Box::new(move |outcome| {
-        // A wish that nobody waits for, or has waited for, gives itself up as it is dropped.
+        // A request that is dropped, because its caller is gone, cancels itself.
         let adopted = taken.taken(&by, &ticket, outcome);
         let acquire = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
         waking(|| drop(sender.send(acquire)));
@@ -247,7 +251,7 @@ async fn resume<G: OfHold + 'static>(
 }
 
 impl Lines {
-    /// On the driver's thread: what came of taking a key is applied here.
+    /// Handles the outcome of taking over a key, on the driver's thread, where it is applied.
     fn taken(
         self: &Arc<Self>,
         session: &Arc<SharedSession>,
@@ -257,7 +261,8 @@ impl Lines {
         let Some(shared) = self.upgrade() else { return Err(ResumeError::Over) };
         match outcome {
             Ok(Reply::Txn(reply)) if reply.succeeded => {}
-            // It was applied while this node was cut off: the row says what came of it.
+            // The change was applied while this node was disconnected, and its reply was lost. The
+            // current row shows the outcome.
             Ok(Reply::AppliedBefore { .. }) => {}
             Ok(_) => return Err(ResumeError::Over),
             Err(CallError::Stopped { reason, .. }) => {
@@ -273,7 +278,7 @@ impl Lines {
 }
 
 impl Book {
-    /// Whether a place of a session that lives has the key, with this lease.
+    /// Reports whether an entry of an active session has the key with this lease.
     fn is_in_use(&self, shared: &Shared, key: &Bytes, lease: LeaseId) -> bool {
         let place = self.local(key);
         place.is_some_and(|place| {
@@ -281,7 +286,7 @@ impl Book {
         })
     }
 
-    /// Takes a key that is this session's now for a place.
+    /// Adopts a key that now belongs to this session as a queue entry.
     fn adopt(
         &mut self,
         shared: &Shared,
@@ -299,7 +304,7 @@ impl Book {
             place.session.lease == session.lease && place.lock().phase != Phase::Gone
         };
         if self.local(key).is_some_and(is_taken) {
-            // It was taken for what somebody has handed to another task of this session.
+            // The key was already adopted, as a hold transferred to another task of this session.
             return Err(ResumeError::InUse);
         }
         let keys: Arc<[Bytes]> = [key.clone()].into();
@@ -311,7 +316,7 @@ impl Book {
         self.welcome(&place);
         let turn = place.lock().queue(false, None, None, false);
         self.has_entered(shared, &place, &keys, *since, acts);
-        // What was ordered while nobody had it.
+        // Run admin requests that arrived while the hold had no holder.
         let orders = order::rows(shared, &prefix);
         for row in orders.iter().filter(|row| order::addressee(&row.key) == Some(&key[..])) {
             if let Some(order) = Order::parse(&row.value) {

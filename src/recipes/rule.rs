@@ -1,15 +1,15 @@
-//! Whose turn it is: one line of places, ordered by the revisions of their keys, and a rule for each
-//! kind. Pure: every replica that knows the same rows says the same.
+//! The lock modes, and who may hold: a lock queue ordered by the create revisions of its keys, and
+//! the rule of each mode. A pure function of the rows, so all replicas with the same rows agree.
 //!
 //! ```text
-//!   mutex, write, candidate   nobody before me
-//!   read                      only reads before me
-//!   semaphore                 the permits before me, and mine, fit into the limit
-//!   upgrade of a read         of the reads that hold, only that one is left
+//!   mutex, write, candidate   holds if no entry is ahead
+//!   read                      holds if only reads are ahead
+//!   semaphore                 holds if the permits ahead plus its own fit into the limit
+//!   upgrade of a read         holds if that read is the only one that holds
 //! ```
 //!
-//! A line has one kind: whoever comes later and is of another is refused. Until it has gone, it is in
-//! the way like a mutex, so that mixing kinds is never unsafe.
+//! A queue has one kind of lock. A later entry of another kind is rejected. Until its key is
+//! deleted it blocks like a mutex, so that mixed kinds are never unsafe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,45 +18,47 @@ use bytes::Bytes;
 use crate::model::Revision;
 use crate::mutant::{self, Mutant};
 
-/// Where a place stands: earlier comes first.
+/// Queue position: create revision and key. Lower is earlier.
 pub(crate) type Rank = (Revision, Bytes);
 
-/// What lets a place hold.
+/// Lock mode: the condition under which an entry may hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Rule {
-    /// Holds when it is first: a mutex, a candidate, and the requests of etcd's clients.
+    /// Holds if it is first: a mutex, a candidate, and requests of etcd clients.
     Alone,
-    /// A leased key that is not a lock request, such as a member of a group. Nothing may wait behind it, since it does
-    /// not go away when its holder is done.
+    /// A leased key that is not a lock request, such as a group member. No request may wait after
+    /// it, because the key does not disappear when a lock is released.
     Foreign,
-    /// Only reads are before it.
+    /// Holds if only reads are ahead.
     Read,
-    /// Nobody is before it, among readers.
+    /// Holds if no entry is ahead; in a queue with readers.
     Write,
-    /// Of the readers that hold only the one with this key is left. Writers that wait are passed over:
-    /// they wait for that reader anyway. When such a writer leaves, readers behind it may hold: so this
-    /// excludes nobody by itself, but lets the read be rewritten while nothing has changed.
+    /// Holds if the read with this key is the only one that holds. Waiting writers are overtaken,
+    /// because they wait for that reader anyway. If such a writer leaves, readers after it may
+    /// hold. So an upgrade that holds excludes no other holder by itself: it allows the read's row
+    /// to be rewritten, provided that nothing has changed.
     Upgrade(Bytes),
-    /// The permits before it and its own fit into the limit.
+    /// Holds if the permits ahead plus its own fit into the limit.
     Permits {
-        /// How many there are.
+        /// Total number of permits.
         limit: u32,
-        /// How many it wants.
+        /// Number of requested permits.
         wants: u32,
     },
 }
 
-/// What a line is for.
+/// The kind of lock that a name is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LockKind {
-    /// A mutex or an election, also one of etcd's clients.
+    /// A mutex or an election, of Bowline or of etcd clients.
     Mutex,
     /// A read/write lock.
     ReadWrite,
-    /// A semaphore of so many permits.
+    /// A semaphore with this number of permits.
     Semaphore(u32),
-    /// Leased keys below the name that are not lock requests, such as members of a group or sequential keys.
+    /// Leased keys below the name that are not lock requests, such as group members or sequential
+    /// keys.
     Foreign,
 }
 
@@ -76,8 +78,8 @@ impl Rule {
         matches!(self, Rule::Upgrade(_))
     }
 
-    /// Whether who stands so may take over a hold of this rule, in its place, without excluding anybody
-    /// more than it did.
+    /// Reports whether an entry of mode `successor` may take over a hold of this mode without
+    /// excluding more than the hold did.
     pub(crate) fn covers(&self, successor: &Rule) -> bool {
         match (self, successor) {
             (Rule::Alone, Rule::Alone)
@@ -100,18 +102,18 @@ impl Rule {
     }
 }
 
-/// The places of one line, in order.
+/// The entries of one lock queue in order.
 #[derive(Default, Debug)]
 pub(crate) struct Queue {
     places: BTreeMap<Rank, Rule>,
-    /// Those that readers do not pass: all that are not reads.
+    /// Entries that block readers: all except reads.
     barring: BTreeSet<Rank>,
-    /// Leased keys that are not lock requests: nobody releases them.
+    /// Leased keys that are not lock requests, and are never released as such.
     foreign: BTreeSet<Rank>,
 }
 
 impl Queue {
-    /// A place is there, or says something new.
+    /// Adds or updates an entry.
     pub(crate) fn insert(&mut self, rank: Rank, rule: Rule) {
         if rule == Rule::Read {
             self.barring.remove(&rank);
@@ -126,7 +128,7 @@ impl Queue {
         self.places.insert(rank, rule);
     }
 
-    /// A place has gone.
+    /// Removes an entry.
     pub(crate) fn remove(&mut self, rank: &Rank) {
         self.places.remove(rank);
         self.barring.remove(rank);
@@ -145,17 +147,17 @@ impl Queue {
         self.places.first_key_value()
     }
 
-    /// The first leased key that is not a lock request: no request behind it can hold.
+    /// Returns the first leased key that is not a lock request. No request after it can hold.
     pub(crate) fn first_foreign(&self) -> Option<&Rank> {
         self.foreign.first()
     }
 
-    /// The rule of a place.
     pub(crate) fn rule(&self, rank: &Rank) -> Option<&Rule> {
         self.places.get(rank)
     }
 
-    /// How many are before each of these places. The line is passed over once, up to the last of them.
+    /// Returns the number of entries ahead of each position. Scans the queue once, up to the last
+    /// of them.
     pub(crate) fn before_each(&self, ranks: BTreeSet<Rank>) -> BTreeMap<Rank, usize> {
         let (mut places, mut before) = (self.places.keys().peekable(), 0);
         let count = |rank: Rank| {
@@ -167,12 +169,12 @@ impl Queue {
         ranks.into_iter().map(count).collect()
     }
 
-    /// All of them, in order.
+    /// Returns all entries in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Rank, &Rule)> {
         self.places.iter()
     }
 
-    /// Whether the place of this rank, which must be in the line, may hold.
+    /// Reports whether the entry at this position, which must exist, may hold.
     pub(crate) fn may_hold(&self, rank: &Rank) -> bool {
         let Some(rule) = self.places.get(rank) else { return false };
         if mutant::is(Mutant::M27) {
@@ -190,8 +192,9 @@ impl Queue {
                 let is_first = line.next().is_some_and(|(first, rule)| {
                     first.1 == *of && first < rank && *rule == Rule::Read
                 });
-                // The only upgrade, and no other reader holds: readers hold from the first on, up to
-                // whatever bars them, and this bars those behind it.
+                // It is the only upgrade, and no other reader holds. Readers hold from the first
+                // entry up to the first one that blocks them, and the upgrade itself blocks those
+                // after it.
                 is_first
                     && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
                     && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
@@ -213,9 +216,10 @@ impl Queue {
         }
     }
 
-    /// Whether a place may stand in this line at all: of the first one's kind, and the only upgrade.
-    /// It has `asked` for this kind. Its row may speak of another limit already, where a resize came
-    /// between: who asked is told what it asked for.
+    /// Checks whether an entry is allowed in this queue: it must be of the kind of the first entry,
+    /// and be the only upgrade. `asked` is the kind at the time of the request. If a resize came
+    /// between, the row may state another limit, but the error reports the limit that the caller
+    /// asked for.
     pub(crate) fn judge(&self, rank: &Rank, asked: LockKind) -> Result<(), Misfit> {
         let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
             return Ok(());
@@ -245,19 +249,19 @@ impl Queue {
     }
 }
 
-/// Why a place may not stand in a line.
+/// Why an entry is not allowed in a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Misfit {
-    /// The line is of another kind.
+    /// The queue is of another kind.
     Kind {
-        /// The first one's.
+        /// Kind of the first entry.
         stored: LockKind,
-        /// What the place was to be.
+        /// Requested kind.
         asked: LockKind,
     },
-    /// Another reader waits to become the writer: each would wait for the other.
+    /// Another reader is waiting for an upgrade: they would wait for each other.
     SecondUpgrade,
-    /// The read that was to become a write is not there.
+    /// The read to be upgraded does not exist.
     NoRead,
 }
 
@@ -265,7 +269,8 @@ pub(crate) enum Misfit {
 mod tests {
     use super::*;
 
-    /// Places from words: `m` mutex, `r` read, `w` write, `uN` upgrade of the place at N, `pL/W` permits.
+    /// Builds a queue from words: `m` mutex, `r` read, `w` write, `uN` upgrade of the entry at N,
+    /// `pL/W` permits.
     fn line(words: &str) -> (Queue, Vec<Rank>) {
         let mut queue = Queue::default();
         let mut ranks = Vec::new();
@@ -340,7 +345,7 @@ mod tests {
 
     #[test]
     fn never_two_hold_that_exclude_each_other_whatever_comes_and_goes() {
-        // Every line of up to five places of these kinds.
+        // All queues of up to five entries of these kinds.
         let kinds = ["m", "r", "w", "u0", "u1", "p2/1", "p2/2", "p1/1", "-"];
         let mut words = vec![String::new()];
         for _ in 0..5 {
@@ -428,15 +433,16 @@ mod tests {
 
     #[test]
     fn who_is_refused_is_told_the_limit_that_it_asked_for_whatever_its_row_says_by_now() {
-        // The line, what the second has asked for, and whether it is told of that and the first's.
+        // The queue, the limit that the second entry asked for, and whether it is accepted.
         for (words, asked, fits) in [
             ("p2/1 p3/1", 3, false),
-            // Of two resizes each has come to one row.
+            // Two resizes, each of which has rewritten one row.
             ("p5/1 p2/1", 3, false),
             ("p5/1 p2/1", 2, false),
-            // One has come to both.
+            // One resize has rewritten both rows.
             ("p2/1 p2/1", 3, true),
-            // One has come to the second alone: there the first is as it was asked for.
+            // One resize has rewritten only the second row; the first row has the limit that was
+            // asked for.
             ("p3/1 p2/1", 3, true),
         ] {
             let (queue, ranks) = line(words);

@@ -1,8 +1,9 @@
-//! Run once: something is done to its end at most once in the whole cluster, and what came of it is kept.
+//! [`RunOnce`]: work that is completed at most once in the whole cluster, with a stored result.
 //!
-//! The result is an ordinary key. Who runs holds the mutex of the same name, and writes the result in a
-//! transaction that is carried out only if it still does: so there is one result, however many have
-//! begun. Who waits stands in the mutex's line, and looks for the result at the same time.
+//! The result is an ordinary key. The caller that runs the work holds the mutex of the same name,
+//! and writes the result in a guarded transaction, which is applied only if it still holds the
+//! mutex. So there is one result, even if several callers have started. Waiting callers queue for
+//! the mutex and watch for the result at the same time.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,50 +21,51 @@ use super::guard_txn::GuardError;
 use super::look::look_until;
 use super::mutex::Guard;
 
-/// Something that is to be done once; made by [`Client::run_once`].
+/// Work that is to be done once. Created by [`Client::run_once`].
 ///
-/// It is *completed* at most once: there is one result, kept until [`RunOnce::forget`], and everybody gets
-/// it. It may be *begun* more than once: if the one that runs it crashes, fails, or is paused or cut off
-/// for longer than its session lives, another one begins anew. The first one's future is dropped as
-/// soon as its node knows, and its result is refused; but what it did to the world outside the store
-/// until then, or does in a pause nobody can see, is done. Write what it changes in the store with
-/// conditions, or make it such that doing it twice does no harm.
+/// It is *completed* at most once: there is one result, kept until [`RunOnce::forget`], and all
+/// callers get it. It may be *started* more than once: if the caller that runs it crashes, fails,
+/// or is paused or partitioned for longer than its session lives, another caller starts it again.
+/// The first caller's future is dropped as soon as its node notices, and its result is rejected.
+/// Effects outside the store that it had until then, or during an unnoticed pause, remain. Write
+/// changes in the store with conditions, and make other effects idempotent.
 #[derive(Clone, Debug)]
 pub struct RunOnce {
     session: Session,
     key: Bytes,
 }
 
-/// What was run once.
+/// The outcome of work that is run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RunOutcome {
-    /// What came of it.
+    /// Result of the work.
     pub result: Bytes,
-    /// Whether it was run by this call, and not by another one before.
+    /// Whether this call has run the work, rather than an earlier one.
     pub is_here: bool,
 }
 
-/// Why there is no result.
+/// Error of work that is run once.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum RunOnceError<E> {
-    /// What was run has failed. Nothing is kept: whoever comes next runs it anew.
-    #[error("it has failed: {0}")]
+    /// The work has failed. Nothing is stored; the next caller runs it again.
+    #[error("the work failed: {0}")]
     Failed(E),
-    /// It was begun, and taken from this one: others may run it now. Nothing of this run is kept.
-    #[error("it was interrupted: {0}")]
+    /// The work was started and then interrupted. Other callers may run it now. Nothing of this run
+    /// is stored.
+    #[error("the work was interrupted: {0}")]
     Lost(LostReason),
-    /// It was not begun.
-    #[error("it was not begun: {0}")]
+    /// The work was not started.
+    #[error("the work was not started: {0}")]
     NotBegun(LockError),
-    /// The store could not, or would not. If the effect is unknown, call again: the result may be there.
+    /// Error of the store. If the effect is unknown, call again: the result may be stored.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl<E> RunOnceError<E> {
-    /// Whether a result was kept.
+    /// Returns whether a result was stored.
     pub fn effect(&self) -> Effect {
         match self {
             RunOnceError::Failed(_) | RunOnceError::Lost(_) | RunOnceError::NotBegun(_) => {
@@ -73,8 +75,8 @@ impl<E> RunOnceError<E> {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: what is kept by then is not run
-    /// again. Whether what has failed would fail again only the program knows.
+    /// Reports whether the same call may succeed later without intervention. Work with a stored
+    /// result is not run again. Only the program knows whether failed work would fail again.
     pub fn is_transient(&self) -> bool {
         match self {
             RunOnceError::Failed(_) => false,
@@ -93,8 +95,8 @@ impl<E> From<LockError> for RunOnceError<E> {
 }
 
 impl Client {
-    /// Something that is to be done once. The key `name` will have the result, and keys below `name/`
-    /// are the line of those who want to do it.
+    /// Returns work that is to be done once. The key `name` will contain the result, and the keys
+    /// below `name/` are the queue of the callers.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -114,9 +116,9 @@ impl Client {
 }
 
 impl RunOnce {
-    /// Runs `work` to its end, unless somebody has done so or does so now: then waits for what comes of
-    /// that. Waits without end unless it is given a deadline, which counts for the work too. Dropping it
-    /// drops the work, and another one may begin.
+    /// Runs `work` unless it has been completed. If another caller is running it, waits for that
+    /// result. Waits without limit unless a deadline is set, which then includes the work itself.
+    /// Dropping the future drops the work, and another caller may start it.
     ///
     /// # Errors
     /// See [`RunOnceError`].
@@ -145,7 +147,7 @@ impl RunOnce {
         })
     }
 
-    /// What came of it, if it has been run. Linearizable.
+    /// Returns the result, or `None` if the work has not been completed. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -156,7 +158,8 @@ impl RunOnce {
         })
     }
 
-    /// Forgets the result, so that it is run anew by whoever comes next. False if there was none.
+    /// Deletes the result, so that the next caller runs the work again. Returns `false` if there
+    /// was none.
     ///
     /// # Errors
     /// See [`Error`].
@@ -179,7 +182,7 @@ impl RunOnce {
         let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
         let result = look_until::<_, Error>(client, self.key.clone().into(), until, found);
         let turn = async {
-            // Most come when it is done: then nobody stands in line.
+            // Usually the work is already done, and then there is no need to queue.
             match client.get(self.key.clone()).deadline(until.left()).await {
                 Ok(Some(row)) => return Ok(Turn::Done(row.value)),
                 Err(error) if !error.is_transient() => return Err(error.into()),
@@ -187,7 +190,7 @@ impl RunOnce {
             }
             let guard = until.within(self.session.mutex(self.key.clone()).lock().into_future());
             let guard = guard.await??;
-            // This node has applied what the holders before this one have done.
+            // This node has applied the changes of all earlier holders.
             Ok(match client.get(self.key.clone()).local().await? {
                 Some(row) if !mutant::is(Mutant::B16) => Turn::Done(row.value),
                 _ => Turn::Mine(guard),
@@ -200,7 +203,7 @@ impl RunOnce {
         }
     }
 
-    /// Keeps the result, if it still is this one's to say.
+    /// Stores the result, if this caller still holds the mutex.
     async fn keep<E>(
         &self,
         client: &Client,
@@ -214,7 +217,7 @@ impl RunOnce {
         let txn = begun.txn().when_all(missing).then(put).deadline(until.left());
         match txn.commit().await {
             Ok(reply) if reply.succeeded => Ok(RunOutcome { result, is_here: true }),
-            // Somebody has put something there without running.
+            // Another client has written the key without running the work.
             Ok(_) => {
                 let range = KeyRange::key(self.key.clone());
                 let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
@@ -232,10 +235,10 @@ impl RunOnce {
     }
 }
 
-/// Who is to run.
+/// The next step of a caller.
 enum Turn {
-    /// Nobody: it is done.
+    /// The work is done.
     Done(Bytes),
-    /// This one.
+    /// This caller runs the work.
     Mine(Guard),
 }

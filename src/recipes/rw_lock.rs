@@ -1,4 +1,4 @@
-//! The read/write lock: many readers, or one writer, in the order in which they came.
+//! The read/write lock: many readers or one writer, in the order of the requests.
 
 use std::panic::Location;
 
@@ -19,15 +19,17 @@ use super::rule::Rule;
 use super::upgrade::Upgrade;
 use super::view::{self, LockEntry};
 
-/// A lock that many may hold for reading, or one for writing. Made by [`Session::rw_lock`].
+/// A lock that many readers or one writer can hold. Created by [`Session::rw_lock`].
 ///
-/// Fair: granted in the order in which the wishes came to the log. No reader passes a writer that
-/// waits, so writers do not starve; readers that stand together hold together. Each reader is a row:
-/// a read costs two commits, as a mutex does, and pays off where the work under it is long.
+/// Fair: the lock is granted in the order in which the requests were logged. Readers do not
+/// overtake a waiting writer, so writers do not starve. Adjacent readers hold the lock together.
+/// Each reader has its own queue entry: a read costs two commits, like a mutex, and pays off if the
+/// work under it is long.
 ///
-/// Under a pause or a partition a guard's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody is granted what it
-/// excludes; after a crash its part is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::lock::Hold).
+/// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a guard reports the loss
+/// before a conflicting holder gets the lock. After a crash the lock is free when the session has
+/// expired, or as soon as the program has restarted. The lock cannot guarantee that the holder
+/// checks the state. See [`Hold`](crate::lock::Hold).
 #[derive(Clone, Debug)]
 pub struct RwLock {
     session: Session,
@@ -35,8 +37,8 @@ pub struct RwLock {
 }
 
 impl Session {
-    /// The read/write lock of this name. Keys below `name/` are its line: nothing else should be put
-    /// there.
+    /// Returns the read/write lock with this name. Its queue uses the keys below `name/`. Do not
+    /// put other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -60,52 +62,57 @@ impl Session {
 }
 
 impl RwLock {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// Waits until no writer holds it or waits before this. Dropping the future leaves the line.
+    /// Waits until no writer holds the lock or is ahead of this request. Dropping the future leaves
+    /// the queue.
     ///
-    /// An [owner](LockCall::owner) that holds it for reading or for writing has it at once.
+    /// An [owner](LockCall::owner) that already holds the lock, for reading or for writing, gets it
+    /// at once.
     #[track_caller]
     pub fn read(&self) -> LockCall<ReadGuard> {
         self.call(Rule::Read, Location::caller())
     }
 
-    /// Takes it for reading if no writer holds or wants it. Waits for the cluster's answer, and no longer
-    /// than any call.
+    /// Acquires the lock for reading if no writer holds it or waits for it. Waits for the reply of
+    /// the cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) names who is first in line.
+    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) contains the first entry of the
+    /// queue.
     #[track_caller]
     pub fn try_read(&self) -> LockCall<ReadGuard> {
         self.call(Rule::Read, Location::caller()).only_try()
     }
 
-    /// Waits until nobody is before this. Dropping the future leaves the line.
+    /// Waits until all earlier requests have been released. Dropping the future leaves the queue.
     ///
-    /// An [owner](LockCall::owner) that holds it for reading must not ask for this, which is a
-    /// [`Deadlock`](crate::LockError::Deadlock), but for [`ReadGuard::upgrade`].
+    /// An [owner](LockCall::owner) that holds the lock for reading must use [`ReadGuard::upgrade`]
+    /// instead. This call would fail with [`Deadlock`](crate::LockError::Deadlock).
     #[track_caller]
     pub fn write(&self) -> LockCall<WriteGuard> {
         self.call(Rule::Write, Location::caller())
     }
 
-    /// Takes it for writing if nobody holds or wants it. Waits for the cluster's answer, and no longer
-    /// than any call.
+    /// Acquires the lock for writing if there are no holders and no waiters. Waits for the reply of
+    /// the cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) names who is first in line.
+    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) contains the first entry of the
+    /// queue.
     #[track_caller]
     pub fn try_write(&self) -> LockCall<WriteGuard> {
         self.call(Rule::Write, Location::caller()).only_try()
     }
 
-    /// The line, those who hold first, as this node's replica has it: perhaps not the newest.
+    /// Returns the queue, holders first, as known to the local replica, which may lag behind the
+    /// leader.
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the name cannot be a lock's.
+    /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
@@ -116,40 +123,43 @@ impl RwLock {
 }
 
 guard! {
-    /// A read/write lock, held for reading. Dropping it releases it, in the background;
-    /// [`ReadGuard::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
+    /// A read/write lock that is held for reading. Dropping the guard releases it in the
+    /// background; [`ReadGuard::release`] waits for that. See [`Hold`](crate::lock::Hold) for its
+    /// methods.
     ReadGuard
 }
 
 guard! {
-    /// A read/write lock, held for writing. Dropping it releases it, in the background;
-    /// [`WriteGuard::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
+    /// A read/write lock that is held for writing. Dropping the guard releases it in the
+    /// background; [`WriteGuard::release`] waits for that. See [`Hold`](crate::lock::Hold) for its
+    /// methods.
     WriteGuard
 }
 
-/// Why a writer could not become a reader.
+/// Error of a downgrade from writer to reader.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum DowngradeError {
-    /// It is lost.
-    #[error("not held any more: {0}")]
+    /// The lock is lost.
+    #[error("not downgraded: the lock is lost: {0}")]
     Lost(LostReason),
-    /// Its owner holds it with other guards too. Nothing was changed.
-    #[error("its owner holds it with other guards too")]
+    /// The owner holds the lock with other guards as well. Nothing was changed.
+    #[error("not downgraded: the owner holds the lock with other guards")]
     HeldAgain(WriteGuard),
-    /// The guard only reads from now on, but the cluster has not confirmed it, so that others may have to
+    /// The guard is a reader now, but the cluster has not confirmed it. Other readers may have to
     /// wait until it is released.
-    #[error("the guard only reads now, but other readers may have to wait for it: {error}")]
+    #[error("downgraded, but not confirmed, so other readers may have to wait: {error}")]
     Unconfirmed {
-        /// What reads.
+        /// The reader.
         guard: ReadGuard,
-        /// Why it is not confirmed.
+        /// Why the change is not confirmed.
         error: Error,
     },
 }
 
 impl DowngradeError {
-    /// Whether its row in the line says that it reads, so that others may read beside it.
+    /// Returns whether the queue entry states the read mode, so that other readers can hold at the
+    /// same time.
     pub fn effect(&self) -> Effect {
         match self {
             DowngradeError::Lost(_) | DowngradeError::HeldAgain(_) => Effect::NotApplied,
@@ -157,9 +167,10 @@ impl DowngradeError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: never. What is lost stays lost, an
-    /// owner lets go of its other guards first, and who only reads already has nothing to ask again: where that could
-    /// not be confirmed in time, the node goes on trying.
+    /// Reports whether the same call may succeed later without intervention. This is never the
+    /// case: a lost lock stays lost, an owner must first release its other guards, and a guard that
+    /// is already a reader has nothing to retry. If the change was not confirmed in time, the node
+    /// keeps trying.
     pub fn is_transient(&self) -> bool {
         match self {
             DowngradeError::Lost(_)
@@ -170,12 +181,13 @@ impl DowngradeError {
 }
 
 impl WriteGuard {
-    /// Goes on as a reader, without letting a writer in between: readers that wait behind it come in.
-    /// Its key, and so its place in the line, and its token stay. Waits until the readers may come in;
-    /// dropping the future releases the lock.
+    /// Downgrades to a reader without letting another writer in between. Readers that wait directly
+    /// after it can then acquire the lock. The key, the queue position and the token stay the same.
+    /// Waits until the change is confirmed. Dropping the future releases the lock.
     ///
-    /// What this has begun as the writer, by [`Hold::txn`](crate::lock::Hold::txn) or on the conditions of
-    /// [`Hold::still_held`](crate::lock::Hold::still_held), is done before the readers come in, or not at all.
+    /// Writes that were started as the writer with [`Hold::txn`](crate::lock::Hold::txn), or with the
+    /// conditions of [`Hold::still_held`](crate::lock::Hold::still_held), are applied before the readers
+    /// get the lock, or not at all.
     ///
     /// # Errors
     /// See [`DowngradeError`].
@@ -204,21 +216,24 @@ impl WriteGuard {
 }
 
 impl ReadGuard {
-    /// Becomes the writer when all other readers that hold have gone, without giving up what it reads.
-    /// It passes writers that wait: they wait for this reader anyway. One reader at a time: a second
-    /// gets [`UpgradeTaken`](crate::LockError::UpgradeTaken) at once, since each would wait for the
-    /// other; it should release, and write.
+    /// Upgrades to a writer, once all other readers that hold the lock have released it. The read
+    /// lock is kept meanwhile. The upgrade overtakes waiting writers, which wait for this reader
+    /// anyway. Only one reader can upgrade at a time, because two would wait for each other. A
+    /// second one fails immediately with [`UpgradeTaken`](crate::LockError::UpgradeTaken); it
+    /// should release the lock and request it for writing.
     ///
-    /// The writer has the reader's key and place in the line, and a token of its own. Costs two commits.
+    /// The writer keeps the reader's key and queue position, and gets a token of its own. Costs two
+    /// commits.
     #[track_caller]
     pub fn upgrade(self) -> Upgrade {
         Upgrade::new(self.0, Location::caller(), false)
     }
 
-    /// As [`ReadGuard::upgrade`], if there is no other reader.
+    /// Like [`ReadGuard::upgrade`], if there is no other reader.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock), with the guard.
+    /// Fails with [`LockError::WouldBlock`](crate::LockError::WouldBlock). The error contains the
+    /// guard.
     #[track_caller]
     pub fn try_upgrade(self) -> Upgrade {
         Upgrade::new(self.0, Location::caller(), true)

@@ -1,7 +1,7 @@
-//! What a program saves of a hold, to find it again in its next life.
+//! [`SavedHold`]: the data with which a program finds its hold again after a restart.
 //!
 //! ```text
-//!   3/694d7f2@17:cron/leader/694d7f2      the node, the lease, since which revision, and the key
+//!   3/694d7f2@17:cron/leader/694d7f2      node / lease @ create revision : key
 //! ```
 
 use std::str::FromStr;
@@ -13,10 +13,12 @@ use crate::model::{LeaseId, NodeId, Revision};
 
 use super::digits::number_in;
 
-/// Names one hold of a lock, or one leadership, for good: a later hold of the same lock has another one.
-/// Made by [`Guard::saved_hold`](crate::Guard::saved_hold) or
-/// [`Leadership::saved_hold`](crate::Leadership::saved_hold) and written as text; a program saves it before it does
-/// what must be gone on with after a crash, and takes the hold up again with
+/// Identifies one hold of a lock, or one leadership. A later hold of the same lock has another
+/// value.
+///
+/// Returned by [`Guard::saved_hold`](crate::Guard::saved_hold) and
+/// [`Leadership::saved_hold`](crate::Leadership::saved_hold), and stored as text. A program stores
+/// it before work that must be continued after a crash, and resumes the hold with
 /// [`Mutex::resume`](crate::Mutex::resume) or [`Election::resume`](crate::Election::resume).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct SavedHold {
@@ -26,28 +28,28 @@ pub struct SavedHold {
     pub(super) key: Bytes,
 }
 
-/// A text is not that of a [`SavedHold`].
+/// The text is not a valid [`SavedHold`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
-#[error("not a ticket: it should read NODE/LEASE@REVISION:KEY")]
+#[error("not a saved hold: expected NODE/LEASE@REVISION:KEY")]
 pub struct ParseSavedHoldError;
 
 impl SavedHold {
-    /// The node that it was held on, and the only one that can take it up again.
+    /// Returns the node on which the lock was held. Only this node can resume the hold.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The lease of the session that held it. When that ends, so does the hold.
+    /// Returns the lease of the session that held the lock. The hold ends when the lease ends.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// The revision that made the key.
+    /// Returns the create revision of the key.
     pub fn since(&self) -> Revision {
         self.since
     }
 
-    /// The key in the line.
+    /// Returns the key of the hold's queue entry.
     pub fn key(&self) -> &Bytes {
         &self.key
     }

@@ -1,4 +1,4 @@
-//! The semaphore: so many permits, given out in the order in which they were asked for.
+//! The semaphore: a fixed number of permits, granted in the order of the requests.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -23,27 +23,28 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
-/// The most rows that one entry of a resize rewrites.
+/// Maximum number of rows that one log entry of a resize rewrites.
 const ROWS_MAX: usize = 100;
 
-/// The most slots that one entry claims.
+/// Maximum number of slots that one log entry claims.
 const SLOTS_MAX: usize = 50;
 
-/// A number of permits, of which each holder has some. Made by [`Session::semaphore`].
+/// A fixed number of permits, shared by several holders. Created by [`Session::semaphore`].
 ///
-/// Strictly first come, first served: who asks for many is not overtaken by those who ask for few, even
-/// while there are enough permits for them. The limit is said by each who asks, and stands in the rows of
-/// the line: whoever comes with another than the first in line is refused with
-/// [`LimitMismatch`](LockError::LimitMismatch). When nobody holds or waits, nothing is left, and the next
-/// one may bring another limit.
+/// Strictly first come, first served: a request for many permits is not overtaken by later requests
+/// for few, even if there are enough permits for those. Each request states the limit, which is
+/// stored in its queue entry. A request whose limit differs from that of the first entry is
+/// rejected with [`LimitMismatch`](LockError::LimitMismatch). When there are no holders and no
+/// waiters, nothing remains in the store, and the next request may use another limit.
 ///
-/// A permit that its holder may forget has an end of its own: `.acquire().max_hold(d)`
+/// To limit how long a permit is held even if it is leaked, use `.acquire().max_hold(d)`
 /// ([`LockCall::max_hold`]).
 ///
-/// Under a pause or a partition a permit's [`Hold::state`](crate::lock::Hold::state) says "lost" before anybody
-/// else has it; after a crash it is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. Waiting for permits is no
-/// [deadlock](crate::Owner) that anybody is told of: it may be another's permit that comes free first.
+/// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a permit reports the loss
+/// before another holder gets it. After a crash the permit is free when the session has expired, or
+/// as soon as the program has restarted. The lock cannot guarantee that the holder checks the
+/// state. [Deadlock](crate::Owner) detection ignores permits, because a different permit may be
+/// released first.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     session: Session,
@@ -52,8 +53,9 @@ pub struct Semaphore {
 }
 
 impl Session {
-    /// The semaphore of this name, of so many permits. Keys below `name/` are its line, and those below
-    /// `name/slot/` its [slots](Permit::slots): nothing else should be put there.
+    /// Returns the semaphore with this name and this number of permits. Its queue uses the keys
+    /// below `name/`, and its [slots](Permit::slots) those below `name/slot/`. Do not put other
+    /// keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, LockError, Node};
@@ -79,52 +81,54 @@ impl Session {
 }
 
 impl Semaphore {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// How many permits there are, by this handle.
+    /// Returns the number of permits according to this handle.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Waits for one permit. Dropping the future leaves the line.
+    /// Waits for one permit. Dropping the future leaves the queue.
     #[track_caller]
     pub fn acquire(&self) -> LockCall<Permit> {
         self.call(1, Location::caller())
     }
 
-    /// Waits for so many permits at once: all or none. Dropping the future leaves the line.
+    /// Waits for several permits at once: all or none. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`LockError::TooManyPermits`] if there will never be so many.
+    /// Returns [`LockError::TooManyPermits`] if `permits` exceeds the limit.
     #[track_caller]
     pub fn acquire_many(&self, permits: u32) -> LockCall<Permit> {
         self.call(permits, Location::caller())
     }
 
-    /// Takes one permit if there is one for which nobody waits. Waits for the cluster's answer, and no
-    /// longer than any call.
+    /// Acquires one permit if one is free and there are no waiters. Waits for the reply of the
+    /// cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`] names who is first in line.
+    /// [`LockError::WouldBlock`] contains the first entry of the queue.
     #[track_caller]
     pub fn try_acquire(&self) -> LockCall<Permit> {
         self.call(1, Location::caller()).only_try()
     }
 
-    /// As [`Semaphore::try_acquire`], for so many at once: all or none.
+    /// Like [`Semaphore::try_acquire`], for several permits at once: all or none.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`], [`LockError::TooManyPermits`].
+    /// Returns [`LockError::WouldBlock`], or [`LockError::TooManyPermits`] if `permits` exceeds the
+    /// limit.
     #[track_caller]
     pub fn try_acquire_many(&self, permits: u32) -> LockCall<Permit> {
         self.call(permits, Location::caller()).only_try()
     }
 
-    /// How many permits a wish that came now could have without waiting, as this node's replica has it:
-    /// what is neither held nor waited for. 0 if the name is in use for something else.
+    /// Returns how many permits are neither held nor requested, as known to the local replica: a
+    /// new request for up to this many would not have to wait. Returns 0 if the name is in use by a
+    /// lock of another kind.
     pub fn available_permits(&self) -> u32 {
         let rows = view::rows(self.session.shared(), &prefix_of(&self.name));
         rows.iter().fold(self.limit, |free, row| match Stance::rule_of(&row.key, &row.value) {
@@ -133,27 +137,30 @@ impl Semaphore {
         })
     }
 
-    /// The line, those who hold first, as this node's replica has it: perhaps not the newest.
+    /// Returns the queue, holders first, as known to the local replica, which may lag behind the
+    /// leader.
     ///
     /// # Errors
-    /// [`Error::Rejected`] if the name cannot be a lock's.
+    /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Changes how many permits there are, for all who hold and wait, and answers with the semaphore of
-    /// that size. From then on handles with the old limit are refused, for as long as anybody is in the
-    /// line. Permits that are held stay so, also those beyond a smaller limit: then nobody is let in until
-    /// enough of them are back. Who waits for more than there will be fails with
-    /// [`TooManyPermits`](LockError::TooManyPermits).
+    /// Changes the number of permits for all holders and waiters, and returns the semaphore with
+    /// the new limit. From then on requests with the old limit are rejected while the queue is not
+    /// empty. Permits that are held stay held, even if they exceed a smaller limit; new permits are
+    /// then granted once enough have been released. Waiters that want more permits than the new
+    /// limit fail with [`TooManyPermits`](LockError::TooManyPermits).
     ///
-    /// The limit is in each row of the line, and up to 100 rows are rewritten in one entry. In between,
-    /// or if this does not come to its end, each wish goes by the least limit of those before it and its
-    /// own, so that there are never too many; call it again then.
+    /// The limit is stored in each entry of the queue, and one log entry rewrites up to 100 rows.
+    /// During a longer resize, or after one that was interrupted, each request uses the smallest
+    /// limit among the entries before it and its own, so that there are never too many permits.
+    /// After an interruption call `resize` again.
     ///
     /// # Errors
-    /// [`LockError::KindMismatch`] if the name is in use for something else. [`LockError::Store`] if the store could
-    /// not, or would not: where the effect is unknown, some rows may have been rewritten, or all of them.
+    /// Returns [`LockError::KindMismatch`] if the name is in use by a lock of another kind, and
+    /// [`LockError::Store`] for an error of the store. If its effect is unknown, some or all rows
+    /// may have been rewritten.
     pub fn resize(&self, limit: u32) -> Call<'static, Semaphore, LockError> {
         let semaphore = Semaphore { limit, ..self.clone() };
         let client = Client::new(Arc::clone(self.session.shared()));
@@ -198,7 +205,8 @@ impl Semaphore {
     }
 }
 
-/// What gives a row another limit, if it is still as it was; `None` if it has that limit.
+/// Returns the operation that sets a new limit in a row if the row is unchanged, or `None` if the
+/// row already has it.
 fn resized(row: &KeyValue, new: u32) -> Option<Op> {
     let mut stance = Stance::parse(&row.key, &row.value)?;
     match &mut stance.rule {
@@ -216,23 +224,24 @@ fn resized(row: &KeyValue, new: u32) -> Option<Op> {
 }
 
 guard! {
-    /// Permits of a semaphore, held. Dropping it gives them back, in the background;
-    /// [`Permit::release`] waits for that. Everything else is in [`Hold`](crate::lock::Hold).
+    /// Permits of a semaphore. Dropping the guard releases them in the background;
+    /// [`Permit::release`] waits for that. See [`Hold`](crate::lock::Hold) for its methods.
     Permit
 }
 
-/// One of the numbered places of a semaphore; see [`Permit::slots`].
+/// A numbered slot of a semaphore; see [`Permit::slots`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Slot {
-    /// From 0 to the limit, exclusively. No other permit has it.
+    /// Number of the slot, from 0 to the limit (exclusive). No other permit has it at the same
+    /// time.
     pub number: u32,
-    /// Higher than that of whoever had this slot before.
+    /// Fencing token of the slot, higher than that of every earlier holder of the slot.
     pub token: Token,
 }
 
 impl Permit {
-    /// How many there are.
+    /// Returns the number of permits of this guard.
     pub fn permits(&self) -> u32 {
         match self.rule() {
             Rule::Permits { wants, .. } => wants,
@@ -240,19 +249,20 @@ impl Permit {
         }
     }
 
-    /// Numbers, one for each permit, that no other permit of this semaphore has at the same time, each
-    /// with a fencing token of its own: for resources that there are exactly so many of. They are given
-    /// back with the permits, in the same entry. Asked again, it gives the same. Costs an entry, which may
-    /// have to be repeated while others choose too.
+    /// Claims one numbered slot per permit, each with its own fencing token, for example to assign
+    /// one of several identical resources. No other permit of this semaphore has the same slot at
+    /// the same time. The slots are released with the permits, in the same log entry. Further calls
+    /// return the same slots. Costs one commit, which is retried if other permits claim slots at
+    /// the same time.
     ///
-    /// After a resize to fewer, low numbers may still be taken by permits that were held before: then
-    /// this waits for them. After one to more, permits that were taken before it may have any number
-    /// below the new limit.
+    /// After a resize to a smaller limit, low numbers may still be claimed by permits that were
+    /// acquired before; the call then waits for them. After a resize to a larger limit, permits
+    /// acquired before it may get any number below the new limit.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the permits are lost, also while the answer was under way.
-    /// [`GuardError::Store`] with a deadline if no
-    /// numbers came free in the time of a call, or the cluster has not answered.
+    /// Returns [`GuardError::NotHeld`] if the permits were lost, also during the call. Returns
+    /// [`GuardError::Store`] with a deadline error if no slots became free within the deadline of a
+    /// call, or the cluster did not reply.
     pub async fn slots(&self) -> Result<Vec<Slot>, GuardError> {
         let Rule::Permits { limit, wants } = self.rule() else { return Ok(Vec::new()) };
         let client = self.session().client();
@@ -268,8 +278,8 @@ impl Permit {
                 .filter_map(|row| slot(row, &below))
                 .collect();
             if mine.len() >= wants as usize {
-                // While the answer was under way the permits may have been lost: then these numbers are
-                // another's by now, or will be.
+                // The permits may have been lost while the reply was in flight. In that case
+                // another permit has these slots or will get them.
                 if !self.is_held() {
                     return Err(GuardError::NotHeld);
                 }
@@ -282,7 +292,8 @@ impl Permit {
             let due = (wants as usize - mine.len()).min(SLOTS_MAX);
             let free: Vec<Bytes> = free.take(due).collect();
             if free.len() == due {
-                // Another task that asks at the same time writes the same: one of them does.
+                // Tasks that claim at the same time write the same stamp, so that only one of them
+                // succeeds.
                 let stamp = Bytes::from(format!("{whose}{}", mine.len() / SLOTS_MAX));
                 let is_first = Compare {
                     range: KeyRange::prefix(below.clone()),

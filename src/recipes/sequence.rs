@@ -1,8 +1,8 @@
 //! Sequential keys: the store appends the next number.
 //!
-//! The next number of a prefix is in a row of its own, beside the keys and not among them, and goes on by
-//! one in the transaction that makes the key. So a number is never given twice, not even after its key
-//! was deleted.
+//! The next number of a prefix is stored in a separate row outside the prefix, and is increased in
+//! the transaction that creates a key. So a number is never used twice, even after its key was
+//! deleted.
 
 use std::sync::Arc;
 
@@ -19,30 +19,31 @@ use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
 use super::deed::{carry_out_within, delete_of};
 use super::digits::number_in;
 
-/// Where the next numbers are: below this, the prefix.
+/// Prefix of the rows with the next numbers; the prefix of the keys follows.
 const NUMBERS: &[u8] = b"__sequence/";
 
-/// Digits of a number: with more, keys would not be in the order of their numbers any more.
+/// Number of digits. More would break the order of the keys.
 const DIGITS: usize = 10;
 
-/// Values above this are not sent several times over, once for each guess of the number.
+/// Maximum size of a value that is sent several times in one transaction, once for each expected
+/// number.
 const GUESSED_VALUE_BYTES_MAX: usize = 256;
 
-/// Makes keys `<prefix><number>`; made by [`Client::sequential_prefix`].
+/// Creates keys `<prefix><number>`. Created by [`Client::sequential_prefix`].
 ///
-/// Numbers begin at 0, have ten digits, and are dense: each key that was made took exactly the next one,
-/// and a call that changes nothing takes none (only numbers whose keys somebody has made by hand are passed
-/// over). They are never given twice, also after their keys are gone, or were taken back. Keys are in the order in
-/// which they were made.
+/// Numbers start at 0, have ten digits, and are dense: each created key takes exactly the next
+/// number, and a call that changes nothing takes none. (Only numbers whose keys were created by
+/// other means are skipped.) A number is never used twice, even after its key was deleted or its
+/// creation was undone. Keys sort in the order of their creation.
 ///
-/// A call is one entry in the log, applied at most once whatever becomes of leaders and messages. What a
-/// crash, a pause or a partition leaves of it is either the key, or nothing.
+/// A call is one entry in the log and is applied at most once. After a crash, a pause or a
+/// partition in the middle of a call the key either exists or does not.
 ///
-/// The next number is in the key `__sequence/<prefix>`: one row for each prefix, which stays. Delete it
-/// when the prefix will not be used any more.
+/// The next number is stored in the key `__sequence/<prefix>`, one row for each prefix, which is
+/// never deleted automatically. Delete it when the prefix is not used any more.
 ///
-/// Clones share a queue: tasks of one process that use clones take turns instead of getting in each
-/// other's way.
+/// Clones share a queue, so that tasks of one process that use clones do not compete with each
+/// other.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     client: Client,
@@ -50,7 +51,7 @@ pub struct Sequence {
     turns: Arc<Semaphore>,
 }
 
-/// A key that was made by a [`Sequence`].
+/// A key that was created by a [`Sequence`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SequentialKey {
@@ -58,27 +59,28 @@ pub struct SequentialKey {
     pub key: Bytes,
     /// The number.
     pub number: u64,
-    /// The revision that made the key.
+    /// Create revision of the key.
     pub revision: Revision,
 }
 
-/// Why no key was made.
+/// Error of creating a key.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum SequenceError {
-    /// All numbers of ten digits have been given.
-    #[error("not applied: there is no number of {DIGITS} digits left")]
+    /// All numbers of ten digits have been used.
+    #[error("not applied: no number of {DIGITS} digits is left")]
     Exhausted,
-    /// Somebody else has put something where the next number should be. Nothing was changed.
-    #[error("not applied: the next number is no number: {}", .0.escape_ascii())]
+    /// The row of the next number does not contain a number. Nothing was changed.
+    #[error("not applied: the row of the next number is not a number: {}", .0.escape_ascii())]
     NotANumber(Bytes),
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl SequenceError {
-    /// Whether a number was taken. A key that is bound to a session stays only where the call succeeds.
+    /// Returns whether a number was taken. A key that is attached to a session remains only if the
+    /// call succeeds.
     pub fn effect(&self) -> Effect {
         match self {
             SequenceError::Exhausted | SequenceError::NotANumber(_) => Effect::NotApplied,
@@ -86,15 +88,15 @@ impl SequenceError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
-    /// may then take two numbers.
+    /// Reports whether the same call may succeed later without intervention. If the effect of the
+    /// failed call is unknown, a retry may take a second number.
     pub fn is_transient(&self) -> bool {
         matches!(self, SequenceError::Store(error) if error.is_transient())
     }
 }
 
 impl Client {
-    /// Keys below `prefix`, numbered by the store.
+    /// Returns a sequence of keys below `prefix`, numbered by the store.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -115,10 +117,11 @@ impl Client {
 }
 
 impl Sequence {
-    /// Makes the next key, with this value. If the future is dropped the key may still be made, once.
+    /// Creates the next key with this value. If the future is dropped, the key may still be
+    /// created, at most once.
     ///
     /// # Errors
-    /// See [`SequenceError`]; its [`Error`] says whether a key was made.
+    /// See [`SequenceError`]; its [`Error`] states whether a key was created.
     pub fn put(&self, value: impl Into<Bytes>) -> Call<'static, SequentialKey, SequenceError> {
         let (sequence, value) = (self.clone(), value.into());
         Call::new(
@@ -127,13 +130,13 @@ impl Sequence {
         )
     }
 
-    /// As [`Sequence::put`], for a key that lives as long as the session: what ZooKeeper calls an
-    /// ephemeral sequential node. A key whose maker has crashed is gone when its session has ended. If
-    /// the future is dropped, no key stays; it may have taken a number.
+    /// Like [`Sequence::put`], with a key that lives as long as the session; ZooKeeper calls it an
+    /// ephemeral sequential node. If the creator crashes, the key is deleted when its session ends.
+    /// If the future is dropped, no key remains, but a number may have been taken.
     ///
     /// # Errors
-    /// See [`SequenceError`]; [`Error::SessionEnded`] inside it. No key stays. Where the effect is unknown a number may
-    /// be taken.
+    /// See [`SequenceError`]; it may contain [`Error::SessionEnded`]. After an error no key
+    /// remains. If the effect is unknown, a number may have been taken.
     pub fn put_bound(
         &self,
         value: impl Into<Bytes>,
@@ -155,7 +158,7 @@ impl Sequence {
         let _turn = until.within(turns.acquire()).await?;
         let numbers: Bytes = [NUMBERS, &prefix[..]].concat().into();
         let mut row = client.get(numbers.clone()).local().await?;
-        // Whether the row was there at some time during this call.
+        // Whether `row` was current at some time during this call.
         let mut is_recent = false;
         loop {
             let mut first = match next_number(row.as_ref()) {
@@ -166,7 +169,7 @@ impl Sequence {
                 }
                 next => next?,
             };
-            // Keys that were made by hand are passed over.
+            // Skip keys that were created by other means.
             while client.get(numbered(&prefix, first)?).local().await?.is_some() {
                 first += 1;
             }
@@ -210,7 +213,7 @@ impl Sequence {
     }
 }
 
-/// As [`try_ways`], with a key that is deleted again if nobody waits for it any more.
+/// Like [`try_ways`], with a key that is deleted again if its caller stops waiting.
 async fn try_bound(
     client: &Client,
     ways: Vec<Way>,
@@ -222,16 +225,17 @@ async fn try_bound(
     let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
     let undo = move |reply: &Reply| match reply {
         Reply::Txn(reply) => taken(reply).map(|way| delete_of(&keys[way], reply.revision)),
-        // One of them may have been made by it; the session's end will see to it.
+        // A key may have been created, but it is not known which one. It is deleted when the
+        // session ends.
         _ => None,
     };
     match carry_out_within(session, command, until, undo).await? {
         Reply::Txn(reply) => Ok((taken(&reply), reply.revision)),
-        other => unreachable!("a transaction is answered by {other:?}"),
+        other => unreachable!("unexpected reply to a transaction: {other:?}"),
     }
 }
 
-/// The key with this number.
+/// Returns the key with this number.
 fn numbered(prefix: &Bytes, number: u64) -> Result<Bytes, SequenceError> {
     let digits = format!("{number:0DIGITS$}");
     if digits.len() > DIGITS {
@@ -240,7 +244,7 @@ fn numbered(prefix: &Bytes, number: u64) -> Result<Bytes, SequenceError> {
     Ok([&prefix[..], digits.as_bytes()].concat().into())
 }
 
-/// What the row of the next number says, if it says it as this module would.
+/// Parses the row of the next number in canonical form.
 fn next_number(row: Option<&KeyValue>) -> Result<u64, SequenceError> {
     let Some(row) = row else { return Ok(0) };
     number_in(&row.value).ok_or_else(|| SequenceError::NotANumber(row.value.clone()))

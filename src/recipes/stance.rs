@@ -1,14 +1,15 @@
-//! What a place in a line says of itself: of which kind it is, and, for people, who waits and why.
+//! Entry metadata: the value of a queue entry's row, with its lock mode and, for people, the source
+//! and reason of the request.
 //!
-//! A place is a row; this is its value, in lines of text that anybody can read. What does not begin
-//! with our mark was put there by somebody else (etcd's clients put nothing, or a candidate's name) and
-//! stands like a mutex.
+//! The value consists of lines of readable text. A value without the Bowline prefix was written by
+//! another client and counts as a mutex. Clients of etcd write an empty value, or the name of a
+//! candidate.
 //!
 //! ```text
-//!   bowline:1 semaphore 4 2 owner=694d7f2.3       kind, its figures, the owner if there is one
-//!   src/jobs.rs:41 task 17                        where in the program, and which of its tasks
-//!   nightly                                       the owner's name
-//!   rebuilding the index                          why, to the end
+//!   bowline:1 semaphore 4 2 owner=694d7f2.3       mode with its numbers, and the owner if there is one
+//!   src/jobs.rs:41 task 17                        source location and task
+//!   nightly                                       name of the owner
+//!   rebuilding the index                          reason, up to the end
 //! ```
 
 use bytes::Bytes;
@@ -16,39 +17,39 @@ use bytes::Bytes;
 use super::rule::Rule;
 use crate::model::LeaseId;
 
-/// How our values begin. No candidate may call itself so.
+/// Prefix of values written by Bowline. A candidate's value must not begin with it.
 pub(crate) const MARK: &[u8] = b"bowline:1 ";
 
-/// The longest `site` that is written, in bytes: the end of the path tells more than its beginning.
+/// Maximum length of a stored `site` in bytes. Longer paths lose their beginning, because the end
+/// is more specific.
 const SITE_BYTES_MAX: usize = 80;
 
-/// What a place says of itself.
+/// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stance {
     pub(crate) rule: Rule,
-    /// Which owner's it is, in the whole cluster; empty for none.
+    /// Cluster-wide id of its owner, or empty.
     pub(crate) owner: String,
-    /// What the owner is called.
+    /// Name of the owner.
     pub(crate) owner_name: String,
-    /// Where in the program, and which task.
+    /// Source location and task.
     pub(crate) site: String,
-    /// Why.
     pub(crate) why: Bytes,
 }
 
 impl Stance {
-    /// A place of this rule, with nothing to say.
+    /// Returns metadata with this mode, without owner and reason.
     pub(crate) fn new(rule: Rule, site: String) -> Self {
         let (owner, owner_name) = (String::new(), String::new());
         Self { rule, owner, owner_name, site, why: Bytes::new() }
     }
 
-    /// As a row's value.
+    /// Encodes the metadata as a row's value.
     pub(crate) fn to_value(&self) -> Bytes {
         let mut text = String::with_capacity(96);
         text.push_str("bowline:1 ");
         match &self.rule {
-            // Rows that the library writes are never foreign.
+            // The library never writes rows with the mode `Foreign`.
             Rule::Alone | Rule::Foreign => text.push_str("mutex"),
             Rule::Read => text.push_str("read"),
             Rule::Write => text.push_str("write"),
@@ -77,7 +78,7 @@ impl Stance {
         value.into()
     }
 
-    /// What the row of this key says; `None` if it is not ours.
+    /// Parses the value of the row with this key. Returns `None` if it was not written by Bowline.
     pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<Stance> {
         let rest = value.strip_prefix(MARK)?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
@@ -105,7 +106,7 @@ impl Stance {
         Some(Stance { rule, owner: owner.to_owned(), owner_name, site, why })
     }
 
-    /// The rule of a row below a lock's prefix.
+    /// Returns the lock mode of a row below a lock's prefix.
     pub(crate) fn rule_in_line(key: &[u8], value: &Bytes) -> Rule {
         match Stance::parse(key, value) {
             Some(stance) => stance.rule,
@@ -114,14 +115,15 @@ impl Stance {
         }
     }
 
-    /// The rule that the row of this key stands by.
+    /// Returns the lock mode of the row with this key, if it is known to be a lock request.
     pub(crate) fn rule_of(key: &[u8], value: &Bytes) -> Rule {
         Stance::parse(key, value).map_or(Rule::Alone, |stance| stance.rule)
     }
 }
 
-/// Whether the key is named as Bowline and etcd's clients name lock requests: by a lease in hexadecimal, perhaps with a
-/// number after a dot, or in decimal, as etcd's client for Node.js does. Never with leading zeros, as sequential keys are.
+/// Reports whether the key is named like a lock request of Bowline or etcd: a lease id in
+/// hexadecimal, optionally with a number after a dot, or in decimal as in etcd's client for
+/// Node.js. Names with leading zeros are those of sequential keys.
 fn is_named_as_request(key: &[u8]) -> bool {
     let last = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let lease = last.split(|byte| *byte == b'.').next().unwrap_or_default();
@@ -131,7 +133,7 @@ fn is_named_as_request(key: &[u8]) -> bool {
     is_hexadecimal || is_decimal
 }
 
-/// Where in the program a wish is made, and by which task.
+/// Returns the source location of a request and its task.
 pub(crate) fn site(caller: &std::panic::Location<'_>) -> String {
     let (file, line) = (caller.file(), caller.line());
     match tokio::task::try_id() {
@@ -154,7 +156,7 @@ mod tests {
         {
             assert_eq!(rule(request), Rule::Alone, "{request}");
         }
-        // A group's member, sequential keys, a uuid, a member of a barrier.
+        // A group member, sequential keys, a UUID, a barrier participant.
         for other in ["694d7f3a-0", "job-0000000001", "0000000001", "", ".1", "5f0c-11", "ready"] {
             assert_eq!(rule(other), Rule::Foreign, "{other}");
         }

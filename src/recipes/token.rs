@@ -1,4 +1,4 @@
-//! The fencing token: which hold is the later one.
+//! The fencing token, which tells which of two holds is the later one.
 
 use std::str::FromStr;
 
@@ -8,14 +8,15 @@ use crate::model::Revision;
 
 use super::digits::number_in;
 
-/// A fencing token: rises with every grant of a lock, over restarts, snapshots and leader changes too.
-/// Hand it to whatever the lock protects outside the store, and let that refuse tokens lower than the
-/// highest it has seen ([`Fence`](crate::lock::Fence)): then a holder that was paused for too long does no
-/// harm.
+/// A fencing token. It increases with every grant of a lock, across restarts, snapshots and leader
+/// changes. Pass it to the resource that the lock protects, and let the resource reject tokens
+/// lower than the highest it has seen ([`Fence`](crate::lock::Fence)). Then a holder that was paused for
+/// too long can do no damage.
 ///
-/// It is written `revision.handoff` and can be parsed again, from that and nothing else: the revision that the holder's
-/// replica had reached when the lock came to this node, and how often the lock has passed from task to task inside
-/// the node since. Ordered by the one, then the other.
+/// Its text form is `revision.handoff`, and only that form can be parsed. The first number is the
+/// revision that the holder's replica had reached when this node acquired the lock. The second
+/// number counts the handoffs of the lock from task to task inside the node since then. Tokens are
+/// ordered by the first number, then by the second.
 ///
 /// ```
 /// use bowline::{Revision, Token};
@@ -29,25 +30,23 @@ pub struct Token {
     pub(super) handoff: u64,
 }
 
-/// A text is not that of a [`Token`].
+/// The text is not a valid [`Token`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error(
-    "not a token: it should read REVISION.HOP, two numbers in decimal digits, without zeros before them"
-)]
+#[error("not a token: expected REVISION.HANDOFF, two decimal numbers without leading zeros")]
 pub struct ParseTokenError;
 
 impl Token {
-    /// The token of these numbers: as a database has kept them, for one.
+    /// Creates a token from its numbers, for example as read from a database.
     pub const fn new(revision: Revision, handoff: u64) -> Self {
         Self { revision, handoff }
     }
 
-    /// The revision that the holder's replica had reached when the lock came to this node.
+    /// Returns the revision that the holder's replica had reached when this node acquired the lock.
     pub fn revision(self) -> Revision {
         self.revision
     }
 
-    /// How often the lock had passed from task to task inside the node by then.
+    /// Returns how often the lock had been handed from task to task inside the node by then.
     pub fn handoff(self) -> u64 {
         self.handoff
     }

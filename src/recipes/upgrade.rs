@@ -1,16 +1,17 @@
-//! A reader that wants to be the writer.
+//! [`Upgrade`]: a reader that becomes the writer.
 //!
-//! It stands in the line a second time, by the rule of an upgrade, until it is the only reader that
-//! holds. Then, in one entry, its first row says that it writes and the second one goes:
+//! The reader joins the queue a second time, with an upgrade entry, and waits until it is the only
+//! reader that holds. Then one log entry changes its first row to the write mode and deletes the
+//! second one:
 //!
 //! ```text
-//!   r1  w  r2  u(r1)       r1 reads; w waits for it, r2 for w; u may go on: r1 is the only one that reads
-//!   W1  w  r2              r1 has become the writer where it stood; the others wait as before
+//!   r1  w  r2  u(r1)       r1 reads; w waits for r1, r2 waits for w; u may proceed: r1 is the only reader that holds
+//!   W1  w  r2              r1 has become the writer at its position; the others wait as before
 //! ```
 //!
-//! In between, what keeps r2 from reading is w, which may go away at any time: so that entry demands
-//! that the first that bars readers is still there, as it was. If it is not, the wish stands in line
-//! anew.
+//! In between, only the entry w keeps r2 from reading, and w may leave at any time. So the log
+//! entry requires that the first entry that blocks readers is unchanged. If it is not, the upgrade
+//! is enqueued again.
 
 use std::future::Future;
 use std::panic::Location;
@@ -41,60 +42,60 @@ use super::rw_lock::{ReadGuard, WriteGuard};
 use super::stance::Stance;
 use super::view;
 
-/// Becomes the writer; see [`ReadGuard::upgrade`]. Dropping it releases the reader too;
-/// [`Upgrade::give_up`] gives the reader back.
-#[must_use = "a reader does not become the writer until this is awaited"]
+/// A call that upgrades a reader to the writer; see [`ReadGuard::upgrade`]. Dropping it releases
+/// the reader as well. [`Upgrade::give_up`] returns the reader.
+#[must_use = "the lock is not upgraded until this is awaited"]
 pub struct Upgrade {
-    /// The reader, until this is over.
+    /// The reader, until the call has completed.
     read: Option<Hold>,
     caller: &'static Location<'static>,
     only_try: bool,
-    /// After how long it gives up.
+    /// Maximum time to wait.
     deadline: Option<Duration>,
     why: Option<Bytes>,
-    /// When it gives up; counted from the first poll.
+    /// End of the wait, counted from the first poll.
     until: Option<Moment>,
     step: Step,
 }
 
 enum Step {
     Begins,
-    /// Its row says that it writes, so that in line it would wait for itself: the entry by which it reads is on its
-    /// way.
+    /// The row still states the write mode, so an upgrade entry would wait for its own read entry.
+    /// The change to the read mode is in flight.
     Reads(Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>),
-    /// In line.
+    /// Queued.
     Waits(Acquire<Hold>),
-    /// The only reader: the entry that makes it the writer is on its way. The second row is held until
-    /// its outcome is known.
+    /// It is the only reader that holds, and the change to the write mode is in flight. The second
+    /// row is held until its outcome is known.
     Turns {
         answer: oneshot::Receiver<CallResult<Reply>>,
-        /// Ends when nobody waits for it any longer.
+        /// Completes at the deadline.
         late: Pin<Box<dyn Future<Output = ()> + Send>>,
         _second: Hold,
     },
 }
 
-/// Why a reader did not become the writer. It still reads, if its lock is not lost.
+/// Error of an upgrade. The guard still holds for reading, unless its lock is lost.
 #[derive(Debug, ThisError)]
 #[error("{why}")]
 #[non_exhaustive]
 pub struct UpgradeError {
     /// The reader.
     pub guard: ReadGuard,
-    /// Why: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, and whatever may come
-    /// of any wish.
+    /// The cause: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, or any
+    /// error of a lock request.
     pub why: LockError,
 }
 
 impl UpgradeError {
-    /// Whether anything was changed that stays. Where that is unknown its row may say that it writes, so that other readers
-    /// wait until the guard is released, or upgraded after all.
+    /// Returns whether anything was changed permanently. If that is unknown, the row may state the
+    /// write mode, so that other readers wait until the guard is released or upgraded.
     pub fn effect(&self) -> Effect {
         self.why.effect()
     }
 
-    /// Whether the guard may become the writer later without anybody changing the program: others were reading, or the
-    /// cluster had no quorum.
+    /// Reports whether the upgrade may succeed later without intervention: there were other
+    /// readers, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         self.why.is_transient()
     }
@@ -106,29 +107,31 @@ impl Upgrade {
         Self { read: Some(read), caller, only_try, deadline, why, until, step }
     }
 
-    /// Gives up after this long. Without it, waits as long as the session lives.
+    /// Limits the wait. By default the upgrade waits as long as the session lives.
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
 
-    /// Says why, to whoever looks at the line.
+    /// Attaches a reason, shown to operators who list the lock.
     pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
         self.why = Some(reason.into());
         self
     }
 
-    /// Stays the reader. `None` after the end of the future, which has given the guard to somebody.
+    /// Cancels the upgrade and returns the reader. Returns `None` if the future has completed,
+    /// because the guard was returned then.
     pub fn give_up(mut self) -> Option<ReadGuard> {
         self.turn_back();
         self.read.take().map(ReadGuard::of)
     }
 
-    /// If the row may have been rewritten meanwhile, it is rewritten back.
+    /// Undoes a change of the row that is in flight.
     fn turn_back(&mut self) {
         let (Some(read), Step::Turns { answer, .. }) = (&self.read, &mut self.step) else { return };
         answer.close();
-        // If the answer is not there yet, whoever sends it finds that nobody waits for it.
+        // If the reply has not arrived yet, its handler finds the channel closed and undoes the
+        // change.
         if let Ok(outcome) = answer.try_recv() {
             turn_back(read.session().shared(), read.restating(Rule::Read), &outcome);
         }
@@ -149,7 +152,8 @@ impl Upgrade {
         Acquire::enqueue(read.session(), asked)
     }
 
-    /// It is the only reader that holds: makes it the writer. `None` if it is that no more.
+    /// Proposes the change to the write mode. Returns `None` if this is not the only reader that
+    /// holds any more.
     fn turn(read: &Hold, second: Hold, until: Option<Moment>) -> Option<Step> {
         let bar = bar(read, &second)?;
         let mut txn = read.restating(Rule::Write);
@@ -166,7 +170,7 @@ impl Upgrade {
             if let Some(Err(outcome)) = waking(|| sender.send(outcome))
                 && let Some(shared) = weak.upgrade()
             {
-                // It was given up.
+                // The upgrade was cancelled.
                 turn_back(&shared, back, &outcome);
             }
         }));
@@ -175,7 +179,7 @@ impl Upgrade {
         Some(Step::Turns { answer, late, _second: second })
     }
 
-    /// Makes the row of a reader say that it reads.
+    /// Proposes the change of a reader's row to the read mode.
     fn restate(read: &Hold, until: Option<Moment>) -> Step {
         let (sender, answer) = oneshot::channel();
         let session = read.session().clone();
@@ -191,14 +195,16 @@ impl Upgrade {
         }))
     }
 
-    /// What came of the entry: since when it writes; `Ok(None)` if the line had changed.
+    /// Evaluates the reply: since which revision it is the writer, or `Ok(None)` if the queue had
+    /// changed.
     fn turned(
         read: &Hold,
         outcome: Option<CallResult<Reply>>,
     ) -> Result<Option<Revision>, LockError> {
         match applied(outcome)? {
             Reply::Txn(reply) if reply.succeeded => Ok(Some(reply.revision)),
-            // It was applied while this node was cut off, and a later state says what came of it.
+            // The change was applied while this node was disconnected, and its reply was lost. The
+            // current row shows the outcome.
             Reply::AppliedBefore { revision } => {
                 let (row, _) = read.session().shared().reader.get(read.key());
                 let writes = row.is_some_and(|row| {
@@ -211,7 +217,7 @@ impl Upgrade {
         }
     }
 
-    /// One step; `None` if it is to be polled again at once.
+    /// Advances the upgrade by one step. `None` means that it should be polled again at once.
     fn advance(
         &mut self,
         read: &mut Hold,
@@ -223,14 +229,15 @@ impl Upgrade {
                 if let Some(why) = lost(read) {
                     return Poll::Ready(Some(Err(why)));
                 }
-                // What the row says may be about to be taken back: an owner knows what it holds.
+                // The row may be about to be changed back, but the owner knows what it holds.
                 let name = lock_of(read.key());
                 if let Some(grant) = read.owner().and_then(|owner| owner.writes(&name, read)) {
                     read.holds_by(grant);
                     return Poll::Ready(Some(Ok(())));
                 }
-                // What made it a reader was refused, or is under way still. By another guard of its owner it might be
-                // a writer that has not looked yet.
+                // The change to the read mode was rejected or is still in flight. If the owner has
+                // other guards of the hold, one of them may be a writer that has not been polled
+                // yet.
                 if read.rule() == Rule::Write && read.parts().2.is_single() {
                     self.step = Self::restate(read, self.until);
                     return Poll::Ready(None);
@@ -260,7 +267,8 @@ impl Upgrade {
                     Poll::Ready(outcome) => outcome.ok(),
                     Poll::Pending => {
                         ready!(late.as_mut().poll(context));
-                        // If it is not there now, whoever sends it finds that nobody waits, and takes the entry back.
+                        // If the reply is not there now, its handler finds the channel closed and
+                        // undoes the change.
                         answer.close();
                         let Ok(outcome) = answer.try_recv() else {
                             self.step = Step::Begins;
@@ -285,7 +293,7 @@ impl Upgrade {
     }
 }
 
-/// Ends when nobody waits for it any longer.
+/// Completes at the deadline.
 async fn late(shared: Arc<Shared>, until: Option<Moment>) {
     match until {
         Some(until) => shared.sleep_until(until).await,
@@ -293,7 +301,7 @@ async fn late(shared: Arc<Shared>, until: Option<Moment>) {
     }
 }
 
-/// The answer to an entry, if there is one.
+/// Returns the reply to a proposal, or an error if there is none.
 fn applied(outcome: Option<CallResult<Reply>>) -> Result<Reply, LockError> {
     match outcome {
         Some(Ok(reply)) => Ok(reply),
@@ -303,7 +311,7 @@ fn applied(outcome: Option<CallResult<Reply>>) -> Result<Reply, LockError> {
     }
 }
 
-/// Takes an entry back that has made a reader the writer, if it has, and its row has not changed since.
+/// Undoes the change to the write mode if it was applied and the row has not changed since.
 fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     let revision = match outcome {
         Ok(Reply::Txn(reply)) if reply.succeeded => reply.revision,
@@ -315,8 +323,8 @@ fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     shared.insist(Command::Txn(back), ReplyTo::Nobody);
 }
 
-/// The first row behind a reader, if it keeps all others from reading until the second row of the
-/// reader does: as the replica has it now.
+/// Returns the first row after a reader if it keeps all others from reading until the reader's
+/// second entry is granted, according to the current replica.
 fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
     let shared = read.session().shared();
     let rows = view::rows(shared, &prefix_of(&lock_of(read.key())));
@@ -333,7 +341,7 @@ impl Future for Upgrade {
     type Output = Result<WriteGuard, UpgradeError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // After its end it stays as it is.
+        // A completed future stays pending if it is polled again.
         let Some(mut read) = self.read.take() else { return Poll::Pending };
         if self.until.is_none() {
             self.until = deadline_of(read.session(), self.deadline, self.only_try);
@@ -363,7 +371,7 @@ impl Future for Upgrade {
 }
 
 impl Drop for Upgrade {
-    /// The reader may be held by other guards too: what its row says must not bar readers then.
+    /// Other guards may share the reader, and then its row must not block other readers.
     fn drop(&mut self) {
         self.turn_back();
     }

@@ -1,4 +1,4 @@
-//! Who stands in a line, for people and for those who wait.
+//! The entries of a lock queue, for operators and for errors of waiters.
 
 use std::sync::Arc;
 
@@ -13,30 +13,31 @@ use super::operate::LockAdminError;
 use super::rule::{LockKind, Queue, Rank};
 use super::stance::Stance;
 
-/// One place in a line, as the replica has it.
+/// One entry of a lock queue, as known to the local replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockEntry {
-    /// Its key.
+    /// Key of the entry.
     pub key: Bytes,
-    /// Since which revision it stands in line.
+    /// Create revision of the key, which decides the position in the queue.
     pub since: Revision,
-    /// Whether it holds.
+    /// Whether the entry holds the lock.
     pub holds: bool,
-    /// What it wants.
+    /// Kind of lock that the entry requests.
     pub kind: LockKind,
-    /// The lease that it lives with.
+    /// Lease of the key.
     pub lease: LeaseId,
-    /// The label of the session, if the lease is a session's.
+    /// Label of the session, if the lease belongs to a session.
     pub label: Option<String>,
-    /// The node that keeps the session alive.
+    /// Node that opened the session, if the lease belongs to a session.
     pub node: Option<NodeId>,
-    /// Where in the program it was asked for, and by which task; empty if it was not put there by
-    /// Bowline. While tasks of one process share the place, it is the first one's.
+    /// Source location and task of the request. Empty if the entry was not created by Bowline. If
+    /// tasks of one process share the entry, this is the location of the first one.
     pub site: String,
-    /// The name of its owner, if it has one.
+    /// Name of the [owner](crate::Owner), or empty.
     pub owner: String,
-    /// Why it was asked for; for an election, and whatever Bowline has not put there, the whole value.
+    /// Reason given with the request. For an election, or an entry not created by Bowline, the
+    /// whole value of the key.
     pub reason: Bytes,
 }
 
@@ -59,7 +60,7 @@ impl std::fmt::Display for LockEntry {
     }
 }
 
-/// The rows that are places of this line, in order.
+/// Returns the rows of a lock queue in queue order.
 pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     let mut range = Range::new(KeyRange::prefix(prefix.clone()));
     range.sort.target = SortTarget::Create;
@@ -69,13 +70,13 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     rows.into_iter().filter(|row| is_place(row, prefix)).collect()
 }
 
-/// Who stands at this rank of a line, if it still does.
+/// Returns the entry at a queue position, if it still exists.
 pub(crate) fn at(shared: &Shared, queue: &Queue, rank: &Rank) -> Option<LockEntry> {
     let (row, _) = shared.reader.get(&rank.1);
     contender(shared, queue, row.filter(|row| row.create_revision == rank.0)?)
 }
 
-/// The line of `name`, in order.
+/// Returns the lock queue of `name` in order.
 pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>, Error> {
     let prefix = prefix_of(name);
     let range = Range::new(KeyRange::prefix(prefix.clone()));
@@ -92,7 +93,7 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
     rows.into_iter().filter_map(|row| contender(shared, &queue, row)).collect()
 }
 
-/// Whose a row of this line is.
+/// Builds the public entry for a row of the queue.
 fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<LockEntry> {
     let lease = row.lease?;
     let session = shared.reader.lease_head(lease).and_then(|info| info.session);
@@ -108,10 +109,10 @@ fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<LockEntry>
     Some(LockEntry { key, since, holds, kind, lease, label, node, site, owner, reason })
 }
 
-/// Whether nobody but Bowline's sessions stands in a line.
+/// Checks that all entries of a queue belong to Bowline sessions.
 ///
 /// # Errors
-/// [`LockAdminError::Foreign`] names who does.
+/// [`LockAdminError::Foreign`] names the first entry that does not.
 pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
     let line = contenders(shared, rows(shared, prefix));
     match line.into_iter().find(|place| place.node.is_none()) {
@@ -120,8 +121,8 @@ pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), L
     }
 }
 
-/// Whether a hold of this lease may be handed to that one: it waits, with another lease. Within
-/// one lease nobody could tell the holds apart.
+/// Checks that a hold of `lease` may be transferred to `successor`: it must be a waiter with
+/// another lease. Two holds of one lease could not be distinguished.
 ///
 /// # Errors
 /// [`LockAdminError::NoSuccessor`].

@@ -1,5 +1,5 @@
-//! An authority for members' certificates, for tests. Its certificates are valid for decades and its key
-//! lies beside them: not for anything else.
+//! A certificate authority for members' certificates, for tests only: certificates are valid for
+//! decades, and their private keys are stored next to them.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use rcgen::{
 use crate::cluster::{MemberUri, PeerTls};
 use crate::env::{Entropy, OsEntropy};
 
-/// An authority for the certificates of one cluster's members, for tests.
+/// A certificate authority for the members of one cluster, for tests.
 ///
 /// ```
 /// use bowline::testing::DevAuthority;
@@ -44,11 +44,11 @@ fn failed(error: rcgen::Error) -> io::Error {
 }
 
 impl DevAuthority {
-    /// A new authority that keeps its files in `dir`, which must be there: its certificate, `ca.pem`,
-    /// and a list on which nobody is revoked, `crl.pem`.
+    /// Creates an authority that writes its files to the existing directory `dir`: its certificate
+    /// `ca.pem`, and an empty revocation list `crl.pem`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn new(dir: impl Into<PathBuf>, cluster: impl Into<String>) -> io::Result<Self> {
         let (dir, cluster) = (dir.into(), cluster.into());
         let mut params = CertificateParams::default();
@@ -65,26 +65,27 @@ impl DevAuthority {
         Ok(authority)
     }
 
-    /// A certificate for a member, good until long after this test. Issued again, it replaces the files.
+    /// Issues a certificate for a member, valid until 2100. Issuing again replaces the files.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn issue(&self, member: &str) -> io::Result<PeerTls> {
         self.write_cert(&self.uri(member), serial(), 2100)
     }
 
-    /// One that has expired.
+    /// Issues a certificate that has expired.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn issue_expired(&self, member: &str) -> io::Result<PeerTls> {
         self.write_cert(&self.uri(member), serial(), 2021)
     }
 
-    /// One that is revoked as soon as the list is read again.
+    /// Issues a certificate and revokes it at once. Members reject it after they have reloaded the
+    /// revocation list.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn issue_revoked(&mut self, member: &str) -> io::Result<PeerTls> {
         let serial = serial();
         let files = self.write_cert(&self.uri(member), serial.clone(), 2100)?;
@@ -93,27 +94,29 @@ impl DevAuthority {
         Ok(files)
     }
 
-    /// One for a member of another cluster that has the same authority. In the files of `member`.
+    /// Issues a certificate for a member of another cluster with the same authority. Replaces the
+    /// files of `member`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn issue_for_cluster(&self, cluster: &str, member: &str) -> io::Result<PeerTls> {
         self.write_cert(&MemberUri::new(cluster, member), serial(), 2100)
     }
 
-    /// A certificate for a member, and the promise to revoke it when the returned value is given back.
+    /// Issues a certificate for a member, and returns with it a handle for
+    /// [`DevAuthority::revoke`].
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn issue_revocable(&self, member: &str) -> io::Result<(PeerTls, Revocable)> {
         let serial = serial();
         Ok((self.write_cert(&self.uri(member), serial.clone(), 2100)?, Revocable(serial)))
     }
 
-    /// Revokes a certificate: whoever reads the list again knows.
+    /// Revokes a certificate. Members reject it after they have reloaded the revocation list.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the error of the file system.
     pub fn revoke(&mut self, revocable: Revocable) -> io::Result<()> {
         self.revoked.push(revocable.0);
         self.write_crl()
@@ -169,7 +172,7 @@ impl DevAuthority {
     }
 }
 
-/// A certificate that can be revoked: see [`DevAuthority::issue_revocable`].
+/// A certificate that can be revoked; see [`DevAuthority::issue_revocable`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Revocable(SerialNumber);
 
@@ -177,7 +180,7 @@ fn serial() -> SerialNumber {
     SerialNumber::from(OsEntropy.next_u64() >> 1)
 }
 
-/// Replaces a file whole, so that nobody reads half of it.
+/// Replaces a file atomically, so that readers never see a partial file.
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut options = fs::OpenOptions::new();

@@ -60,13 +60,13 @@ fn a_configuration_that_makes_no_sense_touches_nothing() {
     let twice = [("a", "127.0.0.1:1"), ("a", "127.0.0.1:2")];
     refused(
         config("a").members(twice),
-        "two members are called \"a\": each needs a name of its own",
+        "two members have the name \"a\": each member needs its own name",
     );
-    refused(config("z").members(three()), "this node is called \"z\", and the members are [");
+    refused(config("z").members(three()), "the node name \"z\" is not in the list of members [");
     let same = [("a", "127.0.0.1:1"), ("b", "127.0.0.1:1")];
     refused(config("a").members(same), "members \"a\" and \"b\" have the same address");
     refused(config("a").members([("a", "nowhere")]), "is not of the form host:port");
-    refused(config(""), "a member's name is empty");
+    refused(config(""), "a member name is empty");
     refused(config("a").heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s");
     assert!(!data.exists());
 }
@@ -117,7 +117,7 @@ fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
     swap(&cluster);
     for member in [1, 2] {
         let error = cluster.restart(member).block().unwrap_err().to_string();
-        let words = format!("is that of member {}", 4 - member);
+        let words = format!("belongs to member {}", 4 - member);
         assert!(error.contains(&words), "{error} lacks {words:?}");
     }
     swap(&cluster);

@@ -335,7 +335,7 @@ fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
     let asked = max + Duration::from_millis(1);
     let expected = Error::LockDelay { asked, max };
     assert_eq!(node.open_session().lock_delay(asked).block().unwrap_err(), expected);
-    assert_eq!(expected.to_string(), "not applied: a lock delay of 600.001s: the longest is 600s");
+    assert_eq!(expected.to_string(), "not applied: the lock delay 600.001s is longer than 600s");
     let session = node.open_session().lock_delay(max).block().unwrap();
     let resume = |delay| node.resume_session(session.lease()).lock_delay(delay).block();
     assert_eq!(resume(asked).unwrap_err(), expected);
@@ -360,7 +360,7 @@ fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
         }
     }
     let words = Error::SessionTtl { asked: ms, min, max }.to_string();
-    assert_eq!(words, "not applied: a session's TTL of 1ms: 100ms to 9000000000s");
+    assert_eq!(words, "not applied: the session TTL 1ms is out of range: 100ms to 9000000000s");
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn assert_all_say(desk: Desk, why: &StopReason) {
         assert_eq!(error, LeadError::NotElected(not_taken.clone()));
         assert_eq!(
             error.to_string(),
-            format!("can be elected no more: the node has stopped: {why}")
+            format!("cannot be elected any more: the node has stopped: {why}")
         );
     }
     assert_eq!(job.lost().block(), loss);

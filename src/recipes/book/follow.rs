@@ -1,5 +1,5 @@
-//! How the book follows the replica: keys that go, rows that are put anew, holds that are handed to somebody here,
-//! orders, and a later state in the place of all that.
+//! How the lock table follows the replica: deleted keys, rewritten rows, holds transferred to local
+//! entries, admin requests, and snapshots that replace the state.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -21,8 +21,9 @@ use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 impl Book {
-    /// Follows one change of the store. What may be an order is only collected, with the local place that has its key
-    /// by now: at the end of the changes it may have gone.
+    /// Processes one change of the store. Rows that may be admin requests are only collected, with
+    /// the local entry that has the addressed key now, because the entry may be gone when all
+    /// changes have been processed.
     pub(in super::super) fn follow<'a>(
         &mut self,
         change: &'a Change,
@@ -30,7 +31,8 @@ impl Book {
         orders: &mut Vec<(&'a KeyValue, Option<Arc<Place>>)>,
         acts: &mut Acts,
     ) {
-        // Looked for once, and only where a place's key goes: with a session many go in one change.
+        // Computed at most once per change, and only if a local entry loses its key: when a session
+        // ends, many keys go in one change.
         let handed = OnceCell::new();
         for event in change.events.iter() {
             if event.kind == EventKind::Delete && !self.spent.is_empty() {
@@ -79,8 +81,8 @@ impl Book {
         }
     }
 
-    /// Somebody may order something of the holder of a local place: the one that has the key, or had it when the order
-    /// came.
+    /// Processes an admin request to the holder of a local entry: the entry that has the key now,
+    /// or the one that had it when the request was applied.
     pub(in super::super) fn follow_order(
         &self,
         row: &KeyValue,
@@ -97,8 +99,8 @@ impl Book {
         }
     }
 
-    /// A key of a local place was deleted, detached or given to another lease.
-    /// Other keys may have been `handed` to somebody in the same change.
+    /// Handles the loss of a local entry's key: it was deleted, detached, or attached to another
+    /// lease. `handed` are the keys that were transferred in the same change.
     pub(super) fn has_gone(
         &mut self,
         handed: &[&Event],
@@ -117,7 +119,7 @@ impl Book {
             return;
         };
         if !keys.contains(key) {
-            // One that it had before.
+            // This is an old key of the entry, which was re-enqueued with a new one.
             return self.forget(place, &prefix, key);
         }
         let line = self.lines.get(&prefix);
@@ -131,13 +133,14 @@ impl Book {
             if keys.len() == 1 {
                 return self.is_handed(place, &handed, since, acts);
             }
-            // One lock is no use to who wants several: it is given back, and the wish has lost its place.
+            // A request for several locks cannot use a single one: release it again. The request
+            // has lost its queue position.
             let handed: Arc<[Bytes]> = Arc::new([handed]);
             let (place, parting) = (Arc::clone(place), no_more(&handed, since));
             acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
         }
         match phase {
-            // The outcome of its entering comes after this, and finds the key gone.
+            // The outcome of the enqueue arrives later and will find the key deleted.
             Phase::Entering => {}
             Phase::Waiting { since } | Phase::Held { since, .. } => {
                 self.is_evicted(place, &keys, since, Some(key), acts);
@@ -146,8 +149,8 @@ impl Book {
         }
     }
 
-    /// The hold of another was handed to a waiting place: its key, with this session's lease now, in
-    /// exchange for the place's own.
+    /// Handles a transfer to a waiting entry: it gets the holder's key, now attached to its own
+    /// lease, in place of its own key.
     pub(super) fn is_handed(
         &mut self,
         place: &Arc<Place>,
@@ -164,7 +167,7 @@ impl Book {
                 inner.phase = Phase::Waiting { since };
                 is_spent = self.spent.contains(&(place.session.lease, key.clone(), since));
                 if is_spent && inner.waiting() > 0 {
-                    // Of two holds of one session by one key, nobody could tell the later.
+                    // Two holds of one session by the same key could not be distinguished.
                     let (place, parting) = (Arc::clone(place), Some(no_more(&inner.keys, since)));
                     acts.0.push(Act::EnterAnew { place, parting });
                     inner.begin_anew();
@@ -172,7 +175,8 @@ impl Book {
                     place.rest(&mut inner, ReplyTo::Nobody, acts);
                 }
             } else {
-                // Whoever wanted it has gone meanwhile, or has come to hold by the key that is gone now.
+                // The successor has left meanwhile, or has acquired the lock by the key that is now
+                // deleted.
                 let session = place.session.ended().map(LockError::SessionEnded);
                 inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
                 let parting = no_more(&inner.keys, since);
@@ -183,7 +187,7 @@ impl Book {
         };
         let before = self.lines.get(prefix).and_then(|line| line.local.get(key)).cloned();
         if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, place)) {
-            // That of the one who has handed it over, on this node too.
+            // The previous holder is on this node as well: remove its entry.
             self.forget(&before, prefix, key);
         }
         if let Some(line) = self.lines.get_mut(prefix) {
@@ -196,7 +200,7 @@ impl Book {
         }
     }
 
-    /// The key of a waiting place is gone: looks for a hold that was handed to it.
+    /// Looks for a hold that was transferred to a waiting entry whose key is gone.
     pub(in super::super) fn find_handed(
         &mut self,
         shared: &Shared,
@@ -211,7 +215,8 @@ impl Book {
             (inner.value.clone(), inner.since())
         };
         let handed = rows.into_iter().find(|row| {
-            // What was handed was put anew while the successor waited, with what the successor's own row said.
+            // A transfer rewrites the holder's row with the value of the successor's row, while the
+            // successor waits.
             row.lease == Some(place.session.lease)
                 && row.version > 1
                 && Some(row.mod_revision) > since
@@ -221,14 +226,14 @@ impl Book {
         let Some(row) = handed else { return false };
         self.is_handed(place, &row.key, row.create_revision, acts);
         self.grant_waiting(shared, prefix, acts);
-        // Nobody knew whose place that is when this came.
+        // When the request was applied, the entry of this key was not known yet.
         if let Some(order) = shared.reader.get(&order::key_for(&row.key)).0 {
             self.follow_order(&order, None, acts);
         }
         true
     }
 
-    /// The replica was replaced by a later state.
+    /// Rebuilds the table after the replica was replaced by a snapshot.
     pub(in super::super) fn is_replaced(&mut self, shared: &Shared, acts: &mut Acts) {
         let prefixes: Vec<Bytes> = self.lines.keys().cloned().collect();
         for prefix in &prefixes {
@@ -251,18 +256,19 @@ impl Book {
                 let row = row.filter(|row| row.lease == Some(place.session.lease));
                 let is_there =
                     |since: Revision| row.as_ref().is_some_and(|row| row.create_revision == since);
-                // What was rewritten meanwhile, nobody has followed.
+                // The row may have been rewritten in changes that the snapshot skipped.
                 if let Some(row) = row.as_ref().filter(|row| now.contains(&row.key)) {
                     says_anew(&place, &key, &row.value, acts);
                 }
                 match phase {
-                    // One that it had before: that it was deleted, or handed to another, may be in what was passed over.
+                    // This is an old key of the entry. Its deletion or transfer may be part of the
+                    // skipped changes.
                     _ if !now.contains(&key) => {
                         if row.is_none() {
                             self.forget(&place, prefix, &key);
                         }
                     }
-                    // The outcome of its entering comes after this.
+                    // The outcome of the enqueue arrives later.
                     Phase::Entering => {}
                     Phase::Waiting { since } | Phase::Held { since, .. } => {
                         if !is_there(since) && !self.find_handed(shared, &place, acts) {
@@ -286,24 +292,25 @@ impl Book {
     }
 }
 
-/// The rows of a change that were given to another lease.
+/// Returns the rows of a change that were attached to another lease.
 fn handed_in(change: &Change) -> Vec<&Event> {
     change.events.iter().filter(|event| changes_hands(event)).collect()
 }
 
-/// Whether a row is another lease's than before: what it says is its successor's word, whoever else asks for its name.
+/// Reports whether a row was attached to another lease. Its value is then that of the successor,
+/// and does not concern an earlier entry with this key.
 fn changes_hands(event: &Event) -> bool {
     let before = event.prev.as_ref().and_then(|before| before.lease);
     event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before
 }
 
-/// Somebody, perhaps the place itself, has put another value into its row.
+/// Stores a new value of an entry's row. The entry itself may have written it.
 pub(super) fn says_anew(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
     place.lock().value = value.clone();
     if let Rule::Permits { limit, wants: asked } = Stance::rule_of(key, value)
         && asked > limit
     {
-        // If it holds already it goes on.
+        // An entry that already holds is not affected.
         fail_all(place, &LockError::TooManyPermits { asked, limit }, acts);
     }
 }

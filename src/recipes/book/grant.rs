@@ -1,4 +1,4 @@
-//! Where the places of this node stand in their lines, and whose turn it is.
+//! The positions of this node's entries in their queues, and when they are granted.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 impl Book {
-    /// The keys of a place are in the log: finds where it stands, and follows what it was ordered
-    /// meanwhile.
+    /// Handles the successful enqueue of an entry: determines its position, then runs the admin
+    /// requests that arrived before.
     pub(in super::super) fn has_entered(
         &mut self,
         shared: &Shared,
@@ -30,7 +30,7 @@ impl Book {
         place.obey_kept(acts);
     }
 
-    /// Judges whether the keys of a place may be there, and whether it is its turn.
+    /// Checks whether the entry is allowed in its queues, and grants it if it may hold.
     pub(super) fn find_place(
         &mut self,
         shared: &Shared,
@@ -40,14 +40,14 @@ impl Book {
         acts: &mut Acts,
     ) {
         if !Arc::ptr_eq(&place.lock().keys, keys) {
-            // It was handed a hold in the same turn.
+            // The entry received a transferred hold in the same iteration of the driver.
             return;
         }
         for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
             let Some(line) = self.lines.get_mut(prefix) else { return };
             if line.queue.is_none() {
                 let rows = view::rows(shared, prefix);
-                // What was rewritten since it entered, nobody has followed here.
+                // Rewrites of the row between the enqueue and this read were not followed.
                 let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
                 if let Some(row) = rows.iter().find(mine) {
                     says_anew(place, key, &row.value, acts);
@@ -56,7 +56,7 @@ impl Book {
             }
             let rank = (since, key.clone());
             if !line.queue.as_ref().is_some_and(|queue| queue.contains(&rank)) {
-                // Deleted by somebody else already, in the same turn.
+                // Another client deleted the key in the same iteration of the driver.
                 {
                     let mut inner = place.lock();
                     if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
@@ -80,16 +80,16 @@ impl Book {
         if inner.waiting() == 0 {
             return place.rest(&mut inner, ReplyTo::Nobody, acts);
         }
-        // One step from Entering to Held, where nobody is before: who only tries must not see itself
-        // waiting.
+        // If nothing is ahead, go from Entering to Held in one step, so that a try call does not
+        // see its own entry waiting.
         let end = place.session.end(shared.now());
         if self.is_its_turn(place, keys, since) && end.is_none() {
             return self.grant(shared, place, &mut inner, since, acts);
         }
         for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
-            let line = self.lines.get_mut(prefix).expect("it was just looked at");
+            let line = self.lines.get_mut(prefix).expect("the queue was read above");
             line.waiting.insert((since, key.clone()), Arc::clone(place));
-            let queue = line.queue.as_ref().expect("it was just looked at");
+            let queue = line.queue.as_ref().expect("the queue was read above");
             let rank = (since, key.clone());
             if queue.rule(&rank).is_some_and(Rule::is_upgrade) {
                 line.upgrades.insert(rank);
@@ -99,7 +99,7 @@ impl Book {
         drop(inner);
         for turn in turns {
             if turn.only_try {
-                // With an ended session it has nobody before it, perhaps, and does not hold all the same.
+                // If the session has ended, the entry does not hold even if nothing is ahead of it.
                 let why = match end {
                     Some(end) => LockError::SessionEnded(end),
                     None => {
@@ -114,7 +114,7 @@ impl Book {
         }
     }
 
-    /// Who is first in a line in which a place must wait, without that one itself.
+    /// Returns the first other entry of a queue in which this entry must wait.
     fn in_the_way(
         &self,
         shared: &Shared,
@@ -126,7 +126,7 @@ impl Book {
             let queue = self.lines.get(prefix)?.queue.as_ref()?;
             let rank = (since, key.clone());
             let own = queue.rule(&rank).filter(|_| !queue.may_hold(&rank))?;
-            // The reader that wants to become the writer stands in its own way.
+            // A reader that upgrades is not blocked by its own read entry.
             let is_own = |other: &Rank| matches!(own, Rule::Upgrade(of) if *of == other.1);
             let mut before =
                 queue.iter().map(|(other, _)| other).take_while(|other| **other < rank);
@@ -182,7 +182,7 @@ impl Book {
         if !inner.give(since, granted, acts) {
             return place.rest(inner, ReplyTo::Nobody, acts);
         }
-        let turn = Arc::clone(inner.holder.as_ref().expect("it was just given"));
+        let turn = Arc::clone(inner.holder.as_ref().expect("the grant has set a holder"));
         if let Some(cap) = turn.cap {
             let until = (shared.now() + cap, self.number());
             turn.set_until(Some(until));
@@ -190,7 +190,7 @@ impl Book {
         }
     }
 
-    /// There are no keys of this place.
+    /// Handles a failed enqueue: the entry has no keys.
     pub(in super::super) fn not_entered(
         &mut self,
         place: &Arc<Place>,
@@ -208,9 +208,9 @@ impl Book {
         }
     }
 
-    /// A key of a place was deleted, or taken away, by somebody else. A hold is lost then, and so is
-    /// the place of those who wait; but the tasks behind a holder step into line again. What other threads
-    /// have made of the place since it was looked at stays.
+    /// Handles the loss of an entry's key to another client. A hold is lost, and waiters lose their
+    /// queue position. Waiters that share the entry with a holder are enqueued again. Changes that
+    /// other threads have made to the entry since it was read are preserved.
     pub(super) fn is_evicted(
         &mut self,
         place: &Arc<Place>,
@@ -226,20 +226,20 @@ impl Book {
                 Phase::Waiting { since: now } | Phase::Held { since: now, .. } if now == since => {
                     false
                 }
-                // Given up meanwhile: nobody else will say that its key is gone.
+                // Given up meanwhile: there will be no other notification that its key is gone.
                 Phase::Gone => true,
-                // It stands in line anew: the outcome of that looks after the old keys.
+                // Re-enqueued: the outcome of that enqueue handles the old keys.
                 _ => return,
             };
             if is_over {
             } else if was_held && inner.waiting() > 0 {
                 inner.lose_all(place.session.lease, acts);
                 inner.begin_anew();
-                // Only a line of its own has tasks behind a holder: no other key is left, and the name of
-                // this one is free for the next.
+                // Only an entry with a single key has waiters in addition to a holder, so no other
+                // key remains, and the name of this one can be reused.
                 acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting: None });
             } else {
-                // The end of the session takes the keys along.
+                // The keys are deleted with the lease of the session.
                 let session = place.session.ended().map(LockError::SessionEnded);
                 inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
                 if keys.len() > 1 {
@@ -248,7 +248,7 @@ impl Book {
                 }
             }
         }
-        // Of those that are there still it will be heard when they go.
+        // The keys that still exist are removed from the table when they are deleted.
         self.forget_absent(place, keys, since);
         let prefix = place.prefixes.iter().zip(keys.iter()).find(|(_, key)| Some(*key) == gone);
         if let (Some((prefix, _)), Some(key)) = (prefix, gone) {
@@ -256,7 +256,7 @@ impl Book {
         }
     }
 
-    /// Gives this node's waiting places in a line what is theirs.
+    /// Grants the lock to those of this node's waiting entries in a queue that may hold.
     pub(in super::super) fn grant_waiting(
         &mut self,
         shared: &Shared,
@@ -288,7 +288,7 @@ impl Book {
                 }
             }
         }
-        // The read that was to become a write has gone.
+        // The read entry of the upgrade is gone.
         for place in bereft {
             fail_all(&place, &LockError::Evicted, acts);
         }
@@ -303,7 +303,7 @@ impl Book {
                 self.wait_no_more(prefix, &(since, key));
                 continue;
             }
-            // A grant is delivered only while the session is believed in.
+            // A grant is delivered only while the session is valid.
             if !self.is_its_turn(&place, &keys, since) || place.session.end(shared.now()).is_some()
             {
                 continue;

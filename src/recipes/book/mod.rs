@@ -1,7 +1,8 @@
-//! What is known of the lines that tasks of this node stand in, and how it follows the replica.
+//! The state of the lock table: all lock queues with entries of this node, and how it follows the
+//! replica.
 //!
-//! All of it runs under the book's lock, most of it on the driver's thread. Nothing is said to anybody
-//! from here: that is collected in [`Acts`].
+//! All code here runs under the lock of the table, most of it on the driver's thread. It notifies
+//! no task and proposes nothing by itself: such actions are collected in [`Acts`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,50 +27,51 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view;
 
-/// A task's turn, and the place that it is a turn of.
+/// A waiter and its queue entry.
 pub(super) type QueuedWaiter = (Arc<Place>, Arc<Turn>);
 
-/// See the module.
+/// The state of the lock table; see the module.
 #[derive(Default)]
 pub(super) struct Book {
-    /// By prefix.
+    /// Lock queues by key prefix.
     lines: BTreeMap<Bytes, Line>,
-    /// The places that live with each lease, by their numbers. A lease that was resumed has places of
-    /// two sessions.
+    /// The entries of each lease, by number. A resumed lease may have entries of two sessions.
     sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
     timers: BTreeMap<(Moment, u64), QueuedWaiter>,
-    /// Keys that a session has handed away, by its lease, the key and the revision that made it, under
-    /// which something may still come true: the session must not come to hold by them again.
+    /// Keys that a session has transferred away while transactions under the old hold may still be
+    /// applied: by lease, key and create revision. The session must not hold by these keys again.
     spent: BTreeSet<(LeaseId, Bytes, Revision)>,
-    /// Numbers places, timers and keys.
+    /// Source of numbers for entries, timers and keys.
     counter: u64,
     head_count: Arc<HeadCount>,
 }
 
 #[derive(Default)]
 struct Line {
-    /// Everybody's places; `None` until the outcome of the first local entering is known.
+    /// Entries of all nodes. `None` until the outcome of the first local enqueue is known.
     queue: Option<Queue>,
-    /// This node's places, by key, until their keys are known to be gone.
+    /// This node's entries by key, until their keys are known to be deleted.
     local: BTreeMap<Bytes, Arc<Place>>,
-    /// Those of them that wait, in order, and perhaps some that have gone.
+    /// The waiting entries among them in queue order, possibly with some that have left.
     waiting: BTreeMap<Rank, Arc<Place>>,
-    /// Those that other tasks of the session may share.
+    /// The entries that other tasks of the same session may share.
     open: BTreeMap<LeaseId, Arc<Place>>,
-    /// Those of the waiting that are upgrades: they may pass others.
+    /// The waiting entries that are upgrades. They may overtake others.
     upgrades: BTreeSet<Rank>,
-    /// The numbers of the keys that this node had here and has seen to be deleted, by their leases.
+    /// Numbers of key names whose keys this node has seen deleted, by lease. They can be reused.
     free: BTreeMap<LeaseId, BTreeSet<u64>>,
-    /// This node's tasks that ask for this lock.
+    /// Counts of this node's holders and waiters of this lock.
     head_count: Arc<HeadCount>,
 }
 
-/// Of so many leases a line remembers which numbers are free: of the others they are not used again.
+/// Maximum number of leases per queue for which reusable key names are remembered. Names of further
+/// leases are not reused.
 const LEASES_WITH_FREE_NAMES_MAX: usize = 64;
 
 impl Line {
-    /// Whether one of this node's places has this key now, or will when its entering has come true. Of a place that is
-    /// over, or has stepped into line anew, the key may be another's by now.
+    /// Reports whether one of this node's entries has this key, or will have it when its enqueue is
+    /// applied. The key of an entry that has ended or was re-enqueued may meanwhile belong to
+    /// another entry.
     fn has(&self, key: &Bytes) -> bool {
         self.local.get(key).is_some_and(|place| {
             let inner = place.lock();
@@ -77,11 +79,14 @@ impl Line {
         })
     }
 
-    /// The key of a place of this lease was deleted: its name is free. Names are used again because each that was ever
-    /// used takes room in the store until that is compacted, and is passed over by whoever reads the line.
+    /// Records that the key of an entry of this lease was deleted, so that its name can be reused.
+    /// Each name that was ever used takes space until the next compaction and is visited by every
+    /// scan of the queue, so names are reused.
     ///
-    /// Only here: what is otherwise known to be no key of this node may be another's, who was handed it and may hand it
-    /// back. Whatever may still come of the place that had it names the revision that had made the key, too.
+    /// This is the only safe place to record it. A key that merely does not belong to this node may
+    /// have been transferred to another session, which may transfer it back. Operations of the old
+    /// entry that are still in flight name the create revision too, so they do not affect a reused
+    /// name.
     fn is_deleted(&mut self, prefix: &[u8], key: &[u8], lease: LeaseId) {
         let plain = [prefix, lease.to_string().as_bytes(), b"."].concat();
         let Some(number) = key.strip_prefix(&plain[..]).and_then(number_in::<u64>) else { return };
@@ -92,7 +97,7 @@ impl Line {
     }
 }
 
-/// A key in a line: as etcd names it, or a further one of the same lease.
+/// Returns a key in a queue: etcd's name for the lease, or a numbered one of the same lease.
 fn numbered(prefix: &Bytes, lease: LeaseId, number: Option<u64>) -> Bytes {
     let number = number.map(|number| format!(".{number}")).unwrap_or_default();
     [&prefix[..], lease.to_string().as_bytes(), number.as_bytes()].concat().into()
@@ -104,13 +109,13 @@ impl Book {
         self.counter
     }
 
-    /// Whoever hands these keys away has left something behind that may come true while its session has
-    /// them.
+    /// Records keys that were transferred away while transactions under the old hold may still be
+    /// applied.
     pub(super) fn keep_spent(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
         self.spent.extend(keys.iter().map(|key| (lease, key.clone(), since)));
     }
 
-    /// How many of this node's tasks hold and wait.
+    /// Returns the counts of this node's holders and waiters.
     pub(super) fn head_count(&self) -> &Arc<HeadCount> {
         &self.head_count
     }
@@ -126,7 +131,8 @@ impl Book {
         }
     }
 
-    /// A turn in the place that other tasks of the session have in this line, if there is one.
+    /// Adds a waiter to the entry that other tasks of the session have in this queue, if there is
+    /// one.
     pub(super) fn share(
         &mut self,
         shared: &Shared,
@@ -189,13 +195,13 @@ impl Book {
         Ok(place)
     }
 
-    /// Reports whether as many tasks of this node wait for a lock as may.
+    /// Reports whether this node already has the maximum number of waiters for a lock.
     fn is_full(&self, prefix: &Bytes, max: usize) -> bool {
         let waiting = self.lines.get(prefix).map_or(0, |line| line.head_count.count(Part::Waits));
         waiting >= max as u64
     }
 
-    /// The counts of a place in these lines.
+    /// Returns the counters for an entry in these queues.
     pub(super) fn counts(&mut self, prefixes: &[Bytes]) -> HeadCounts {
         let lines = prefixes
             .iter()
@@ -203,28 +209,31 @@ impl Book {
         [Arc::clone(&self.head_count)].into_iter().chain(lines).collect()
     }
 
-    /// A place is new here.
+    /// Adds an entry to the table.
     pub(super) fn welcome(&mut self, place: &Arc<Place>) {
         self.keep(place);
         let kept = self.sessions.entry(place.session.lease).or_default();
         kept.insert(place.id, Arc::clone(place));
     }
 
-    /// This node's place of this key.
+    /// Returns this node's entry with this key.
     pub(super) fn local(&self, key: &[u8]) -> Option<&Arc<Place>> {
         self.lines.get(parent(key)?)?.local.get(key)
     }
 
-    /// New keys in these lines, for a place of this lease.
+    /// Returns new keys in these queues for an entry of this lease.
     fn new_keys(&mut self, shared: &Shared, prefixes: &[Bytes], lease: LeaseId) -> Arc<[Bytes]> {
         let stands = |key: &Bytes| shared.reader.get(key).0.is_some();
         prefixes.iter().map(|prefix| self.new_key(prefix, lease, stands)).collect()
     }
 
-    /// A key in a line that no place of this node has, and that does not stand there: etcd's own name if that is free,
-    /// and one that cannot collide with it for the next. A name is free again only when its key is known to be gone.
-    /// One that stands and is nobody's here was handed to another, who may hand it back while what is asked for now is
-    /// under way: then nobody could tell which of two places has it.
+    /// Returns a key that no entry of this node uses and that does not exist in the queue: etcd's
+    /// own name if it is free, otherwise a numbered one, which cannot collide with it. A name
+    /// becomes free only when its key is known to be deleted.
+    ///
+    /// A key that exists without a local entry was transferred to another session. That session may
+    /// transfer it back while the new request is in flight, and then it would be ambiguous which of
+    /// the two entries has the key.
     fn new_key(
         &mut self,
         prefix: &Bytes,
@@ -241,7 +250,7 @@ impl Book {
         name
     }
 
-    /// The place's keys are to be looked for in their lines.
+    /// Registers the entry under its keys in their queues.
     fn keep(&mut self, place: &Arc<Place>) {
         let keys = Arc::clone(&place.lock().keys);
         for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
@@ -253,7 +262,7 @@ impl Book {
         }
     }
 
-    /// New keys for a place that will stand in line anew.
+    /// Assigns new keys to an entry that will be re-enqueued.
     pub(super) fn rename(&mut self, shared: &Shared, place: &Arc<Place>) -> Arc<[Bytes]> {
         let keys = self.new_keys(shared, &place.prefixes, place.session.lease);
         place.lock().keys = Arc::clone(&keys);
@@ -261,10 +270,10 @@ impl Book {
         keys
     }
 
-    /// A key is known to be gone.
+    /// Removes a key that is known to be deleted.
     fn forget(&mut self, place: &Arc<Place>, prefix: &Bytes, key: &Bytes) {
         let Some(line) = self.lines.get_mut(prefix) else { return };
-        // The name may be another place's by now.
+        // The name may already belong to another entry.
         if line.local.get(key).is_some_and(|known| Arc::ptr_eq(known, place)) {
             line.local.remove(key);
         }
@@ -285,7 +294,7 @@ impl Book {
         }
     }
 
-    /// A place has other keys now: those of before that are gone are not looked for any more.
+    /// Removes the old keys of a re-enqueued entry that no longer exist.
     pub(super) fn forget_absent(&mut self, place: &Arc<Place>, keys: &[Bytes], since: Revision) {
         for (prefix, key) in place.prefixes.iter().zip(keys) {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
@@ -295,18 +304,18 @@ impl Book {
         }
     }
 
-    /// Whether nobody stands in any line.
+    /// Reports whether the table has no entries.
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// All places.
+    /// Clears the table and returns all entries.
     pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<Place>> + use<> {
         let lines = std::mem::take(self).lines;
         lines.into_values().flat_map(|line| line.local.into_values())
     }
 
-    /// The task of this session that holds with this token in a line.
+    /// Returns the entry and waiter of this session that hold with this token in a queue.
     pub(super) fn holder_of(
         &self,
         prefix: &Bytes,
@@ -321,7 +330,6 @@ impl Book {
         })
     }
 
-    /// A timer that is not needed any more.
     pub(super) fn forget_timer(&mut self, timer: (Moment, u64)) {
         self.timers.remove(&timer);
     }
@@ -330,7 +338,7 @@ impl Book {
         before(place, turn, &self.before_each([place]))
     }
 
-    /// How many are before each of these places in its lines, by its ranks there.
+    /// Returns the number of entries ahead of each of these entries, by queue position.
     fn before_each<'a>(
         &self,
         places: impl IntoIterator<Item = &'a Arc<Place>>,
@@ -351,7 +359,8 @@ impl Book {
         ranks.into_iter().flat_map(in_line).collect()
     }
 
-    /// Ends what has waited, or was held, for too long. Answers with the holds to end.
+    /// Fires the timers that are due: fails waiters whose deadline has passed. Returns the holds
+    /// whose time limit has passed, for release.
     pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<QueuedWaiter> {
         let (mut held_too_long, mut late) = (Vec::new(), Vec::new());
         while let Some(timer) = self.timers.first_entry() {
@@ -369,7 +378,7 @@ impl Book {
                 Stage::Asked | Stage::Stands(_) => late.push((place, turn)),
             }
         }
-        // Where many are late at once, each line is passed over once.
+        // If many deadlines pass at once, scan each queue only once.
         let in_line = self.before_each(late.iter().map(|(place, _)| place));
         for (place, turn) in late {
             let why = match before(&place, &turn, &in_line) {
@@ -381,14 +390,14 @@ impl Book {
         held_too_long
     }
 
-    /// Ends what lived with sessions that have ended. Their leases take the keys along; but whoever only
-    /// waited for a lease that may live on is taken out of the line.
+    /// Ends the entries of sessions that have ended. The leases delete the keys of holds. The keys
+    /// of waiters are deleted here, because the lease may live on.
     pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
         let mut ended = Vec::new();
         for places in self.sessions.values() {
             let mut last = None;
             for place in places.values() {
-                // Mostly they are all of one session, which is asked once.
+                // Usually all entries belong to one session, so check it only once.
                 if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &place.session)) {
                     last = Some((&place.session, place.session.end(now)));
                 }
@@ -411,7 +420,7 @@ impl Book {
     }
 }
 
-/// How many are before a turn, with so many before its place `in_line`.
+/// Returns the number of requests ahead of a waiter: in the queue (`in_line`) and within its entry.
 fn before(place: &Place, turn: &Turn, in_line: &BTreeMap<Rank, usize>) -> Option<usize> {
     let inner = place.lock();
     let since = inner.since()?;
@@ -420,13 +429,13 @@ fn before(place: &Place, turn: &Turn, in_line: &BTreeMap<Rank, usize>) -> Option
     Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(turn))
 }
 
-/// What was lost: those of the keys that are left go.
+/// Returns the release plan of a lost hold: its remaining keys are deleted.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
     let (keys, bound) = (Arc::clone(keys), Vec::new());
     Parting { keys, since, bound, is_spent: false, successor: None, is_told: false }
 }
 
-/// Nobody who waits for this place will have it.
+/// Fails all waiters of an entry.
 fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
     let turns: Vec<Arc<Turn>> = place.lock().turns().cloned().collect();
     for turn in turns {
@@ -434,25 +443,26 @@ fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
     }
 }
 
-/// A place ends with its session, or its node. What it held is left to the lease.
+/// Ends an entry because its session or its node has ended. The keys of a hold are left to the
+/// lease.
 pub(super) fn end_place(place: &Arc<Place>, loss: LostReason, why: &LockError, acts: &mut Acts) {
     let mut inner = place.lock();
     inner.fail(why, acts);
     match inner.phase {
-        // Released already: its transactions that are under way find the key gone.
+        // Already released: transactions that are still in flight will find the key deleted.
         Phase::Held { since, .. } if inner.holder.is_none() => {
             let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
             return place.leave(&mut inner, since, reply, acts);
         }
         Phase::Held { .. } => inner.phase = Phase::Gone,
         Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
-        // The outcome will say what becomes of the key.
+        // The outcome of the enqueue decides what happens to the key.
         Phase::Entering | Phase::Gone => {}
     }
     inner.lose(loss, acts);
 }
 
-/// The line of these places.
+/// Builds a lock queue from its rows.
 fn queue_of(rows: Vec<KeyValue>) -> Queue {
     let mut queue = Queue::default();
     for row in rows {
@@ -472,7 +482,8 @@ mod tests {
 
     const SINCE: Revision = Revision(2);
 
-    /// A book with one place in it, which holds since revision 2, with a turn of each of so many tasks.
+    /// Returns a lock table with one entry that holds since revision 2, and a waiter for each of
+    /// `TASKS` tasks.
     fn held<const TASKS: usize>() -> (Book, Arc<Place>, [Arc<Turn>; TASKS]) {
         let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
         let (lease, until) =
@@ -486,7 +497,7 @@ mod tests {
         let mut acts = Acts::default();
         assert!(place.lock().give(SINCE, SINCE, &mut acts));
         book.welcome(&place);
-        // The key is gone: deleted by hand, or with the lease.
+        // The key is missing from the queue, as after a manual deletion or an expired lease.
         book.lines.get_mut(&prefix).unwrap().queue = Some(Queue::default());
         (book, place, turns)
     }
@@ -508,7 +519,8 @@ mod tests {
         };
         let [one, two, three] = [(); 3].map(|()| stand(&mut book));
         assert!(one.1 != two.1 && two.1 != three.1 && three.1 != one.1);
-        // Given up, its key may be there still; or it is not this node's any more, and another's.
+        // The entry was given up, but its key may still exist or may meanwhile belong to another
+        // session.
         two.0.lock().phase = Phase::Gone;
         book.forget(&one.0, &prefix, &one.1);
         let four = stand(&mut book);
@@ -522,13 +534,13 @@ mod tests {
         let again = BTreeSet::from([stand(&mut book).1, stand(&mut book).1]);
         assert_eq!(again, BTreeSet::from([two.1, four.1]));
         book.forget(&place, &prefix, &plain);
-        // It was handed to another, and stands.
+        // The key was transferred to another session and exists.
         let other = book.new_key(&prefix, lease, |name| *name == plain);
         assert_ne!(other, plain);
         assert_eq!(stand(&mut book).1, plain, "etcd's own name first");
     }
 
-    /// A change: by each key, the lease that had its row and the one that has it now, since revision 2 always.
+    /// Builds a change from keys with their old and new lease. Their create revision is always 2.
     fn change(rows: &[(&'static str, Option<u64>, Option<u64>)]) -> Change {
         let row = |key: &'static str, lease: u64, modified| KeyValue {
             key: Bytes::from_static(key.as_bytes()),
@@ -554,7 +566,7 @@ mod tests {
 
     #[test]
     fn what_is_handed_back_is_its_heirs_though_who_had_it_before_is_not_forgotten() {
-        // That the key was another's meanwhile this node has not followed.
+        // This node has not applied the change in which the key belonged to another session.
         let (mut book, before, [_turn]) = held();
         before.lock().phase = Phase::Gone;
         let (prefix, counts) = (before.prefixes[0].clone(), book.counts(&before.prefixes));
@@ -591,7 +603,8 @@ mod tests {
     fn a_place_that_is_given_up_while_its_key_is_seen_to_go_is_forgotten() {
         let (mut book, place, [turn]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
-        // It was seen to hold; then its task releases, on another thread; then that its key went is judged.
+        // The entry held. Its task releases it on another thread before the deletion of its key is
+        // processed.
         assert!(place.release(&turn, LostReason::Released, ReplyTo::Nobody, &mut acts));
         assert_eq!(place.lock().phase, Phase::Gone);
         evict(&mut book, &place, &keys, &mut acts);

@@ -1,4 +1,4 @@
-//! What changes about a place, under its lock: its keys, where it stands, who has it and who waits for it.
+//! The mutable state of a queue entry: keys, phase, holder and waiters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,45 +14,46 @@ use super::{Act, Acts, Bound, Grant, Load, Ordered, Parting, Phase, Stage, Turn}
 use crate::model::{LeaseId, Moment, Reply, Revision};
 use crate::node::ReplyTo;
 
-/// What changes about a place.
+/// The mutable state of a queue entry, protected by its lock.
 pub(crate) struct Inner {
-    /// Its keys, one a line.
+    /// Keys of the entry, one for each queue.
     pub(crate) keys: Arc<[Bytes]>,
-    /// What their rows say.
+    /// Value of their rows.
     pub(crate) value: Bytes,
     pub(crate) phase: Phase,
-    /// Those who wait for it, in order.
+    /// Waiters in order of arrival.
     pub(super) turns: BTreeMap<u64, Arc<Turn>>,
     pub(super) next_turn: u64,
-    /// Who has it, while it is held.
+    /// The waiter that holds the lock.
     pub(crate) holder: Option<Arc<Turn>>,
-    /// The revision of the keys that it had before these.
+    /// Create revision of the previous keys.
     pub(super) left: Revision,
-    /// How often it has passed on since its key was made.
+    /// Number of handoffs since the key was created.
     pub(super) handoff: u64,
-    /// How often it has passed on while others in the cluster waited.
+    /// Number of handoffs while other nodes waited.
     pub(super) passes: u32,
-    /// Transactions under the present hold whose outcome is not known.
+    /// Number of transactions under the present hold whose outcome is not known.
     pub(super) open_txns: u32,
-    /// What they are to bind to it.
+    /// Keys that these transactions will attach to the hold.
     pub(super) binding: Load,
-    /// It must not be passed on: something that the last holder did may still come true.
+    /// The hold must not be handed off, because a transaction of the last holder may still be
+    /// applied.
     pub(super) is_spent: bool,
-    /// Keys that go with the present hold.
+    /// Keys attached to the present hold.
     pub(super) bound: Vec<Bound>,
-    /// Who waits for the release, while transactions are open.
+    /// Reply for the releasing task, kept while transactions are open.
     pub(super) releasing: Option<ReplyTo<Reply>>,
-    /// The place that the hold is to be handed to.
+    /// The entry that the hold is to be transferred to.
     pub(super) successor: Option<Rank>,
-    /// Whoever waits for the release has named it.
+    /// The releasing task has named the successor itself.
     pub(super) is_told: bool,
-    /// What it was ordered before it was known here where it stands.
+    /// Admin requests that arrived before the position of the entry was known.
     pub(super) orders: Vec<Ordered>,
     pub(super) counts: HeadCounts,
 }
 
 impl Inner {
-    /// One more task wants it.
+    /// Adds a waiter.
     pub(crate) fn queue(
         &mut self,
         only_try: bool,
@@ -70,12 +71,12 @@ impl Inner {
         turn
     }
 
-    /// Those who wait, in order.
+    /// Returns the waiters in order.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &Arc<Turn>> {
         self.turns.values()
     }
 
-    /// Since when its keys stand in their lines, if they do.
+    /// Returns the create revision of its keys, if they are in their queues.
     pub(crate) fn since(&self) -> Option<Revision> {
         match self.phase {
             Phase::Waiting { since } | Phase::Held { since, .. } => Some(since),
@@ -83,7 +84,7 @@ impl Inner {
         }
     }
 
-    /// How many wait before a turn.
+    /// Returns the number of waiters ahead of `turn`.
     pub(crate) fn before(&self, turn: &Turn) -> usize {
         self.turns.range(..turn.number).count()
     }
@@ -96,7 +97,7 @@ impl Inner {
         self.holder.as_ref().is_some_and(|holder| Arc::ptr_eq(holder, turn))
     }
 
-    /// Whether nobody has, or will have, what stands by its key of this revision.
+    /// Reports whether the key of this revision has no holder and no waiters, now or later.
     pub(crate) fn is_given_up(&self, since: Revision) -> bool {
         match self.phase {
             Phase::Entering | Phase::Waiting { .. } => self.turns.is_empty(),
@@ -105,7 +106,7 @@ impl Inner {
         }
     }
 
-    /// Hands it to the first who waits; false if nobody does.
+    /// Grants the lock to the first waiter. Returns `false` if there is none.
     pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
         let Some((_, turn)) = self.turns.pop_first() else { return false };
         self.phase = Phase::Held { since, granted };
@@ -120,14 +121,14 @@ impl Inner {
         true
     }
 
-    /// Nobody who waits will have it.
+    /// Fails all waiters.
     pub(crate) fn fail(&mut self, why: &LockError, acts: &mut Acts) {
         for turn in std::mem::take(&mut self.turns).into_values() {
             turn.advance(Stage::Failed(why.clone()), acts);
         }
     }
 
-    /// Its key is another's, or gone: whoever has it has lost it.
+    /// Records that the key is gone or belongs to another session, and that the hold is lost.
     pub(crate) fn lose(&mut self, why: LostReason, acts: &mut Acts) {
         if let Some(holder) = self.holder.take() {
             holder.lose(why, acts);
@@ -136,8 +137,8 @@ impl Inner {
         (self.successor, self.is_told) = (None, false);
     }
 
-    /// As [`Inner::lose`], by the doing of others: what was bound to the hold goes too, and whoever waits
-    /// for its release hears of it.
+    /// Like [`Inner::lose`], after a change by another client: also deletes the keys attached to
+    /// the hold, and replies to the releasing task.
     pub(crate) fn lose_all(&mut self, lease: LeaseId, acts: &mut Acts) {
         let bound = std::mem::take(&mut self.bound);
         if !bound.is_empty() {
@@ -147,14 +148,14 @@ impl Inner {
         acts.0.extend(self.releasing.take().map(Act::Passed));
     }
 
-    /// By the doing of others it is over, for whoever holds and for all who wait.
+    /// Ends the entry after a change by another client, for the holder and all waiters.
     pub(crate) fn end(&mut self, why: &LockError, lease: LeaseId, acts: &mut Acts) {
         self.lose_all(lease, acts);
         self.fail(why, acts);
         self.phase = Phase::Gone;
     }
 
-    /// It will stand in the line anew, with other keys.
+    /// Prepares the entry for being enqueued again with other keys.
     pub(crate) fn begin_anew(&mut self) {
         if let Phase::Waiting { since } | Phase::Held { since, .. } = self.phase {
             self.left = since;
@@ -164,14 +165,14 @@ impl Inner {
         self.is_spent = false;
     }
 
-    /// What is to be done about its keys, which are its no more.
+    /// Returns the release plan for its keys, which no longer belong to it.
     pub(super) fn part(&mut self, since: Revision) -> Parting {
         let (bound, successor) = (std::mem::take(&mut self.bound), self.successor.take());
         let (keys, is_told) = (Arc::clone(&self.keys), std::mem::take(&mut self.is_told));
         Parting { keys, since, bound, is_spent: self.is_spent, successor, is_told }
     }
 
-    /// Who waits to hear that the old key has gone.
+    /// Takes the reply for the task that waits until the old key is deleted.
     pub(crate) fn take_releasing(&mut self) -> Option<ReplyTo<Reply>> {
         self.releasing.take()
     }

@@ -1,23 +1,24 @@
-//! A place in a line, and the turns of the tasks that share it.
+//! A queue entry, and the waiters that share it.
 //!
-//! A place is a key (for a multi-lock one in each of several lines). A turn is the wish of one task.
-//! Tasks of one session that want the same mutex, and have nothing of their own to say, share one
-//! place: while it holds, the lock passes from turn to turn inside the process, without a word to the
-//! cluster. Everybody else has a place of their own, with one turn.
+//! An entry is a key in a lock queue; a multi-lock has one in each of its queues. A waiter is the
+//! request of one task. Tasks of one session that want the same mutex, without options of their
+//! own, share one entry. While it holds, the lock is handed from waiter to waiter inside the
+//! process, without contacting the cluster. All other requests have their own entry with one
+//! waiter.
 //!
 //! ```text
-//!   place   Entering ──▶ Waiting ──▶ Held ──▶ Gone       its key is deleted by whoever makes it Gone,
-//!               ▲  └────────┴──────────│───────▲          or, while Entering, when the outcome is known
+//!   entry   Entering ──▶ Waiting ──▶ Held ──▶ Gone       its key is deleted by the step that makes it Gone
+//!               ▲  └────────┴──────────│───────▲          or, from Entering, when the outcome is known
 //!               └──────────────────────┘
-//!                 turns are left, but others in the cluster are due:
-//!                 the old key goes and a new one comes, in one entry
+//!                 waiters are left, but other nodes are due:
+//!                 one log entry deletes the old key and creates a new one
 //!
-//!   turn    Asked ──▶ Stands ──▶ Holds ──▶ Ended          Stands: it is known that it must wait
+//!   waiter  Asked ──▶ Stands ──▶ Holds ──▶ Ended          Stands: known to be waiting
 //!             └─────────┴────────────────────▲
 //! ```
 //!
-//! Who holds it is judged here, under the place's own lock; what must then be said to the cluster is
-//! an [`Act`], carried out by [`Lines`](super::line::Lines) when no lock is held.
+//! The entry's own lock protects these states. A proposal or notification that follows from a
+//! transition is an [`Act`], which [`Lines`](super::line::Lines) runs when no lock is held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,81 +44,83 @@ use super::order::{Order, What};
 use super::rule::{LockKind, Rank};
 use super::stance::Stance;
 
-/// How often a lock passes from task to task inside a node while others in the cluster wait for it.
+/// Maximum number of handoffs inside a node while other nodes wait for the lock.
 pub(crate) const PASSES_MAX: u32 = 16;
 
-/// How much may go with one hold: it all goes in one entry, and a hold that is handed over says it twice.
+/// Maximum load of keys attached to one hold. They are deleted in one log entry, and a transfer
+/// contains that deletion twice.
 const BOUND_MAX: Load = Load { keys: 1_000, bytes: (3 << 19) - (64 << 10) };
 
-/// Where a place stands.
+/// State of a queue entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
-    /// Its key is proposed, the outcome is not known.
+    /// The key is proposed, and the outcome is not known.
     Entering,
-    /// Its key is there; others are before it.
+    /// The key exists, and other entries are ahead.
     Waiting {
-        /// The create revision of its key.
+        /// Create revision of the key.
         since: Revision,
     },
-    /// It is its turn.
+    /// The entry holds the lock.
     Held {
-        /// The create revision of its key.
+        /// Create revision of the key.
         since: Revision,
-        /// The revision that this replica had applied when that was found.
+        /// Revision that the local replica had applied when the lock was granted.
         granted: Revision,
     },
-    /// It is over.
     Gone,
 }
 
-/// See the module.
+/// A queue entry; see the module.
 pub(crate) struct Place {
     pub(crate) id: u64,
-    /// The lines that it stands in.
+    /// Prefixes of the queues that it is in.
     pub(crate) prefixes: Box<[Bytes]>,
-    /// The session that it lives with.
+    /// Session of the entry.
     pub(crate) session: Arc<SharedSession>,
     /// Whether other tasks of the session may share it.
     pub(crate) is_shared: bool,
-    /// What it entered as: its row may have been given another limit since.
+    /// Kind of lock at the time of the request. A resize may have changed the limit in the row
+    /// since.
     pub(crate) asked: LockKind,
-    /// Others in the cluster wait behind it.
+    /// Whether other nodes have entries after it.
     pub(crate) is_contended: AtomicBool,
     inner: Mutex<Inner>,
 }
 
-/// A key that goes with a hold.
+/// A key that is attached to a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) key: Bytes,
-    /// What was put there.
+    /// Value that was written.
     pub(crate) value: Bytes,
-    /// Whether it surely was.
+    /// Whether the key is known to have been written.
     pub(crate) is_sure: bool,
 }
 
 impl Bound {
-    /// A key that is there, whatever it says.
+    /// Returns an attached key with any value.
     pub(crate) fn of_key(key: Bytes) -> Self {
         Self { key, value: Bytes::new(), is_sure: true }
     }
 }
 
-/// What goes with a hold, counted.
+/// Number and size of the keys attached to a hold.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Load {
     keys: usize,
-    /// How large what deletes them is.
+    /// Size of the operations that delete them, in bytes.
     bytes: usize,
 }
 
 impl Load {
-    /// What deletes a key is no larger than this, beside the key, which it names twice, and the value.
+    /// Upper bound of the size of an operation that deletes a key, without the key itself (which it
+    /// contains twice) and the value.
     const KEY_BYTES: usize = 48;
 
     pub(crate) fn of<'a>(bound: impl IntoIterator<Item = &'a Bound>) -> Self {
         bound.into_iter().fold(Self::default(), |load, Bound { key, value, is_sure }| {
-            // Three times the key, if the value is compared too.
+            // Three times the key if the value is compared as well.
             let value = if *is_sure { 0 } else { key.len() + value.len() };
             let more = Self { keys: 1, bytes: Self::KEY_BYTES + 2 * key.len() + value };
             load.and(more)
@@ -144,47 +147,49 @@ impl Load {
     }
 }
 
-/// An order, to the place of this key, in the row of that one.
+/// An admin request to the entry with this key, and the key of the request's row.
 struct Ordered {
     order: Order,
     key: Bytes,
     row: Bytes,
 }
 
-/// What becomes of the keys of a hold that is over, and of what is bound to it.
+/// The release plan of a hold that has ended: what happens to its keys and to the keys attached to
+/// it.
 pub(crate) struct Parting {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,
     pub(crate) bound: Vec<Bound>,
-    /// Something done under the hold may still come true.
+    /// A transaction under the hold may still be applied.
     pub(crate) is_spent: bool,
-    /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
+    /// The entry to transfer the hold to, if it is still waiting. Otherwise the keys are deleted.
     pub(crate) successor: Option<Rank>,
-    /// Whoever waits for the reply has named the successor, and is told if it cannot be.
+    /// The caller that waits for the reply has named the successor, and gets an error if the
+    /// transfer is not possible.
     pub(crate) is_told: bool,
 }
 
-/// What is to be said to the cluster, or to a task, when no lock is held.
+/// A deferred action: a proposal, or a notification of a task, that must run when no lock is held.
 pub(crate) enum Act {
-    /// Part with the place's keys, if they are still those.
+    /// Release the entry's keys, if they are still these.
     Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
-    /// Put new keys there, and part with those of before in the same entry.
+    /// Create new keys, and release the old ones in the same log entry.
     EnterAnew { place: Arc<Place>, parting: Option<Parting> },
-    /// Delete what was bound to a hold that is over, and orders to it.
+    /// Delete keys attached to a hold that has ended, and admin requests to it.
     Tidy { bound: Vec<Bound>, lease: LeaseId },
-    /// It became the holder after others: note when.
+    /// Record the time at which the waiter became the holder after others.
     Handed(Arc<Turn>),
-    /// Tell whoever waits for news of a hold.
+    /// Notify tasks that wait for changes of a hold.
     Notify(Arc<Turn>),
-    /// There is nothing to be said: the release has come true here.
+    /// The release was completed inside the node: reply without a proposal.
     Passed(ReplyTo<Reply>),
     /// Wake a task.
     Wake(Waker),
 }
 
-/// What is to be done when no lock is held.
+/// Deferred actions.
 #[derive(Default)]
-#[must_use = "they are to be carried out"]
+#[must_use = "deferred actions must be run"]
 pub(crate) struct Acts(pub(crate) Vec<Act>);
 
 impl Place {
@@ -226,8 +231,9 @@ impl Place {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A turn has waited for too long, or in vain, and waits no more. If it holds by now, which no lock of
-    /// the caller's prevents, it goes on: its task may have looked already.
+    /// Fails a waiter whose deadline has passed or whose request has failed. If it has become the
+    /// holder in the meantime, on another thread, it stays the holder: its task may already have
+    /// polled it.
     pub(crate) fn wait_no_more(self: &Arc<Self>, turn: &Turn, why: LockError, acts: &mut Acts) {
         let mut inner = self.lock();
         if inner.turns.remove(&turn.number).is_some() {
@@ -236,13 +242,13 @@ impl Place {
         }
     }
 
-    /// A task does not want its turn any more, and will never look at it again.
+    /// Cancels a waiter whose future was dropped or given up.
     pub(crate) fn withdraw(self: &Arc<Self>, turn: &Arc<Turn>, why: LockError, acts: &mut Acts) {
         let mut inner = self.lock();
         if inner.turns.remove(&turn.number).is_some() {
             turn.advance(Stage::Failed(why), acts);
         } else if inner.is_held_by(turn) {
-            // It came true, and nobody has looked.
+            // It was granted, but its task has not polled it.
             inner.holder = None;
             turn.lose(LostReason::Released, acts);
         } else {
@@ -251,8 +257,8 @@ impl Place {
         self.rest(&mut inner, ReplyTo::Nobody, acts);
     }
 
-    /// Ends a hold, if it is this turn's; false if it is over already. `reply` hears when the lock is
-    /// free, or another's.
+    /// Ends the hold of this waiter. Returns `false` if it has already ended. `reply` is sent when
+    /// the lock is free or has another holder.
     pub(crate) fn release(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
@@ -268,7 +274,7 @@ impl Place {
         let is_given_up = why == LostReason::Released;
         turn.lose(why, acts);
         if self.is_left() && is_given_up {
-            // Who detaches a session wants to take up later what it holds.
+            // A program that detaches a session wants to resume its holds later, so the keys stay.
             inner.phase = Phase::Gone;
             inner.fail(&LockError::SessionEnded(SessionEndReason::Detached), acts);
             acts.0.push(Act::Passed(reply));
@@ -278,7 +284,7 @@ impl Place {
         true
     }
 
-    /// As [`Place::release`], for the good of another place: the hold becomes its, if it still waits.
+    /// Like [`Place::release`], but transfers the hold to another entry if that is still waiting.
     pub(crate) fn transfer(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
@@ -299,15 +305,15 @@ impl Place {
         true
     }
 
-    /// Follows an order to whoever has the place under this key.
+    /// Runs an admin request to the entry with this key.
     pub(crate) fn obey(self: &Arc<Self>, order: Order, key: &[u8], row: &Bytes, acts: &mut Acts) {
         let (holder, phase) = {
             let mut inner = self.lock();
             let is_it = match inner.phase {
                 Phase::Waiting { since } | Phase::Held { since, .. } => since == order.since,
-                // Its revision is not known yet; who orders has seen it.
+                // The create revision is not known here yet, but the requester has seen it.
                 Phase::Entering => order.since > inner.left,
-                // The key may be there still, for whoever takes it up: nobody has it.
+                // The key may still exist for a later resume, but it has no holder now.
                 Phase::Gone if self.is_nobodys() => {
                     if matches!(order.what, What::Break) {
                         let keys: Arc<[Bytes]> = Arc::new([Bytes::copy_from_slice(key)]);
@@ -322,18 +328,19 @@ impl Place {
             };
             let is_meant = is_it && inner.keys.iter().any(|own| own == key);
             if !is_meant {
-                // It is over, or was another of that name.
+                // The addressed entry has ended, or was another one with the same key.
                 let (bound, lease) = (vec![Bound::of_key(row.clone())], self.session.lease);
                 acts.0.push(Act::Tidy { bound, lease });
                 return;
             }
-            // Who orders has seen it stand, and perhaps hold, where this node does not know it yet.
+            // The requester has seen the entry in the queue, possibly as the holder, before this
+            // node knows its position.
             if inner.phase == Phase::Entering && !matches!(order.what, What::Break) {
                 let (key, row) = (Bytes::copy_from_slice(key), row.clone());
                 inner.orders.push(Ordered { order, key, row });
                 return;
             }
-            // It goes with the hold that it is about.
+            // The row of the request is deleted with the hold that it concerns.
             if !inner.bound.iter().any(|bound| bound.key == *row) {
                 inner.bound.push(Bound::of_key(row.clone()));
             }
@@ -355,7 +362,8 @@ impl Place {
                 inner.fail(&LockError::Evicted, acts);
                 self.rest(&mut inner, nobody, acts);
             }
-            // Whoever is meant has released it; what an order is bound to is not passed on.
+            // The addressed waiter has already released it. A hold with an attached request is not
+            // handed off.
             (What::Break, None, _) => {}
             (What::HandOver(successor), None, Phase::Held { .. }) => {
                 self.lock().successor = Some(successor)
@@ -364,7 +372,7 @@ impl Place {
         }
     }
 
-    /// It is known where it stands: follows what it was ordered before.
+    /// Runs the admin requests that arrived before the position of the entry was known.
     pub(crate) fn obey_kept(self: &Arc<Self>, acts: &mut Acts) {
         let orders = {
             let mut inner = self.lock();
@@ -378,7 +386,7 @@ impl Place {
         }
     }
 
-    /// Ends a turn's hold by passing it on inside the node, if that is all that is due.
+    /// Ends a hold by a handoff inside the node, if nothing else is required.
     pub(crate) fn pass_on(&self, turn: &Arc<Turn>, acts: &mut Acts) -> bool {
         let mut inner = self.lock();
         let Phase::Held { since, granted } = inner.phase else { return false };
@@ -393,33 +401,34 @@ impl Place {
         inner.give(since, granted, acts)
     }
 
-    /// Whether its session was detached: what it holds is left for the program's next life.
+    /// Reports whether its session was detached: its keys then stay for a resume in the next run of
+    /// the program.
     fn is_left(&self) -> bool {
         self.session.ended() == Some(SessionEndReason::Detached)
     }
 
-    /// Whether nobody has what it held, though the key may live on with a lease that somebody resumed: its session was
-    /// left or lost, and had asked for no lock delay.
+    /// Reports whether the hold has no holder, although its key may live on with a resumed lease:
+    /// its session was detached, or was lost without a lock delay.
     fn is_nobodys(&self) -> bool {
         let is_lost = self.session.ended() == Some(SessionEndReason::NotRenewed);
         self.is_left() || (is_lost && self.session.delay.is_zero())
     }
 
-    /// Whether the session was lost. It may have been told nobody yet; but what it held is its lease's from then on, which
-    /// keeps others away for the lock delay, whatever somebody here does about it.
+    /// Reports whether the session was lost. From then on the keys belong to the lease alone, which
+    /// keeps the lock for the lock delay, even if local tasks have not been notified yet.
     fn is_left_to_its_lease(&self) -> bool {
         self.session.ended() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B32)
     }
 
-    /// Whether this turn has it.
     pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
         self.lock().is_held_by(turn)
     }
 
-    /// A transaction under this turn's hold begins, which binds so much to it; false if the hold is over.
+    /// Registers a transaction under the hold of this waiter, which attaches `binds` to it. Returns
+    /// `false` if the hold has ended.
     ///
     /// # Errors
-    /// That would be more than may go with one hold.
+    /// Fails if more would be attached than one hold allows.
     pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Rejection> {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
@@ -434,7 +443,8 @@ impl Place {
         Ok(is_holder)
     }
 
-    /// Its outcome is known, or will never be. `bound` is what it has bound to the hold, of what it was to bind.
+    /// Handles the end of such a transaction, or that its outcome will never be known. `bound` are
+    /// the keys that it has attached.
     pub(crate) fn end_txn(
         self: &Arc<Self>,
         binds: Load,
@@ -448,7 +458,8 @@ impl Place {
         inner.is_spent |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
         if is_held {
-            // A key that was surely this hold's stays so, whatever came of the later transaction.
+            // A key that is known to belong to this hold stays so, whatever the outcome of a later
+            // transaction.
             for one in &mut bound {
                 one.is_sure |= inner.bound.iter().any(|b| b.is_sure && b.key == one.key);
             }
@@ -456,7 +467,7 @@ impl Place {
             inner.bound.retain(|before| !keys.contains(&&before.key));
             inner.bound.extend(bound);
         } else if !bound.is_empty() && !self.is_left_to_its_lease() {
-            // The hold that they were to go with has gone.
+            // The hold that they were attached to has ended.
             acts.0.push(Act::Tidy { bound, lease: self.session.lease });
         }
         if is_held && inner.holder.is_none() && inner.open_txns == 0 {
@@ -465,8 +476,8 @@ impl Place {
         }
     }
 
-    /// This turn's hold must end with its key: somebody has taken its condition for a transaction that
-    /// is not ours to follow. False if the hold is over.
+    /// Marks the hold so that it ends with its key: its condition was handed out for a transaction
+    /// that cannot be followed here. Returns `false` if the hold has ended.
     pub(crate) fn spend(&self, turn: &Arc<Turn>) -> bool {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
@@ -474,12 +485,13 @@ impl Place {
         is_holder
     }
 
-    /// What deletes the keys that go with the present hold, of those that are still bound as it is.
+    /// Returns the operations that delete the keys attached to the present hold, each only if still
+    /// attached.
     pub(crate) fn unbinding(&self) -> Vec<Op> {
         unbinding(self.session.lease, &self.lock().bound)
     }
 
-    /// Nobody has it: passes it on, leaves, or enters anew, whatever is due.
+    /// Advances an entry without a holder: hands it off, releases it or re-enqueues it.
     pub(crate) fn rest(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -490,14 +502,14 @@ impl Place {
             return;
         }
         match inner.phase {
-            // When the outcome is known it is judged again.
+            // The outcome of the enqueue calls this method again.
             Phase::Entering | Phase::Gone => {}
             Phase::Waiting { since } => {
                 if inner.turns.is_empty() && !mutant::is(Mutant::B26) {
                     self.leave(inner, since, reply, acts);
                 }
             }
-            // Who releases it waits for that; nobody else does.
+            // Only the releasing task waits for open transactions.
             Phase::Held { .. } if inner.open_txns > 0 && !mutant::is(Mutant::B24) => {
                 inner.releasing.get_or_insert(reply);
             }
@@ -509,7 +521,8 @@ impl Place {
                     inner.give(since, granted, acts);
                     acts.0.push(Act::Passed(reply));
                 } else {
-                    // The release is heard of when the old key has gone, with the new one's coming.
+                    // The releasing task is notified when one log entry has deleted the old key and
+                    // created the new one.
                     let (place, parting) = (Arc::clone(self), Some(inner.part(since)));
                     acts.0.push(Act::EnterAnew { place, parting });
                     inner.releasing = Some(reply);
@@ -544,7 +557,8 @@ impl Place {
     }
 }
 
-/// What deletes keys that are bound to a hold. What is bound to another lease is somebody else's.
+/// Returns the operations that delete keys attached to a hold. A key with another lease belongs to
+/// another owner and stays.
 pub(crate) fn unbinding(lease: LeaseId, bound: &[Bound]) -> Vec<Op> {
     let unbind = |Bound { key, value, is_sure }: &Bound| {
         let mut compares = vec![Compare::lease(key.clone()).eq(lease.get())];
@@ -567,7 +581,8 @@ mod tests {
     use crate::model::Moment;
     use crate::recipes::order::ReleaseRequest;
 
-    /// A place that its session's tasks share, which waits since revision 2, and a turn of each of so many.
+    /// Returns an entry shared by the tasks of a session that waits since revision 2, and a waiter
+    /// for each of `TASKS` tasks.
     fn shared_by<const TASKS: usize>() -> (Arc<Place>, [Arc<Turn>; TASKS]) {
         let key = Bytes::from_static(b"lock/5");
         let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
@@ -591,9 +606,10 @@ mod tests {
         let (place, [first, second, third]) = shared_by();
         let mut acts = Acts::default();
         assert!(place.lock().give(Revision(2), Revision(2), &mut acts));
-        // Whoever looks whether the time is up sees that it waits...
+        // The timer sees that the second task waits...
         assert!(matches!(second.stage(None), Stage::Asked));
-        // ...the holder passes on, on another thread, and then it is withdrawn.
+        // ...then the holder hands off on another thread, and afterwards the timer fails the
+        // waiter.
         assert!(place.pass_on(&first, &mut acts));
         place.wait_no_more(&second, LockError::TimedOut { before: 1 }, &mut acts);
         assert!(is_granted(&place, &second) && !is_granted(&place, &third));
@@ -602,7 +618,8 @@ mod tests {
         assert!(is_granted(&place, &second));
     }
 
-    /// Two threads, one of which looks while the other one settles, each time a little earlier or later.
+    /// Two threads: one polls while the other settles the waiter, with a slightly different delay
+    /// each time.
     #[test]
     fn a_waiter_is_woken_however_its_look_races_with_its_grant() {
         const ROUNDS: usize = 20_000;

@@ -1,4 +1,4 @@
-//! The turn of one task: how far its wish has come, and the hold that it comes to.
+//! The waiter: the request of one task, its progress, and its hold once granted.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,53 +15,53 @@ use super::super::token::Token;
 use super::{Act, Acts};
 use crate::model::{Moment, Revision};
 
-/// What one task was granted.
+/// The lock as granted to one task.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
-    /// The keys that make it the holder; one but for multi-locks.
+    /// Keys of the entry: one, or several for a multi-lock.
     pub(crate) keys: Arc<[Bytes]>,
-    /// The revision that made them.
+    /// Create revision of the keys.
     pub(crate) since: Revision,
     pub(crate) token: Token,
-    /// What their rows say of what it may do.
+    /// Value of their rows, which states the lock mode.
     pub(crate) value: Bytes,
 }
 
-/// How far a turn has come.
+/// Progress of a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
-    /// It is not known where it stands.
+    /// The position in the queue is not known yet.
     Asked,
-    /// It must wait, since this revision.
+    /// Waiting in the queue since this revision.
     Stands(Revision),
-    /// It holds, or has held until `LostReason`.
+    /// Holds the lock, or held it until its `LostReason`.
     Holds(Grant),
-    /// It will not hold.
+    /// Failed: it will not be granted.
     Failed(LockError),
 }
 
-/// The wish of one task, and its hold when it comes true.
+/// The request of one task, and its hold once granted.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Its number among those of its place.
+    /// Number among the waiters of its entry, in order of arrival.
     pub(super) number: u64,
-    /// It would rather fail than wait.
+    /// Fail instead of waiting.
     pub(crate) only_try: bool,
-    /// When it gives up waiting, with the timer's number.
+    /// Deadline of the wait, with the number of its timer.
     pub(crate) deadline: Option<(Moment, u64)>,
-    /// For how long it may hold.
+    /// Maximum hold time.
     pub(crate) cap: Option<Duration>,
-    /// It wants to know when it must wait.
+    /// Wake the task when it is known to be waiting, so that its owner can look for deadlocks.
     pub(crate) is_owned: bool,
-    /// Others of its place held or waited before it when it came.
+    /// Whether the entry had a holder or waiters when this one arrived.
     is_behind: bool,
     counts: HeadCounts,
-    /// How many guards stand for its hold.
+    /// Number of guards that share the hold.
     shares: AtomicU32,
-    /// Its task has looked, and has what it holds.
+    /// Whether the task has received its guard.
     is_delivered: AtomicBool,
     state: Mutex<TurnState>,
-    /// Told when what it holds is lost, or somebody asks for it.
+    /// Notified when the hold is lost or its release is requested.
     pub(crate) changed: Notify,
 }
 
@@ -70,15 +70,15 @@ struct TurnState {
     stage: Stage,
     waker: Option<Waker>,
     loss: Option<LostReason>,
-    /// When it was told that it holds, if it had waited for others.
+    /// Time at which the lock was granted, if the waiter had waited for others.
     handed: Option<Moment>,
-    /// When the hold ends by its cap, with the timer's number.
+    /// End of the hold by its time limit, with the number of the timer.
     until: Option<(Moment, u64)>,
     request: Option<ReleaseRequest>,
 }
 
 impl TurnState {
-    /// What it counts as.
+    /// Returns whether it counts as a holder or as a waiter.
     fn part(&self) -> Option<Part> {
         match &self.stage {
             Stage::Asked | Stage::Stands(_) => Some(Part::Waits),
@@ -88,18 +88,17 @@ impl TurnState {
     }
 }
 
-/// Whether a hold may be held once more.
+/// Whether an owner may acquire the hold once more.
 pub(crate) enum Share {
-    /// It is, once more.
+    /// Acquired once more.
     Again,
-    /// As often as it may be, it is.
+    /// The limit is reached.
     TooMany,
-    /// It is not held any more.
+    /// The hold has ended.
     Over,
 }
 
 impl Turn {
-    /// It has just come.
     pub(super) fn new(
         number: u64,
         only_try: bool,
@@ -134,7 +133,7 @@ impl Turn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far it has come; if that does not settle it, wakes this waker when that changes.
+    /// Returns the stage. If it is not final, registers the waker for the next change.
     pub(crate) fn stage(&self, waker: Option<&Waker>) -> Stage {
         let mut state = self.lock();
         let mut before = None;
@@ -145,12 +144,13 @@ impl Turn {
         }
         let stage = state.stage.clone();
         drop(state);
-        // With the last of its wakers a task may go, and whatever it holds.
+        // Dropping the last waker may drop a task and everything that it holds, so do it without
+        // the lock.
         drop(before);
         stage
     }
 
-    /// Moves on; whoever waits for that is woken by `acts`.
+    /// Moves to a new stage. The action that wakes the task is added to `acts`.
     pub(crate) fn advance(&self, stage: Stage, acts: &mut Acts) {
         let mut state = self.lock();
         let before = state.part();
@@ -159,10 +159,10 @@ impl Turn {
         acts.0.extend(state.waker.take().map(Act::Wake));
     }
 
-    /// It is known that it must wait.
+    /// Records that the waiter has to wait.
     pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
         let mut state = self.lock();
-        // It may have stopped waiting meanwhile.
+        // The waiter may have been settled meanwhile.
         if !matches!(state.stage, Stage::Asked | Stage::Stands(_)) {
             return;
         }
@@ -172,17 +172,16 @@ impl Turn {
         }
     }
 
-    /// Its task has what it holds now.
+    /// Records that the task has received its guard.
     pub(crate) fn delivered(&self) {
         self.is_delivered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether its task has what it holds.
     pub(crate) fn is_delivered(&self) -> bool {
         self.is_delivered.load(Ordering::Relaxed)
     }
 
-    /// One more guard for its hold.
+    /// Adds a guard to the hold, up to `limit`.
     pub(crate) fn share(&self, limit: u32) -> Share {
         let more = |shares| (shares > 0 && shares < limit).then(|| shares + 1);
         match self.shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
@@ -192,22 +191,23 @@ impl Turn {
         }
     }
 
-    /// Whether one guard alone stands for its hold.
+    /// Reports whether a single guard has the hold.
     pub(crate) fn is_single(&self) -> bool {
         self.shares.load(Ordering::Relaxed) == 1
     }
 
-    /// One guard less. Answers with how many are left.
+    /// Removes a guard from the hold. Returns the number of remaining guards.
     pub(crate) fn unshare(&self) -> u32 {
         self.shares.fetch_sub(1, Ordering::Relaxed) - 1
     }
 
-    /// Why the hold is over, if that is known here.
+    /// Returns why the hold has ended, if that is known here.
     pub(crate) fn loss(&self) -> Option<LostReason> {
         self.lock().loss.clone()
     }
 
-    /// The hold is over; the first reason stays. Whoever waits for that is told by `acts`.
+    /// Records that the hold has ended. The first reason is kept. The action that notifies waiting
+    /// tasks is added to `acts`.
     pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, acts: &mut Acts) {
         {
             let mut state = self.lock();
@@ -218,37 +218,37 @@ impl Turn {
         acts.0.push(Act::Notify(Arc::clone(self)));
     }
 
-    /// Whether it has had to wait for others.
+    /// Reports whether it had to wait for others.
     pub(super) fn has_waited(&self) -> bool {
         self.is_behind || matches!(self.lock().stage, Stage::Stands(_))
     }
 
-    /// It became the holder after others, and this node knew so at this moment.
+    /// Records the time at which it became the holder after others.
     pub(crate) fn hand(&self, at: Moment) {
         self.lock().handed = Some(at);
     }
 
-    /// When it became the holder after others, if it did.
+    /// Returns the time at which it became the holder after others.
     pub(crate) fn handed(&self) -> Option<Moment> {
         self.lock().handed
     }
 
-    /// When the hold ends by its cap.
+    /// Returns the end of the hold by its time limit.
     pub(crate) fn until(&self) -> Option<Moment> {
         self.lock().until.map(|(moment, _)| moment)
     }
 
-    /// The hold ends then. Answers with the timer that stood for it before.
+    /// Sets the end of the hold. Returns the previous timer.
     pub(crate) fn set_until(&self, until: Option<(Moment, u64)>) -> Option<(Moment, u64)> {
         std::mem::replace(&mut self.lock().until, until)
     }
 
-    /// What somebody asks of the holder.
+    /// Returns the pending release request.
     pub(crate) fn request(&self) -> Option<ReleaseRequest> {
         self.lock().request.clone()
     }
 
-    /// Somebody asks something of the holder.
+    /// Stores a release request and notifies the holder.
     pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, acts: &mut Acts) {
         self.lock().request = Some(request);
         acts.0.push(Act::Notify(Arc::clone(self)));

@@ -1,11 +1,12 @@
-//! Where the takers of one handle wait, and where it is decided what to reach for.
+//! [`Board`]: the waiting takers of one handle, and the decision which items to claim for them.
 //!
-//! Everything that happens (a taker comes or goes, the watch has news, a proposal has its outcome) is
-//! noted and then worked off in turns, one at a time, on whichever thread noted it: mostly the
-//! driver's. A thread that finds a turn running leaves its note and goes: nobody waits for a turn.
+//! Each event (a taker arrives or leaves, the watch has changes, a proposal has its outcome) is
+//! recorded as a note. Notes are processed in turns, one turn at a time, on the thread that
+//! recorded a note, mostly the driver's. If a turn is already running, a thread leaves its note and
+//! returns, so no thread waits for a turn.
 //!
 //! ```text
-//!   note ──▶ turn:  follow the watch ─▶ hand out what was won ─▶ one proposal, if none is under way
+//!   note ──▶ turn:  read the watch ─▶ deliver claimed items ─▶ one proposal, if none is in flight
 //! ```
 
 use std::collections::BTreeMap;
@@ -32,27 +33,27 @@ use super::delivery::{Claim, Delivery};
 use super::index::{Chooser, Index};
 use super::{ItemId, Keys, Part, QueueError};
 
-/// The most items that one transaction claims.
+/// Maximum number of items that one transaction claims.
 const CLAIMS_MAX: usize = 32;
 
-/// How long an item may lie that is meant for others, before those here reach for it. Much longer than
-/// a transaction takes, much shorter than a session lives.
+/// How long an item that is meant for other boards may stay available before this board claims it.
+/// Much longer than a transaction, much shorter than the TTL of a session.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// The board; see the module.
 pub(super) struct Board {
     session: Session,
     keys: Keys,
-    /// Its name in the line of those who wait.
+    /// Its id among the waiting boards.
     idle: Bytes,
     attempts_max: Option<u64>,
     notes: Mutex<Vec<Note>>,
-    /// Whether there is something to do.
+    /// Whether there is something to process.
     due: AtomicBool,
     state: Mutex<State>,
 }
 
-/// What a taker hears: `None` if it only tried, and there was nothing.
+/// What a taker receives: `None` if it only tried and no item was available.
 pub(super) type Taken = Result<Option<Delivery>, QueueError>;
 
 enum Note {
@@ -65,20 +66,20 @@ enum Note {
         ticket: u64,
     },
     Outcome(Proposed, CallResult<Reply>),
-    /// Patience is over, if this still comes first.
+    /// Patience has run out for this item, if it is still the first one.
     Late(Bytes),
 }
 
-/// What was proposed.
+/// A proposal in flight.
 struct Proposed {
-    /// The items to be claimed, in the order of the operations.
+    /// Items to be claimed, in the order of the operations.
     claims: Vec<Bytes>,
-    /// What this replica had then: whatever claim is older is not one of these.
+    /// Revision of the replica at that time. Older claims do not belong to this proposal.
     known: Revision,
-    /// How many operations stand before them.
+    /// Number of operations before the claims.
     before: usize,
-    /// Whether this board may stand in the line if it comes to nothing. Not of what does no more than
-    /// leave the line: who may not even do that does not try it for ever.
+    /// Whether the board may be queued as waiting if the proposal fails. False for a proposal that
+    /// only leaves that queue: if it is rejected, it is not retried without end.
     may_stand: bool,
 }
 
@@ -86,14 +87,14 @@ struct State {
     index: Index,
     watch: Option<Watch>,
     takers: BTreeMap<u64, Taker>,
-    /// A proposal is under way.
+    /// Whether a proposal is in flight.
     flying: bool,
-    /// Claims of which nobody knows whether they were made, and than what they would be younger: they are given back
+    /// Claims with unknown outcome, each with a revision older than the claim. They are released
     /// before anything else is proposed.
     doubtful: Vec<(Bytes, Revision)>,
-    /// Whether this board stands in the line of those who wait, once its proposals are carried out.
+    /// Whether the board is queued as waiting, once its proposals are applied.
     stands: bool,
-    /// Patience is counted.
+    /// Whether the patience timer is running.
     counting: bool,
     impatient: bool,
 }
@@ -103,14 +104,14 @@ struct Taker {
     reply: oneshot::Sender<Taken>,
 }
 
-/// What a turn wants done when it is over.
+/// The actions of a turn, to run after it.
 #[derive(Default)]
 struct Work {
-    /// Won, and nobody is there to have it: given back by being dropped.
+    /// Claimed items without a taker. Dropping them releases them.
     unwanted: Vec<Delivery>,
     replies: Vec<(oneshot::Sender<Taken>, Taken)>,
     proposal: Option<(Txn, Proposed)>,
-    /// Count patience for this item.
+    /// Start the patience timer for this item.
     count: Option<Bytes>,
 }
 
@@ -136,14 +137,14 @@ impl Board {
         &self.session
     }
 
-    /// A taker comes.
+    /// Adds a taker.
     pub(super) fn enter(self: &Arc<Self>, ticket: u64, only_try: bool) -> oneshot::Receiver<Taken> {
         let (reply, receiver) = oneshot::channel();
         self.note(Note::Enter { ticket, only_try, reply });
         receiver
     }
 
-    /// A taker goes, with or without an item.
+    /// Removes a taker, with or without an item.
     pub(super) fn leave(self: &Arc<Self>, ticket: u64) {
         self.note(Note::Leave { ticket });
     }
@@ -153,7 +154,7 @@ impl Board {
         self.turn();
     }
 
-    /// Works off what there is to do, unless somebody does: who ends a turn looks again.
+    /// Processes all notes, unless another thread does. The thread that ends a turn checks again.
     fn turn(self: &Arc<Self>) {
         self.due.store(true, Ordering::SeqCst);
         while self.due.load(Ordering::SeqCst) {
@@ -166,10 +167,10 @@ impl Board {
                 self.due.store(false, Ordering::SeqCst);
                 self.work_off(&mut state)
             };
-            // With the lock free: it may wake, drop and call what is not ours.
+            // Run this without the lock: it may wake, drop and call foreign code.
             drop(work.unwanted);
             for (reply, taken) in work.replies {
-                // Who went away gives its item back by dropping it.
+                // If the taker is gone, dropping the item releases it.
                 waking(|| drop(reply.send(taken)));
             }
             if let Some((txn, proposed)) = work.proposal {
@@ -200,7 +201,7 @@ impl Board {
                 }
             }
         }
-        // Nobody waits, nothing is of interest; the watch keeps no more than its limits.
+        // Without takers the changes do not matter, and the watch buffers no more than its limit.
         if !state.takers.is_empty()
             && let Err(error) = self.follow(state)
         {
@@ -212,7 +213,7 @@ impl Board {
         work
     }
 
-    /// Takes what the watch has; the next that comes makes a turn.
+    /// Reads all available events of the watch. Later events start a new turn.
     fn follow(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
         let waker = Waker::from(Arc::new(Ring(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
@@ -226,13 +227,13 @@ impl Board {
                     batch.events.iter().for_each(|event| state.index.follow(event));
                 }
                 Poll::Pending => return Ok(()),
-                // Compacted, or the node has stopped: look again, and hear which.
+                // The history was compacted, or the node stopped. The next read tells which.
                 Poll::Ready(Some(Err(_)) | None) => state.watch = None,
             }
         }
     }
 
-    /// Reads what is the case, and watches from there.
+    /// Reads a snapshot and starts a watch after it.
     fn look(&self, state: &mut State) -> Result<(), Error> {
         let shared = self.session.shared();
         if let Some(reason) = shared.stop_reason() {
@@ -248,7 +249,9 @@ impl Board {
         let reply = shared.reader.read_txn(&read)?;
         state.index = Index::new(self.keys.clone());
         for result in reply.results {
-            let TxnResult::Range(range) = result else { unreachable!("ranges were read") };
+            let TxnResult::Range(range) = result else {
+                unreachable!("the transaction has only ranges")
+            };
             range.kvs.iter().for_each(|row| state.index.put(row));
         }
         let watch = Client::new(Arc::clone(shared)).watch(self.keys.all());
@@ -256,7 +259,7 @@ impl Board {
         Ok(())
     }
 
-    /// What was proposed has its outcome, and this replica has it applied.
+    /// Processes the outcome of a proposal, which this replica has applied.
     fn settle(
         &self,
         state: &mut State,
@@ -267,19 +270,21 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
-                // Nobody waits any more: if its row is there, that is what the next proposal is for.
+                // There are no takers any more. If the board's row exists, the next proposal
+                // deletes it.
                 state.stands = proposed.may_stand;
                 let Proposed { claims, known, .. } = proposed;
                 match error {
                     CallError::Deadline { maybe_applied: true } => {
                         state.doubtful.extend(claims.into_iter().map(|id| (id, known)));
                     }
-                    // The node has stopped: nobody here can give them back.
+                    // The node has stopped, so the claims cannot be released from here.
                     _ => state.doubtful.clear(),
                 }
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
-                    // All that was asked for is bound to it; the news of its end is on its way.
+                    // Everything in the proposal is attached to this lease, so the session has
+                    // ended; its notification is still on the way.
                     (None, CallError::Rejected(Rejection::LeaseNotFound(_))) => {
                         state.stands = false;
                         QueueError::SessionEnded(SessionEndReason::LeaseEnded)
@@ -293,7 +298,8 @@ impl Board {
         let revision = reply.revision();
         let results = match reply {
             Reply::Txn(reply) => reply.results,
-            // It was applied while this node was cut off, and a later state says what came of it.
+            // The proposal was applied while this node was disconnected, and its reply was lost.
+            // The current rows show the outcome.
             _ => Vec::new(),
         };
         for (n, id) in proposed.claims.into_iter().enumerate() {
@@ -310,7 +316,7 @@ impl Board {
         }
     }
 
-    /// The item, if the claim is there that this board has made at that revision.
+    /// Returns the item if its claim is the one that this board created at that revision.
     fn won(&self, id: &Bytes, since: Revision) -> Option<Delivery> {
         let reader = &self.session.shared().reader;
         let (session, keys) = (self.session.clone(), self.keys.clone());
@@ -319,7 +325,7 @@ impl Board {
         row.filter(|row| row.create_revision == since && row.value == self.idle)?;
         match reader.get(&claim.item_key()).0 {
             Some(item) => Some(Delivery::new(claim, item)),
-            // Somebody deleted it, claim or no claim.
+            // The item was deleted by another client despite the claim.
             None => {
                 claim.give_back(ReplyTo::Nobody);
                 None
@@ -327,10 +333,11 @@ impl Board {
         }
     }
 
-    /// What to propose, if anything.
+    /// Decides what to propose, if anything.
     fn decide(&self, state: &mut State, work: &mut Work) {
         if let Some(end) = self.session.end() {
-            // An detach's lease lives on, and so does its row, until the board goes.
+            // The lease of a detached session lives on, and so does the board's row, until the
+            // board is dropped.
             state.stands &= end == SessionEndReason::Detached;
             let error = QueueError::ended(end, self.session.shared());
             return state.fail_all(&error, work);
@@ -369,7 +376,7 @@ impl Board {
             self.attempts_max.is_some_and(|max| attempts >= max)
         };
         let (spent, claims): (Vec<Bytes>, Vec<Bytes>) = chosen.into_iter().partition(is_spent);
-        // One at a time: large values do not add up.
+        // One per proposal, because large values add up.
         let burial = spent.first().and_then(|id| self.burial(id, &state.index));
         let mut txn = Txn { success: burial.into_iter().collect(), ..Txn::default() };
         let before = txn.success.len();
@@ -377,9 +384,9 @@ impl Board {
         let waits = state.takers.len() > claims.len();
         let in_line = state.index.is_idle(&self.idle);
         match (waits, state.stands) {
-            // There is nothing for those who wait: into the line.
+            // No items for the waiting takers: queue the board.
             (true, false) if claims.is_empty() => txn.success.push(self.stand()),
-            // Somebody has something: to the end of the line.
+            // It claims items: move the board to the end of the queue.
             (true, true) if !claims.is_empty() || !in_line => txn.success.push(self.stand()),
             (false, true) => txn.success.push(Op::delete(self.idle_key())),
             _ => {}
@@ -398,14 +405,14 @@ impl Board {
         self.keys.key(Part::Idle, &self.idle)
     }
 
-    /// Stands in the line of those who wait, at its end.
+    /// Returns the operation that puts the board at the end of the waiting boards.
     fn stand(&self) -> Op {
         let mut put = Put::new(self.idle_key(), Bytes::new());
         put.lease = PutLease::Attach(self.session.lease());
         put.into()
     }
 
-    /// Claims an item, if it is free, and counts that.
+    /// Returns the transaction that claims an item if it is available, and counts the attempt.
     fn claim(&self, id: &[u8]) -> Txn {
         let (item, claim) = (self.keys.key(Part::Item, id), self.keys.key(Part::Claim, id));
         let mut taken = Put::new(claim.clone(), self.idle.clone());
@@ -424,7 +431,7 @@ impl Board {
         Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }
     }
 
-    /// Gives an item back, if this board has claimed it since then.
+    /// Returns the transaction that releases an item if this board has claimed it after `known`.
     fn unclaim(&self, id: &[u8], known: Revision) -> Txn {
         let claim = self.keys.key(Part::Claim, id);
         let compares = vec![
@@ -434,7 +441,7 @@ impl Board {
         Txn { compares, success: vec![Op::delete(claim)], failure: vec![] }
     }
 
-    /// Moves an item to the queue of those that were taken too often.
+    /// Returns the operation that moves an item to the dead-letter queue.
     fn burial(&self, id: &Bytes, index: &Index) -> Option<Op> {
         let key = self.keys.key(Part::Item, id);
         let known = index.item(id)?;
@@ -449,12 +456,12 @@ impl Board {
     }
 
     fn propose(self: &Arc<Self>, txn: Txn, proposed: Proposed) {
-        assert!(proposed.claims.len() <= CLAIMS_MAX, "more than is claimed at once");
+        assert!(proposed.claims.len() <= CLAIMS_MAX, "more claims than CLAIMS_MAX");
         let board = Arc::clone(self);
         let reply = ReplyTo::Call(Box::new(move |outcome| {
             board.note(Note::Outcome(proposed, outcome));
         }));
-        // One at a time: that is the admission.
+        // No admission check is needed, because the board has one proposal at a time.
         self.session.shared().insist(Command::Txn(txn), reply);
     }
 
@@ -467,7 +474,8 @@ impl Board {
             }
         };
         let (revision, deadline) = (Revision(u64::MAX), shared.now() + PATIENCE);
-        // No replica ever reaches it: it ends at its deadline, or when the node stops.
+        // No replica ever reaches this revision, so the wait ends at its deadline or when the node
+        // stops.
         let reply = ReplyTo::Call(Box::new(late));
         shared.push(Input::AtLeast { revision, deadline, reply });
     }
@@ -483,7 +491,8 @@ impl State {
 impl Drop for Board {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // That of a session that was lost goes with its lease; an detach's would stay in the line.
+        // The row of a lost session is deleted with its lease. The row of a detached session would
+        // remain.
         if state.stands && self.session.end() != Some(SessionEndReason::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
             self.session.shared().insist(leave, ReplyTo::Nobody);
@@ -491,7 +500,7 @@ impl Drop for Board {
     }
 }
 
-/// Makes a turn when the watch has news. The watch keeps it, and it does not keep the board.
+/// Starts a turn when the watch has events. The watch holds it, and it holds the board only weakly.
 struct Ring(Weak<Board>);
 
 impl Wake for Ring {
@@ -507,7 +516,8 @@ mod tests {
     use super::*;
     use crate::{Blocking, Config, KeyRange, Node};
 
-    /// As when a request has to be given up, or was passed over by this replica.
+    /// Simulates a request that had to be abandoned, or that this replica has skipped with a
+    /// snapshot.
     #[test]
     fn a_claim_of_which_nobody_knows_is_given_back_and_an_older_one_stays() {
         let dir = tempfile::tempdir().unwrap();
@@ -523,7 +533,7 @@ mod tests {
         let claims: Vec<Bytes> =
             rows.iter().map(|row| row.key.slice("jobs/item/".len()..)).collect();
         let known = session.shared().reader.revision();
-        // It was made, and nobody has heard of it.
+        // The claim was created, but the board did not receive the outcome.
         let claim = board.keys.key(Part::Claim, &claims[1]);
         kv.put(claim, board.idle.clone()).lease(session.lease()).block().unwrap();
         let proposed = Proposed { claims, known, before: 0, may_stand: false };

@@ -1,4 +1,4 @@
-//! An item in a taker's hands.
+//! [`Delivery`]: an item that was taken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::watch::{WatchError, waking};
 
 use super::{ItemId, Keys, Part, QueueError};
 
-/// An item's claim, by one taking of it.
+/// The claim of one delivery of an item.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) session: Session,
     pub(super) keys: Keys,
     pub(super) id: ItemId,
-    /// The revision that made the claim.
+    /// Create revision of the claim.
     pub(super) since: Revision,
 }
 
@@ -39,7 +39,7 @@ impl Claim {
         self.keys.key(Part::Item, &self.id.0)
     }
 
-    /// What acknowledges the item.
+    /// Returns the operations that acknowledge the item.
     fn done(&self) -> [Op; 2] {
         [Op::delete(self.item_key()), Op::delete(self.key())]
     }
@@ -48,12 +48,13 @@ impl Claim {
         Compare::create_revision(self.key()).eq(self.since)
     }
 
-    /// Whether its session was lost: then the lease gives it back, after the lock delay, and nobody else.
+    /// Reports whether the session was lost. The claim then belongs to the lease alone, and is
+    /// released after the lock delay.
     fn is_left_to_its_lease(&self) -> bool {
         self.session.end() == Some(SessionEndReason::NotRenewed)
     }
 
-    /// Lets go of the item, for as long as it takes.
+    /// Releases the item, retrying until it succeeds.
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
         let compares = vec![self.is_ours()];
         let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
@@ -64,20 +65,22 @@ impl Claim {
     }
 }
 
-/// An item that was taken, and is to be acknowledged: until then it is claimed by this taker's
-/// session, and nobody else gets it. Dropping it gives it back, in the background.
+/// A taken item that must be acknowledged. Until then it is claimed by this taker's session, and no
+/// other taker gets it. Dropping it releases the item in the background.
 ///
-/// - While the session lives, nobody else has it, however long the work takes.
-/// - When this process crashes, or is cut off or paused for longer than the session's TTL, the session ends
-///   and somebody else takes the item: there may be two then that work on it. At most one of them can
-///   acknowledge it: [`Delivery::ack_with`] makes that the moment at which the work counts, and
-///   [`Delivery::lost`] says early that it will not.
-/// - What was not acknowledged is taken again, by anybody: at least once, not exactly once, unless all
-///   that the work does is in [`Delivery::ack_with`], or in a transaction under a lock with
-///   [`GuardTxn::ack`](crate::lock::GuardTxn::ack).
+/// - While the session lives, no other taker has the item, however long the work takes.
+/// - If this process crashes, or is partitioned or paused for longer than the session's TTL, the
+///   session ends and another taker gets the item. For a time both may work on it. At most one of
+///   them can acknowledge it. With [`Delivery::ack_with`] the effects of the work are applied
+///   together with the acknowledgement. [`Delivery::lost`] reports early that an acknowledgement is
+///   no longer possible.
+/// - An item that was not acknowledged is delivered again: at least once. Processing is exactly
+///   once if all effects of the work are in [`Delivery::ack_with`], or in a transaction under a
+///   lock with [`GuardTxn::ack`](crate::lock::GuardTxn::ack).
 ///
-/// Take, lock, do; then result, acknowledgement and release in one entry. If by then the item is not this
-/// taker's any more, or the lock is lost, none of it is done:
+/// Take an item, acquire a lock, and work; then write the result, acknowledge the item and release
+/// the lock in one log entry. If the item does not belong to this taker any more, or the lock is
+/// lost, nothing of it is applied:
 ///
 /// ```
 /// # use bowline::{Blocking, Config, Node, Op};
@@ -94,15 +97,15 @@ impl Claim {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What the work does outside the store is fenced by [`Delivery::token`].
-#[must_use = "an item is given back when this is dropped"]
+/// For effects outside the store, use [`Delivery::token`] as a fencing token.
+#[must_use = "the item is released when this is dropped"]
 pub struct Delivery {
     claim: Claim,
     value: Bytes,
     attempt: u64,
     priority: i16,
     put_at: Revision,
-    /// Not acknowledged or given back yet.
+    /// Whether it is neither acknowledged nor released yet.
     open: bool,
 }
 
@@ -113,35 +116,37 @@ impl Delivery {
         Self { claim, value: item.value, attempt, priority, put_at, open: true }
     }
 
-    /// What was put.
+    /// Returns the value of the item.
     pub fn value(&self) -> &Bytes {
         &self.value
     }
 
-    /// The item's name.
+    /// Returns the id of the item.
     pub fn id(&self) -> &ItemId {
         &self.claim.id
     }
 
-    /// How often it has been taken, with this time: 1 at first. Takings that came to nothing, by a crash
-    /// or a future that was dropped at the wrong moment, count.
+    /// Returns how often the item has been taken, including this time: 1 for the first delivery.
+    /// Deliveries that did not reach a taker, because of a crash or a dropped future, count as
+    /// well.
     pub fn attempt(&self) -> u64 {
         self.attempt
     }
 
-    /// Its priority.
+    /// Returns the priority.
     pub fn priority(&self) -> i16 {
         self.priority
     }
 
-    /// The revision at which it was put.
+    /// Returns the revision of the put.
     pub fn put_at(&self) -> Revision {
         self.put_at
     }
 
-    /// The fencing token of this taking: higher than that of every taking of this item before. For what
-    /// the work does outside the store: a [`Fence`](crate::lock::Fence) for each item lets nobody in who had it
-    /// before. Tokens of two items, or of an item and a lock, do not say which is the later one.
+    /// Returns the fencing token of this delivery, which is higher than that of every earlier
+    /// delivery of this item. Use it for effects outside the store: a [`Fence`](crate::lock::Fence) per
+    /// item rejects earlier takers of that item. Tokens of different items, or of an item and a
+    /// lock, cannot be compared.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, lock::Fence};
@@ -165,17 +170,20 @@ impl Delivery {
         Token { revision: self.claim.since, handoff: 0 }
     }
 
-    /// The revision at which it was taken; [`Delivery::token`] is the same as a fencing token.
+    /// Returns the revision at which the item was taken. [`Delivery::token`] returns the same as a
+    /// fencing token.
     pub fn taken_at(&self) -> Revision {
         self.claim.since
     }
 
-    /// The condition that the item still is this taker's, for a transaction of your own.
+    /// Returns the condition that the item still belongs to this taker, for use in your own
+    /// transaction.
     pub fn still_ours(&self) -> Compare {
         self.claim.is_ours()
     }
 
-    /// Whether it is, as far as this node knows: the session is believed in, and the claim is there.
+    /// Reports whether the item still belongs to this taker, as far as this node knows: the session
+    /// is valid and the claim exists.
     pub fn is_ours(&self) -> bool {
         let shared = self.claim.session.shared();
         let row = || shared.reader.get(&self.claim.key()).0;
@@ -183,8 +191,8 @@ impl Delivery {
             && row().is_some_and(|row| row.create_revision == self.claim.since)
     }
 
-    /// Waits until it is not this taker's any more, and says why. To stop work in time that will not
-    /// count.
+    /// Waits until the item does not belong to this taker any more, and returns the reason. Use it
+    /// to stop work that can no longer be acknowledged.
     pub async fn lost(&self) -> LostReason {
         let session = &self.claim.session;
         let client = Client::new(Arc::clone(session.shared()));
@@ -199,7 +207,7 @@ impl Delivery {
             let changed = async {
                 match watch {
                     Ok(mut watch) => match watch.next().await {
-                        // What was compacted is looked at anew.
+                        // The history was compacted: check again.
                         Some(Ok(_) | Err(WatchError::Compacted { .. })) => {}
                         // The node has stopped, and the session with it.
                         Some(Err(_)) | None => drop(session.ended().await),
@@ -215,27 +223,33 @@ impl Delivery {
         }
     }
 
-    /// It is done: deletes the item. What is begun is carried out, also if this future is dropped.
+    /// Acknowledges the item: deletes it. Once started, the operation is carried out even if this
+    /// future is dropped.
     ///
     /// # Errors
-    /// [`QueueError::NotOurs`]: the session had ended before, and somebody else has the item, or will.
-    /// [`Error::Deadline`] in [`QueueError::Store`]: it could not be confirmed in time; the node goes on
-    /// trying.
+    /// - [`QueueError::NotOurs`]: the session had ended before. Another taker has the item, or will
+    ///   get it.
+    /// - [`QueueError::Store`] with [`Error::Deadline`]: the deletion was not confirmed in time.
+    ///   The node keeps trying.
     pub async fn ack(self) -> Result<(), QueueError> {
         self.ack_with(std::iter::empty::<Op>()).await.map(drop)
     }
 
-    /// It is done, and these are its effects: deletes the item and carries out `ops`, in one
-    /// transaction, if the item still is this taker's. So each item has its effects once, however often
-    /// it is taken. It does not look at locks that this taker holds besides: what must be done under a lock
-    /// goes with [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Answers with what became of the operations. Their keys are
-    /// whole ones: no [scope](Client::with_prefix) is added. To put into another queue, see
-    /// [`Queue::op`](super::Queue::op). What is begun is carried out, also if this future is dropped.
+    /// Acknowledges the item and applies `ops` in one transaction, if the item still belongs to
+    /// this taker. So the effects of an item are applied once, however often it is delivered.
+    /// Returns the results of the operations.
+    ///
+    /// Keys are whole keys: no client [prefix](Client::with_prefix) is added. To put into another
+    /// queue, see [`Queue::op`](super::Queue::op). Locks of this taker are not checked; for work
+    /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once started, the operation is
+    /// carried out even if this future is dropped.
     ///
     /// # Errors
-    /// [`QueueError::NotOurs`]: nothing was changed. [`QueueError::Store`]: [`Error::effect`] says what
-    /// was; where nothing was changed the item is given back. After [`Error::Deadline`] the node goes on
-    /// trying, and gives the item back if that comes to nothing.
+    /// - [`QueueError::NotOurs`]: the item does not belong to this taker any more. Nothing was
+    ///   changed.
+    /// - [`QueueError::Store`]: [`Error::effect`] states whether anything was changed. If not, the
+    ///   item is released. After [`Error::Deadline`] the node keeps trying, and releases the item
+    ///   if that fails.
     pub async fn ack_with<O: Into<Op>>(
         mut self,
         ops: impl IntoIterator<Item = O>,
@@ -262,7 +276,7 @@ impl Delivery {
             shared.insist(command, reply);
             outcome
         } else {
-            // Nothing is open if it is not let in: the item is given back as this is dropped.
+            // If it is not admitted, nothing is in flight, and dropping this releases the item.
             loop {
                 let (sender, outcome) = oneshot::channel();
                 let reply = self.settling_into(sender);
@@ -286,22 +300,26 @@ impl Delivery {
         }
     }
 
-    /// What acknowledges it, under the condition that it still is this taker's.
+    /// Returns the operations that acknowledge the item, to be applied if it still belongs to this
+    /// taker.
     pub(in crate::recipes) fn done(&self) -> [Op; 2] {
         self.claim.done()
     }
 
-    /// It was acknowledged: nothing is to be given back.
+    /// Records that the item was acknowledged and must not be released.
     pub(in crate::recipes) fn settled(mut self) {
         self.open = false;
     }
 
-    /// Gives it back: it is free at once, where it stood, and this was one attempt. Waits until that is
-    /// durable; dropping does the same in the background.
+    /// Releases the item: it is available at once, at its old position, and this delivery counts as
+    /// an attempt. Waits until the release is durable. Dropping the delivery does the same in the
+    /// background.
     ///
     /// # Errors
-    /// [`QueueError::NotOurs`], which does no harm; [`Error::Deadline`] in [`QueueError::Store`]: the
-    /// node goes on trying.
+    /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
+    ///   changed.
+    /// - [`QueueError::Store`] with [`Error::Deadline`]: the release was not confirmed in time. The
+    ///   node keeps trying.
     pub async fn nack(mut self) -> Result<(), QueueError> {
         if self.claim.is_left_to_its_lease() {
             self.open = false;
@@ -317,8 +335,9 @@ impl Delivery {
         }
     }
 
-    /// As [`Delivery::nack`], for later: nobody takes it again before this long has passed, in whole milliseconds,
-    /// counted as [`PutItem::delay`](super::PutItem::delay) is. It keeps its place.
+    /// Releases the item like [`Delivery::nack`], but with a delay: it is not taken again before
+    /// this time has passed, rounded up to whole milliseconds and counted like
+    /// [`PutItem::delay`](super::PutItem::delay). The item keeps its position.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, queue::ItemState};
@@ -337,10 +356,13 @@ impl Delivery {
     /// ```
     ///
     /// # Errors
-    /// [`QueueError::NotOurs`], which does no harm. [`QueueError::Store`]: where nothing was changed, for want of room
-    /// perhaps, the item is given back without delay. After [`Error::Deadline`] it is given back with or without.
+    /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
+    ///   changed.
+    /// - [`QueueError::Store`]: if nothing was changed, for example for lack of space, the item is
+    ///   released without delay. After [`Error::Deadline`] it is released with or without the
+    ///   delay.
     pub async fn nack_after(mut self, delay: Duration) -> Result<(), QueueError> {
-        // Whole milliseconds, and never less than was asked for.
+        // Round up to whole milliseconds.
         let millis = delay.as_nanos().div_ceil(1_000_000);
         let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         if delay.is_zero() || self.claim.is_left_to_its_lease() {
@@ -349,7 +371,7 @@ impl Delivery {
         let session = self.claim.session.clone();
         let (shared, deadline) = (session.shared(), session.shared().deadline(None));
         let client = Client::new(Arc::clone(shared));
-        // Until it is bound to the delay, it is ended if this is dropped.
+        // Until the delay is attached to it, the lease is revoked if this future is dropped.
         let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;
         let lease = granted.lease();
         let mut delayed = Put::new(self.claim.keys.key(Part::Delay, &self.claim.id.0), "");
@@ -359,11 +381,11 @@ impl Delivery {
             success: vec![Op::Put(delayed), Op::delete(self.claim.key())],
             failure: vec![],
         });
-        // What is not carried out is given back by whoever hears of that.
+        // If the transaction is not applied, the handler of its outcome releases the item.
         let (reply, outcome) = self.settling();
         shared.insist_admitted(command, reply).map_err(Error::from)?;
         self.open = false;
-        // It ends by itself.
+        // From here on the lease expires by itself.
         granted.keep();
         let answer = self.until(deadline, outcome).await;
         let is_delayed = match &answer {
@@ -376,7 +398,7 @@ impl Delivery {
         match answer {
             Ok(reply) if reply.succeeded => Ok(()),
             Ok(_) => Err(QueueError::NotOurs),
-            // The delay was shorter than the way to the log.
+            // The lease expired before the transaction was applied, so the delay has ended.
             Err(Error::Rejected(Rejection::LeaseNotFound(id))) if id == lease => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -387,7 +409,8 @@ impl Delivery {
         (self.settling_into(sender), outcome)
     }
 
-    /// Hears of the end of an acknowledgement: if it was not carried out, nobody else will end the claim.
+    /// Returns the handler of an acknowledgement's outcome. It releases the claim if the
+    /// acknowledgement was not applied, because nothing else would.
     fn settling_into(&self, sender: oneshot::Sender<CallResult<Reply>>) -> ReplyTo<Reply> {
         let claim = self.claim.clone();
         ReplyTo::Call(Box::new(move |outcome| {
@@ -397,7 +420,7 @@ impl Delivery {
             {
                 claim.give_back(ReplyTo::Nobody);
             }
-            // A receiver that was dropped is a caller that went away.
+            // A dropped receiver means that the caller is gone.
             waking(|| drop(sender.send(outcome)));
         }))
     }

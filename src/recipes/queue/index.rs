@@ -1,5 +1,5 @@
-//! What of a queue is free to be taken, in which order, and what of that is for whom: as one replica
-//! has it. Told of rows, it knows nothing about where they come from.
+//! The items of a queue that are available, their order, and which board should take which, as
+//! known to one replica. It is fed with rows and does not know where they come from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,43 +10,44 @@ use crate::mutant::{self, Mutant};
 
 use super::{Keys, Part};
 
-/// The least priority number is taken first, then what was put first, then by id: those of one
-/// transaction have their number in it.
+/// Sort key of an item: lower priority numbers first, then in the order of the puts, then by id.
+/// The ids of items that were put in one transaction are numbered.
 type Place = (i16, Revision, Bytes);
 
-/// See the module.
+/// The index; see the module.
 #[derive(Debug)]
 pub(super) struct Index {
     keys: Keys,
     items: BTreeMap<Bytes, Item>,
     delayed: BTreeSet<Bytes>,
     claimed: BTreeMap<Bytes, Option<LeaseId>>,
-    /// How many claims each session has.
+    /// Number of claims of each session.
     claims: BTreeMap<LeaseId, usize>,
     free: BTreeSet<Place>,
-    /// Boards with takers that wait, and the revision since which each does.
+    /// Boards with waiting takers, with the revision since which each waits.
     idle: BTreeMap<Bytes, Revision>,
     line: BTreeSet<(Revision, Bytes)>,
 }
 
-/// What is known of an item.
+/// State of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Item {
     since: Revision,
-    /// The revision of its last taking, or of its putting.
+    /// Revision at which it was last taken, or put.
     pub(super) modified: Revision,
     /// How often it was taken.
     pub(super) attempts: u64,
 }
 
-/// Who chooses.
+/// The board that chooses items.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chooser<'a> {
-    /// Its session's lease.
+    /// Lease of its session.
     pub(super) lease: LeaseId,
-    /// Its name in the line of those who wait.
+    /// Its id among the waiting boards.
     pub(super) idle: &'a Bytes,
-    /// Whether it leaves nothing to others: what was meant for them was left lying.
+    /// Whether it also takes items that are meant for other boards, because those were not taken in
+    /// time.
     pub(super) impatient: bool,
 }
 
@@ -64,7 +65,7 @@ impl Index {
         }
     }
 
-    /// A row is there, as it says.
+    /// Adds or updates a row.
     pub(super) fn put(&mut self, row: &KeyValue) {
         let Some((part, id)) = self.keys.parse(&row.key) else { return };
         match part {
@@ -74,7 +75,7 @@ impl Index {
                     modified: row.mod_revision,
                     attempts: row.version - 1,
                 };
-                // Deleted and put again, it has another place.
+                // If the item was deleted and put again, it has a new position.
                 if let Some(before) = self.items.insert(id.clone(), item) {
                     self.free.remove(&place(&id, before));
                 }
@@ -97,7 +98,7 @@ impl Index {
         self.judge(id);
     }
 
-    /// Something has changed.
+    /// Processes a change of a row.
     pub(super) fn follow(&mut self, event: &Event) {
         if event.kind == EventKind::Put {
             return self.put(&event.kv);
@@ -118,7 +119,7 @@ impl Index {
 
     fn unclaim(&mut self, id: &Bytes) {
         let Some(Some(lease)) = self.claimed.remove(id) else { return };
-        let claims = self.claims.get_mut(&lease).expect("each claim is counted");
+        let claims = self.claims.get_mut(&lease).expect("every claim is counted");
         *claims -= 1;
         if *claims == 0 {
             self.claims.remove(&lease);
@@ -141,28 +142,29 @@ impl Index {
         }
     }
 
-    /// The item that is next.
+    /// Returns the first available item.
     pub(super) fn head(&self) -> Option<&Bytes> {
         self.free.first().map(|(_, _, id)| id)
     }
 
-    /// What is known of an item.
+    /// Returns the state of an item.
     pub(super) fn item(&self, id: &Bytes) -> Option<Item> {
         self.items.get(id).copied()
     }
 
-    /// Whether a board stands in the line of those who wait.
+    /// Reports whether a board is among the waiting boards.
     pub(super) fn is_idle(&self, idle: &Bytes) -> bool {
         self.idle.contains_key(idle)
     }
 
-    /// Which free items somebody with so many takers should reach for, so that others reach for others:
-    /// none of them, if all there is is for others.
+    /// Returns the available items that a board with this many takers should claim, so that
+    /// different boards claim different items. Empty if all available items are meant for other
+    /// boards.
     ///
-    /// - Nobody else is there: what comes first.
-    /// - In the line of those who wait, at place r of m: the items r, r + m, r + 2m, ...
-    /// - Not in line, since there was enough up to now: not the first m items. Sessions that have
-    ///   claims share out the rest by what their names come to.
+    /// - No other board: the first items.
+    /// - Among the waiting boards, at position r of m: the items r, r + m, r + 2m, ...
+    /// - Not among the waiting boards, because it had enough so far: not the first m items.
+    ///   Sessions with claims share the rest by a hash of the item ids.
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
         if mutant::is(Mutant::B54) {
@@ -199,14 +201,14 @@ fn place(id: &Bytes, item: Item) -> Place {
     (priority(id), item.since, id.clone())
 }
 
-/// An item's id, as it is put.
+/// Builds the id of an item.
 pub(super) fn item_id(priority: i16, unique: u64, number: usize) -> Bytes {
-    // With its sign turned over a priority reads as it sorts.
+    // With the sign bit inverted, priorities sort like their text.
     let priority = priority.cast_unsigned() ^ 0x8000;
     format!("{priority:04x}.{unique:016x}.{number:04x}").into()
 }
 
-/// The priority that an id says; 0 where it says none, for keys put there by hand.
+/// Returns the priority in an id, or 0 for keys that were not created by Bowline.
 pub(super) fn priority(id: &[u8]) -> i16 {
     let digits = id.get(..5).and_then(|head| head.strip_suffix(b"."));
     let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
@@ -214,9 +216,9 @@ pub(super) fn priority(id: &[u8]) -> i16 {
     number.map_or(0, |number| (number ^ 0x8000).cast_signed())
 }
 
-/// Whose an item is, of so many: the same on all nodes.
+/// Returns the index of the session that an item is assigned to. All nodes compute the same.
 fn share(id: &[u8], sharers: usize) -> usize {
-    // FNV-1a, finished as MurmurHash3 is: neighbours fall apart.
+    // FNV-1a with the finalizer of MurmurHash3, which separates similar ids.
     let hash = id.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -344,7 +346,7 @@ mod tests {
         assert_eq!(all(1), [vec!["0"], vec!["1"], vec!["2"]]);
         assert_eq!(all(9), [vec!["0", "3"], vec!["1", "4"], vec!["2"]]);
         assert_eq!(chosen(&index, 9, 1, "late", false), ["3", "4"], "the first are for the others");
-        // Who took one goes to the end.
+        // A board that took an item moves to the end.
         index.put(&row("q/idle/x".into(), 10, 30, 9));
         assert_eq!(chosen(&index, 1, 1, "y", false), ["0"]);
         assert_eq!(chosen(&index, 1, 1, "x", false), ["2"]);
@@ -373,7 +375,7 @@ mod tests {
                 assert!(seen.insert(id), "two reach for one");
             }
         }
-        // The end of a session ends its claims, and with them its share; what it had comes first again.
+        // When a session ends, its claims and its share end. Its items are first again.
         index.follow(&delete("q/claim/c6"));
         index.follow(&delete("q/claim/c7"));
         assert_eq!(chosen(&index, 3, 5, "me", false), ["c6", "c7", "000"]);

@@ -1,29 +1,29 @@
-//! Queues: what is put is taken by somebody, at least once, first in, first out.
+//! Queues: first in, first out, with at-least-once delivery.
 //!
 //! ```text
-//!   name/item/<priority>.<random>.<n>   an item. Its value is what was put, its create revision its
-//!                                       place, its version less one how often it was taken
-//!   name/delay/<id>                     it is not to be taken yet; bound to a lease that nobody renews
-//!   name/claim/<id>                     it is taken; bound to the taker's session
-//!   name/idle/<lease>-<random>          a node whose takers wait, the longest waiting first; bound to
-//!                                       the session
-//!   name/dead/...                       a queue of those that were taken too often
+//!   name/item/<priority>.<random>.<n>   an item. Value: as put. Create revision: its position. Version
+//!                                       minus 1: how often it was taken
+//!   name/delay/<id>                     the item is delayed; attached to a lease that is not renewed
+//!   name/claim/<id>                     the item is taken; attached to the taker's session
+//!   name/idle/<lease>-<random>          a node with waiting takers, ordered by how long they wait;
+//!                                       attached to the session
+//!   name/dead/...                       the dead-letter queue: items that were taken too often
 //! ```
 //!
-//! Taking is putting the claim, if there is none; acknowledging is deleting item and claim, if the claim
-//! is ours still. Whatever ends a taker ends its session, and with that its claims: the items are free
-//! again, where they stood. No clock of any machine is compared with another's: order is the log's,
-//! and a delay is a lease, which the leader counts.
+//! To take an item, a node creates its claim if there is none. To acknowledge it, the node deletes
+//! item and claim, if the claim is still its own. If a taker fails, its session ends, and with the
+//! session its claims: the items become available again at their old position. No wall clocks are
+//! compared. The log defines the order, and a delay is a lease, which the leader counts.
 //!
-//! Each handle for taking has a [`board`](board::Board), which knows by a watch what is free
-//! ([`index`]), and who waits on this node. It makes one proposal at a time: claims for as many of its
-//! takers as there are items. So that one put does not make every node reach for it, boards with
-//! takers that wait stand in a line of their own (`idle`), and the n-th free item is for the n-th of
-//! them, which goes to the end of the line then. One that does not take what is meant for it is not
-//! waited for long.
+//! Each taker handle has a [`board`](board::Board). It knows from a watch which items are available
+//! ([`index`]), and which takers wait on this node. It makes one proposal at a time, with claims
+//! for as many of its takers as there are items. So that one put does not make every node reach for
+//! the item, boards with waiting takers form a queue of their own (`idle`). The n-th available item
+//! is meant for the n-th board, which then moves to the end of that queue. If a board does not take
+//! its item, the others wait only for a short time.
 //!
 //! ```text
-//!   put ──▶ item ──apply──▶ watch ──▶ board ──one transaction──▶ claims ──apply──▶ the takers that wait
+//!   put ──▶ item ──apply──▶ watch ──▶ board ──one transaction──▶ claims ──apply──▶ waiting takers
 //! ```
 
 mod board;
@@ -43,37 +43,37 @@ pub use delivery::Delivery;
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
 pub use take::{QueueTaker, TakeCall};
 
-/// Why a call on a queue brought nothing.
+/// Error of a queue call.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The queue is as long as it may be. Nothing was put.
-    #[error("not applied: the queue holds {limit} items, which is its limit")]
+    /// The queue has reached its limit. Nothing was put.
+    #[error("not applied: the queue is full: its limit is {limit} items")]
     Full {
-        /// Its limit.
+        /// The limit.
         limit: u64,
     },
-    /// The item is not this taker's any more: its session has ended, or somebody deleted the claim.
-    /// Nothing was changed; somebody else has taken the item, or will.
-    #[error("not applied: the item is not this taker's any more")]
+    /// The item does not belong to this taker any more: its session has ended, or the claim was
+    /// deleted. Nothing was changed. Another taker has the item, or will get it.
+    #[error("not applied: the item does not belong to this taker any more")]
     NotOurs,
-    /// The session has ended, and its node has not stopped. Nothing was taken: go on with a taker of a new
-    /// session.
-    #[error("nothing was taken: the session has ended ({0}); take with a new session")]
+    /// The session has ended while its node keeps running. Nothing was taken. Continue with a taker
+    /// of a new session.
+    #[error("no item taken: the session has ended: {0}; use a new session")]
     SessionEnded(SessionEndReason),
-    /// The deadline has passed. Nothing was taken.
-    #[error("nothing was taken: the deadline has passed")]
+    /// The deadline was exceeded. Nothing was taken.
+    #[error("no item taken: deadline exceeded")]
     TimedOut,
-    /// A queue needs a name.
-    #[error("a queue's name must not be empty")]
+    /// The name of the queue is empty.
+    #[error("the name of a queue must not be empty")]
     EmptyName,
-    /// The store could not, or would not.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 impl QueueError {
-    /// Whether anything was put, taken or acknowledged.
+    /// Returns whether anything was put, taken or acknowledged.
     pub fn effect(&self) -> Effect {
         match self {
             QueueError::Full { .. }
@@ -85,7 +85,7 @@ impl QueueError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the program: the queue was full or
+    /// Reports whether the same call may succeed later without intervention: the queue was full or
     /// empty, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -95,7 +95,8 @@ impl QueueError {
         }
     }
 
-    /// The session of a taker has ended. That its node has stopped is said as always.
+    /// Returns the error for a taker whose session has ended. If the node has stopped, returns
+    /// [`Error::Stopped`].
     fn ended(end: SessionEndReason, shared: &Shared) -> Self {
         match Error::ended(end, shared) {
             Error::SessionEnded { end, .. } => QueueError::SessionEnded(end),
@@ -104,12 +105,12 @@ impl QueueError {
     }
 }
 
-/// An item's name: unique in the cluster, for ever.
+/// Id of an item, unique in the cluster and never reused.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemId(Bytes);
 
 impl ItemId {
-    /// As it stands in the item's key.
+    /// Returns the id as used in the item's key.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
@@ -127,7 +128,7 @@ impl std::fmt::Debug for ItemId {
     }
 }
 
-/// What a key below a queue's name stands for.
+/// Kind of a key below a queue's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     Item,
@@ -155,17 +156,17 @@ impl Keys {
         [&self.name[..], part.infix(), id].concat().into()
     }
 
-    /// What a key stands for, and the rest of it.
+    /// Returns the kind of a key, and the id that it contains.
     fn parse(&self, key: &Bytes) -> Option<(Part, Bytes)> {
         let rest = key.strip_prefix(&self.name[..])?;
         let parts = [Part::Item, Part::Delay, Part::Claim, Part::Idle];
         let part = parts.into_iter().find(|part| rest.starts_with(part.infix()))?;
         let id = key.slice(self.name.len() + part.infix().len()..);
-        // What lies deeper is not ours.
+        // Keys that are nested deeper do not belong to the queue.
         (!id.is_empty() && !id.contains(&b'/')).then_some((part, id))
     }
 
-    /// The keys of the queue of those that were taken too often.
+    /// Returns the keys of the dead-letter queue.
     fn dead(&self) -> Keys {
         Keys { name: [&self.name[..], b"/dead"].concat().into() }
     }

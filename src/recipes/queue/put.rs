@@ -1,4 +1,4 @@
-//! The putting end of a queue, and what it holds.
+//! [`Queue`]: putting items, and inspecting a queue.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -20,8 +20,9 @@ use super::index::{item_id, priority};
 use super::{ItemId, Keys, Part, QueueError};
 
 impl Client {
-    /// The queue of this name, to put into: what is put is taken once, or, where a taker fails, again.
-    /// To take, see [`Session::queue`](crate::Session::queue). Keys below `name/` are the queue's.
+    /// Returns the queue with this name, to put items. Each item is delivered to one taker. If that
+    /// taker fails, it is delivered to another. To take items, see
+    /// [`Session::queue`](crate::Session::queue). The queue uses the keys below `name/`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -44,60 +45,64 @@ impl Client {
     }
 }
 
-/// The putting end of a queue. Made by [`Client::queue`]; cheap to clone.
+/// A handle to put items into a queue. Created by [`Client::queue`]; cheap to clone.
 ///
-/// A put is in the log once, however often this node has to send it: what returned is in the queue, and
-/// no crash of a minority loses it. After an error whose effect is unknown it may be in the queue,
-/// once. To repeat a put safely after that, or over a crash of the program, put the item in a
-/// transaction of your own with a condition of your own: [`Queue::op`].
+/// A put is applied once, however often this node has to send it. Once it has returned, the item is
+/// in the queue and survives crashes of a minority of the members. After an error with unknown
+/// effect, the item may be in the queue once. To make puts safe to repeat after such an error, or
+/// across a crash of the program, put the item in your own transaction with your own condition:
+/// [`Queue::op`].
 #[derive(Clone, Debug)]
 pub struct Queue {
     client: Client,
     keys: Keys,
-    /// With the scope of the client.
+    /// Name including the prefix of the client.
     name: Bytes,
     limit: Option<u64>,
 }
 
 impl Queue {
-    /// The same queue, with a limit on its length: puts that would make it longer are refused with
-    /// [`QueueError::Full`]. Delayed and taken items count. Judged by what this node's replica has
-    /// before the put: those who put at the same time may exceed it by as many items as they put. A matter of
-    /// this handle: other handles know nothing of it. Each put looks at all keys of the queue: for limits of
-    /// some thousands.
+    /// Returns a handle that limits the length of the queue: puts that would exceed it fail with
+    /// [`QueueError::Full`]. Delayed and taken items count.
+    ///
+    /// The limit is checked against the local replica before the put. Concurrent puts may exceed it
+    /// by the number of items that they put. The limit applies only to this handle. Each put counts
+    /// all keys of the queue, so use it for limits up to some thousands.
     #[must_use]
     pub fn limit(&self, items: u64) -> Self {
         Self { limit: Some(items), ..self.clone() }
     }
 
-    /// Its whole name, with the [scope](Client::with_prefix) of its client: the one by which
-    /// [`Session::queue`](crate::Session::queue) takes from it.
+    /// Returns the whole name, including the [prefix](Client::with_prefix) of its client. Pass it
+    /// to [`Session::queue`](crate::Session::queue) to take from this queue.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// Puts an item at the end.
+    /// Puts an item at the end of the queue.
     #[doc(alias = "push", alias = "send")]
     pub fn put(&self, value: impl Into<Bytes>) -> PutItem {
         PutItem { many: self.put_many([value.into()]) }
     }
 
-    /// Puts several items at the end, in their order and with nothing between, all or none. At most
-    /// [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) (half of that with a delay).
+    /// Puts several items at the end of the queue, in order and without other items in between: all
+    /// or none. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half of that
+    /// with a delay.
     pub fn put_many(&self, values: impl IntoIterator<Item = impl Into<Bytes>>) -> PutMany {
         let values = values.into_iter().map(Into::into).collect();
         PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
     }
 
-    /// The operation that puts an item, for a transaction of your own: with a condition that makes it
-    /// safe to repeat, or with [`Delivery::ack_with`](super::Delivery::ack_with), so that an item moves from
-    /// queue to queue without being lost or doubled. No limit is looked at. An operation is for one
-    /// transaction: another one would put the same item.
+    /// Returns the operation that puts an item, for use in your own transaction: with a condition
+    /// that makes it safe to repeat, or with [`Delivery::ack_with`](super::Delivery::ack_with),
+    /// which moves an item from queue to queue without losing or duplicating it. The limit of the
+    /// queue is not checked. Use the operation in one transaction only, because it always puts the
+    /// same item.
     ///
-    /// Its key is in the scope of this queue's client, and so it is for transactions of that client, which add the
-    /// scope. `ack_with`, and transactions under a lock ([`Hold::txn`](crate::lock::Hold::txn)), know no
-    /// [scope](Client::with_prefix): for them, ask the queue of the whole name for it,
-    /// `node.client().queue(jobs.name().clone()).op(..)`.
+    /// The key is relative to the prefix of this queue's client, and transactions of that client
+    /// add the prefix. `ack_with` and transactions under a lock ([`Hold::txn`](crate::lock::Hold::txn))
+    /// do not add a [prefix](Client::with_prefix). For those, create the operation from the queue
+    /// with the whole name: `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -119,7 +124,7 @@ impl Queue {
         Op::put(self.keys.key(Part::Item, &id), value)
     }
 
-    /// How many items it holds, delayed and taken ones, too. Linearizable.
+    /// Returns the number of items, including delayed and taken ones. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -127,7 +132,7 @@ impl Queue {
         Ok(self.client.range(self.keys.part(Part::Item)).count_only().await?.count)
     }
 
-    /// Whether it holds none. Linearizable.
+    /// Reports whether the queue has no items. Linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -135,8 +140,8 @@ impl Queue {
         Ok(self.len().await? == 0)
     }
 
-    /// What it holds, in the order in which it is to be taken, at one revision. Linearizable. Reads all of
-    /// it: for people, and for tests.
+    /// Returns all items in the order in which they will be taken, at one revision. Linearizable.
+    /// Reads the whole queue: use it for inspection and tests.
     ///
     /// # Errors
     /// See [`Error`].
@@ -147,7 +152,7 @@ impl Queue {
         }
         let mut rows = txn.commit().await?.results.into_iter().map(|result| match result {
             TxnResult::Range(range) => range.kvs,
-            other => unreachable!("a range is answered by {other:?}"),
+            other => unreachable!("unexpected reply to a range: {other:?}"),
         });
         let mut next = || rows.next().expect("three ranges were read");
         let (items, delays, claims) = (next(), next(), next());
@@ -180,8 +185,8 @@ impl Queue {
         Ok(items)
     }
 
-    /// The queue of the items that were taken too often:
-    /// [`QueueTaker::attempts_max`](super::QueueTaker::attempts_max). To take from it, give its
+    /// Returns the dead-letter queue, which contains the items that were taken too often; see
+    /// [`QueueTaker::attempts_max`](super::QueueTaker::attempts_max). To take from it, pass its
     /// [`name`](Queue::name) to [`Session::queue`](crate::Session::queue).
     pub fn dead(&self) -> Queue {
         self.client.queue(self.keys.dead().name)
@@ -191,7 +196,7 @@ impl Queue {
         if self.keys.name.is_empty() { Err(QueueError::EmptyName) } else { Ok(()) }
     }
 
-    /// Whether so many more may be put.
+    /// Checks that the limit allows `more` items.
     async fn check_room(&self, more: usize) -> Result<(), QueueError> {
         let Some(limit) = self.limit else { return Ok(()) };
         let count = self.client.range(self.keys.part(Part::Item)).count_only().local();
@@ -202,40 +207,40 @@ impl Queue {
     }
 }
 
-/// An item of a queue, as [`Queue::items`] sees it.
+/// An item of a queue, as returned by [`Queue::items`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct QueuedItem {
-    /// Its name.
+    /// Id of the item.
     pub id: ItemId,
-    /// What was put.
+    /// Value of the item.
     pub value: Bytes,
-    /// The least number goes first.
+    /// Priority. Lower numbers are taken first.
     pub priority: i16,
-    /// When it was put: its place among those of its priority.
+    /// Revision of the put, which decides the order among items of the same priority.
     pub put_at: Revision,
-    /// How often it was taken.
+    /// How often the item was taken.
     pub attempts: u64,
-    /// Whether it can be taken.
+    /// Whether the item is available.
     pub state: ItemState,
 }
 
-/// Whether an item can be taken.
+/// State of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ItemState {
-    /// It can.
+    /// Available.
     Free,
-    /// Not yet: its delay has not ended.
+    /// Delayed: its delay has not ended yet.
     Delayed,
-    /// Somebody has it.
+    /// Taken and not acknowledged yet.
     Taken {
-        /// The lease of the taker's session: [`Client::lease_info`] knows more.
+        /// Lease of the taker's session; see [`Client::lease_info`].
         by: Option<LeaseId>,
     },
 }
 
-/// Puts an item; see [`Queue::put`]. Answers with its id.
+/// A call that puts an item; see [`Queue::put`]. Returns its id.
 #[derive(Debug)]
 #[must_use = "nothing is put until this is awaited"]
 pub struct PutItem {
@@ -243,19 +248,20 @@ pub struct PutItem {
 }
 
 impl PutItem {
-    /// The least number is taken first; 0 unless said otherwise.
+    /// Sets the priority. Lower numbers are taken first. Default 0.
     pub fn priority(mut self, priority: i16) -> Self {
         self.many = self.many.priority(priority);
         self
     }
 
-    /// Not to be taken before this long has passed; see [`PutMany::delay`].
+    /// Delays the item; see [`PutMany::delay`].
     pub fn delay(mut self, delay: Duration) -> Self {
         self.many = self.many.delay(delay);
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.many = self.many.deadline(timeout);
@@ -270,12 +276,12 @@ impl IntoFuture for PutItem {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let mut ids = self.many.await?;
-            Ok(ids.pop().expect("one was put"))
+            Ok(ids.pop().expect("one item was put"))
         })
     }
 }
 
-/// Puts items; see [`Queue::put_many`]. Answers with their ids.
+/// A call that puts several items; see [`Queue::put_many`]. Returns their ids.
 #[derive(Debug)]
 #[must_use = "nothing is put until this is awaited"]
 pub struct PutMany {
@@ -287,22 +293,26 @@ pub struct PutMany {
 }
 
 impl PutMany {
-    /// The least number is taken first; 0 unless said otherwise.
+    /// Sets the priority. Lower numbers are taken first. Default 0.
     pub fn priority(mut self, priority: i16) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Not to be taken before this long has passed, in whole milliseconds. The delay is a lease that
-    /// nobody renews: the leader counts it, from before the put, in a monotonic duration, so no clocks are
-    /// compared. It never ends early within the drift bound; a change of the leader begins it anew, so
-    /// it may end later. The item then stands where it was put, before those that were put after it.
+    /// Delays the items: they are not taken before this time has passed. The delay is rounded up to
+    /// whole milliseconds.
+    ///
+    /// The delay is a lease that is not renewed. The leader counts it on its monotonic clock,
+    /// starting before the put, so no clocks are compared. Within the drift bound it never ends
+    /// early. A change of the leader restarts it, so it may end later. Afterwards the item has the
+    /// position of its put, ahead of items that were put later.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// How long the call may take.
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -344,24 +354,26 @@ impl IntoFuture for PutMany {
                 let call = ops.into_iter().fold(client.txn(), crate::TxnCall::then);
                 call.deadline(deadline.since(shared.now())).commit()
             };
-            // Whole milliseconds, and never less than was asked for.
+            // Round up to whole milliseconds.
             let millis = self.delay.as_nanos().div_ceil(1_000_000);
             let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
             let mut lease = None;
             if delay > Duration::ZERO && !mutant::is(Mutant::B12) {
-                // What is refused for what it is needs no lease.
+                // Check first, so that an invalid request grants no lease.
                 let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
                 let whole = Command::Txn(client.scope.txn(whole));
                 shared.settings.limits.check(&whole).map_err(Error::from)?;
                 let until = Until::by(&shared, deadline);
-                // Ended if this is dropped before the put is begun. From then on it ends by itself.
+                // If this future is dropped before the put, the lease is revoked. From the put on
+                // it expires by itself.
                 lease = Some(Granted::of(client, delay, &until).await?.keep());
             }
             match put(lease).await {
-                // The delay was shorter than the way to the log.
+                // The lease expired before the put was applied, so the delay has ended.
                 Err(Error::Rejected(Rejection::LeaseNotFound(_))) => put(None).await?,
                 Err(error) => {
-                    // Where it may come true yet, it must not do so without its delay.
+                    // Revoke the lease only if the put was not applied. Otherwise the put could
+                    // still be applied, without its delay.
                     if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {
                         shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
                     }

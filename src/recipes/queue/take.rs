@@ -1,4 +1,4 @@
-//! The taking end of a queue.
+//! [`QueueTaker`]: taking items from a queue.
 
 use std::future::{Future, IntoFuture};
 use std::ops::Deref;
@@ -16,11 +16,11 @@ use super::board::{Board, Taken};
 use super::{Delivery, Keys, Queue, QueueError};
 
 impl Session {
-    /// The queue of this name, to take from (and all that [`Client::queue`] gives). What is taken is
-    /// claimed under this session, until it is acknowledged.
+    /// Returns the queue with this name, to take items; it also has all methods of
+    /// [`Client::queue`]. A taken item is claimed by this session until it is acknowledged.
     ///
-    /// Make it once and clone it: all takers of one handle and its clones wait in one line, and share
-    /// one watch.
+    /// Create it once and clone it: all takers of one handle and its clones share one queue of
+    /// waiters and one watch.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -46,17 +46,17 @@ impl Session {
     }
 }
 
-/// The taking end of a queue. Made by [`Session::queue`]; cheap to clone.
+/// A handle to take items from a queue. Created by [`Session::queue`]; cheap to clone.
 ///
-/// - First in, first out, within a priority, by the order in which the puts came to the log. Takers
-///   that take at the same time on several nodes may be handed their items a few places out of it;
-///   one taker alone never is. Items that were given back stand where they stood.
-/// - Takers on one node get items in the order in which they came; nodes with takers that wait take
-///   turns. A node that is paused or cut off holds up what was meant for it for 50 ms.
-/// - The first take, and one after a long time without any, reads the keys of the queue: a second for
-///   a million of them. What is free is then known here, and a take costs one transaction, which it shares
-///   with those that wait beside it.
-/// - An item is with one taker at a time, as long as sessions do not end: see [`Delivery`].
+/// - First in, first out within a priority, in the order in which the puts were logged. Concurrent
+///   takers on several nodes may receive items a few positions out of order. A single taker never
+///   does. Released items keep their position.
+/// - Takers on one node receive items in the order of their calls. Nodes with waiting takers take
+///   turns. Items meant for a node that is paused or partitioned are delayed by 50 ms.
+/// - The first take, and a take after a long time without any, reads the keys of the queue: about
+///   one second per million items. Afterwards the available items are known locally. A take then
+///   costs one transaction, which it shares with the other waiting takers.
+/// - As long as sessions do not end, an item is with one taker at a time: see [`Delivery`].
 #[derive(Clone)]
 pub struct QueueTaker {
     queue: Queue,
@@ -76,24 +76,25 @@ impl QueueTaker {
         Self { queue, attempts_max, inner: Arc::new(Inner { board, tickets: AtomicU64::new(0) }) }
     }
 
-    /// The same queue, but items that were taken so often without being acknowledged are not taken
-    /// again: they are moved to the queue [`Queue::dead`] as they come to their turn. At least 1. It is a
-    /// matter of this handle: give all takers of a queue the same.
+    /// Returns a handle that limits delivery attempts: an item that was taken this many times
+    /// without being acknowledged is moved to the dead-letter queue [`Queue::dead`] when it is next
+    /// in order. At least 1. The limit applies to this handle only, so use the same for all takers
+    /// of a queue.
     #[must_use]
     pub fn attempts_max(&self, attempts: u64) -> Self {
         let session = self.inner.board.session().clone();
         Self::new(session, self.queue.name().clone(), Some(attempts.max(1)))
     }
 
-    /// Waits for an item and takes it. Ends when the session does. Dropping the future leaves nothing
-    /// behind: an item that was on its way is given back.
+    /// Waits for an item and takes it. Fails when the session ends. Dropping the future leaves
+    /// nothing behind: an item that is being claimed is released.
     #[doc(alias = "pop", alias = "receive")]
     pub fn take(&self) -> TakeCall {
         TakeCall { taker: self.clone(), deadline: None }
     }
 
-    /// Takes an item, if there is one that is free: one that was put, anywhere, before this call.
-    /// May find none where somebody else was faster.
+    /// Takes an item if one is available that was put, on any node, before this call. May return
+    /// `None` if another taker was faster.
     ///
     /// # Errors
     /// See [`QueueError`].
@@ -123,7 +124,8 @@ impl QueueTaker {
                 place.waits = false;
                 match (taken, session.end()) {
                     (Ok(taken), None) => taken,
-                    // Won, and lost before its task has looked; or the board was dropped with its node.
+                    // The item was claimed and lost before the task was polled, or the board was
+                    // dropped with its node.
                     (Ok(Ok(_)) | Err(_), end) => {
                         Err(QueueError::ended(end.unwrap_or(SessionEndReason::NodeStopped), shared))
                     }
@@ -153,7 +155,7 @@ impl std::fmt::Debug for QueueTaker {
     }
 }
 
-/// Waits for an item; see [`QueueTaker::take`].
+/// A call that waits for an item; see [`QueueTaker::take`].
 #[derive(Debug)]
 #[must_use = "nothing is taken until this is awaited"]
 pub struct TakeCall {
@@ -162,9 +164,10 @@ pub struct TakeCall {
 }
 
 impl TakeCall {
-    /// Gives up after this long. Without it, waits as long as the session lives. Looked at by the node at
-    /// its ticks, as a lock's: [`LockCall::deadline`](crate::lock::LockCall::deadline). An item that has come by then
-    /// is delivered. A deadline of zero is not a try: for that there is [`QueueTaker::try_take`].
+    /// Limits the wait. By default the call waits as long as the session lives. The node checks
+    /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). An item that
+    /// has arrived by then is delivered. For a call that does not wait, use
+    /// [`QueueTaker::try_take`] and not a deadline of zero.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -183,12 +186,12 @@ impl IntoFuture for TakeCall {
             let deadline =
                 timeout.map(|timeout| taker.inner.board.session().shared().now() + timeout);
             let taken = taker.wait(false, deadline).await?;
-            Ok(taken.expect("only who tries is told that there is nothing"))
+            Ok(taken.expect("only a try returns no item"))
         })
     }
 }
 
-/// A place on the board, left when this is dropped.
+/// The registration of a taker at the board, removed when this is dropped.
 struct Place<'a> {
     board: &'a Arc<Board>,
     ticket: u64,

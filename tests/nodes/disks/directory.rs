@@ -92,7 +92,7 @@ fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
     one.put(&dirs[1]);
     for member in [1, 2] {
         let error = cluster.restart(member).block().expect_err("it is another's directory");
-        assert!(error.to_string().contains("a directory of its own"), "m{member}: {error}");
+        assert!(error.to_string().contains("a separate directory"), "m{member}: {error}");
     }
     assert!(Files::of(&dirs[0]) == two && Files::of(&dirs[1]) == one, "something has changed");
     one.put(&dirs[0]);

@@ -242,7 +242,7 @@ mod tests {
             (Code::Unavailable, "etcdserver: request timed out", Outcome::Unknown),
             (Code::Unavailable, "etcdserver: leader changed", Outcome::Unknown),
             (Code::Unavailable, "etcdserver: server stopped", Outcome::Unknown),
-            (Code::Unavailable, "bowline: not applied: the deadline has passed", Outcome::Refused),
+            (Code::Unavailable, "bowline: not applied: deadline exceeded", Outcome::Refused),
             (Code::Unknown, "bowline: applied, at revision 7; its answer", Outcome::Unknown),
             (Code::Unknown, "etcdserver: re-configuration failed", Outcome::Refused),
             (Code::ResourceExhausted, "etcdserver: too many requests", Outcome::Elsewhere),
@@ -274,7 +274,7 @@ mod tests {
             (Failure::Timeout(Duration::ZERO), true),
             (Failure::Unknown(String::new()), true),
             (refused(Code::Unavailable, "etcdserver: leader changed"), true),
-            (refused(Code::Unavailable, "bowline: not applied: the deadline has passed"), true),
+            (refused(Code::Unavailable, "bowline: not applied: deadline exceeded"), true),
             (refused(Code::ResourceExhausted, "etcdserver: too many requests"), true),
             (refused(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"), false),
             (
