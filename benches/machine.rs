@@ -1,8 +1,8 @@
-//! What the state machine costs: memory a key, and time a request at three sizes of the store, each
-//! with and without a long history.
+//! Measures the state machine: memory of a key, and time of a request at three sizes of the store, each with and
+//! without a long history.
 //!
-//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size has a process of
-//! its own, since memory that was given back may stay with the allocator.
+//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size runs in a process of its own,
+//! because the allocator may keep freed memory.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 
@@ -20,7 +20,7 @@ use bytes::{Bytes, BytesMut};
 const VALUE_BYTES: usize = 256;
 const BATCH: u64 = 64;
 
-/// How much of an image is read at a time.
+/// Bytes of an image that are read at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
 fn main() {
@@ -28,7 +28,7 @@ fn main() {
     if let [keys] = asked[..] {
         return measure(keys);
     }
-    // `cargo bench` says so; `cargo test` only wants to see it run.
+    // `cargo bench` passes this option. `cargo test` only checks that the benchmark runs.
     let sizes = match std::env::args().any(|arg| arg == "--bench") {
         true if asked.is_empty() => vec![1_000, 100_000, 1_000_000],
         false if asked.is_empty() => vec![1_000],
@@ -79,7 +79,8 @@ fn measure(keys: u64) {
     travel(&mut writer, keys);
 }
 
-/// An image: what taking it costs the writer, reading it a worker, and making a machine of it another.
+/// Measures an image: the cost of taking it for the writer, of reading it for a worker, and of restoring a machine
+/// from it.
 fn travel(writer: &mut Writer, keys: u64) {
     let leases = keys / 10;
     for number in 0..leases {
@@ -116,12 +117,12 @@ struct Writer {
 }
 
 impl Writer {
-    /// Puts `count` keys, scattered over the first `among` (1: over `count` keys).
+    /// Puts `count` keys, scattered over the first `among` keys. If `among` is 1, over `count` keys.
     fn put_all(&mut self, count: u64, among: u64) {
         let among = if among == 1 { count } else { among };
         for batch in 0..count.div_ceil(BATCH) {
             let numbers = batch * BATCH..(batch * BATCH + BATCH).min(count);
-            // As from the log: all of an entry lies in one buffer.
+            // The data of an entry shares one buffer, as when it comes from the log.
             let mut entry = BytesMut::new();
             for number in numbers.clone() {
                 entry.extend_from_slice(&key(scatter(number, among)));
@@ -177,7 +178,7 @@ fn ranges(reader: &Reader, count: u64, keys: u64) {
     }
 }
 
-/// A reader in a second thread while the writer writes without a pause.
+/// Measures a reader in a second thread while the writer writes without a pause.
 fn beside(writer: &mut Writer, ops: u64, keys: u64) {
     let reader = writer.machine.reader();
     let done = AtomicBool::new(false);
@@ -217,9 +218,9 @@ fn key(number: u64) -> Bytes {
     format!("k/{number:018}").into()
 }
 
-/// Visits the numbers below `among` in an order without a pattern, each once in `among` steps.
+/// Visits the numbers below `among` in a scattered order, each once in `among` steps.
 fn scatter(number: u64, among: u64) -> u64 {
-    // A step that has no factor in common with any of the sizes.
+    // The step has no common factor with any of the sizes.
     (number % among) * 7_654_321 % among
 }
 
@@ -236,7 +237,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The resident memory of this process; 0 where the system does not tell.
+/// Returns the resident memory of this process; 0 if the system does not report it.
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());

@@ -1,7 +1,7 @@
-//! How fast a queue is emptied, and how long an item waits for takers that wait: three nodes in this
-//! process, with synced logs, and 1, 16 and 64 takers over all of them.
+//! Measures how fast a queue is drained, and how long an item takes to reach a taker that waits. Three nodes run in
+//! this process, with synced logs, and with 1, 16 and 64 takers on all of them.
 //!
-//! `cargo bench --bench queues` prints a table; `-- --json` a line of JSON for each row.
+//! `cargo bench --bench queues` prints a table. `-- --json` prints a line of JSON for each row.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -20,10 +20,10 @@ struct Row {
     takers: usize,
     items: usize,
     took: Duration,
-    /// From the put to the hands of a taker, in microseconds.
+    /// Time from the put to the taker, in microseconds.
     waits: Histogram<u64>,
     entries: u64,
-    /// How many each node took.
+    /// Number of items that each node took.
     shares: [usize; 3],
 }
 
@@ -59,7 +59,7 @@ fn main() {
     }
 }
 
-/// Takers that empty a queue of many, each acknowledging what it has taken.
+/// Measures takers that drain a full queue and acknowledge each item.
 async fn drain(takers: usize) -> Row {
     let cluster = Cluster::start(3).await.expect("a cluster");
     let leader = cluster.leader().await.expect("a leader");
@@ -93,7 +93,7 @@ async fn drain(takers: usize) -> Row {
     }
 }
 
-/// Takers that wait, and items that come one by one.
+/// Measures takers that wait, and items that are put one by one.
 async fn single(takers: usize) -> Row {
     let cluster = Cluster::start(3).await.expect("a cluster");
     let leader = cluster.leader().await.expect("a leader");
@@ -126,7 +126,7 @@ async fn single(takers: usize) -> Row {
     Row { what: "one at a time, to takers that wait", takers, items, took, waits, entries, shares }
 }
 
-/// Takers over all nodes; a single one not on the leader's.
+/// Returns takers on all nodes. A single taker is not on the leader's node.
 async fn crew(cluster: &Cluster, leader: usize, takers: usize) -> Vec<(usize, QueueTaker)> {
     let mut handles = Vec::new();
     for member in 0..3 {

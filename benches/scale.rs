@@ -1,10 +1,10 @@
-//! Whether the work of a request grows: with the size of the store, with watchers, with waiters in the
-//! line for a lock, with the history of a key. One member; one caller, one call after the other.
+//! Measures whether the cost of a request grows with the size of the store, with watchers, with waiters for a lock,
+//! or with the history of a key. There is one member, and one caller that makes one call after another.
 //!
-//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation has a process
-//! of its own, since memory that was given back may stay with the allocator. A situation
-//! may cost a logarithm more than the first of its kind, and cache misses, not more. On a machine with
-//! other work look at the quickest tenth: half of the calls there have waited for a core.
+//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation runs in a process of its
+//! own, because the allocator may keep freed memory. A situation may cost a logarithmic factor and cache misses more
+//! than the first one of its kind, but not more than that. On a machine with other load, compare the fastest tenth,
+//! because half of the calls have waited for a core.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 
@@ -20,16 +20,16 @@ use tokio::task::JoinSet;
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
-/// Keys where it is not the number of keys that is looked at.
+/// Number of keys in situations that do not measure it.
 const SOME_KEYS: u64 = 1_000;
 
-/// Puts in one transaction while the store is filled.
+/// Number of puts in a transaction that fills the store.
 const FILL_AT_ONCE: u64 = 100;
 
-/// Turns in the line that are timed.
+/// Number of handoffs that are timed.
 const TURNS: u64 = 200;
 
-/// The situations, with their sizes: in a run that only shows that it runs, the first two.
+/// The situations with their sizes. A quick run uses the first two.
 const SITUATIONS: &[(&str, &[u64])] = &[
     ("keys", &[1_000, 10_000, 100_000, 1_000_000]),
     ("watchers", &[0, 1_000, 100_000]),
@@ -44,7 +44,7 @@ fn main() {
     {
         return measure(situation, size, calls);
     }
-    // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+    // `cargo bench` passes this option. Without it, only check that the benchmark runs.
     let quick = !args.iter().any(|arg| arg == "--bench") || args.iter().any(|arg| arg == "--quick");
     println!(
         "one member, one caller, values of {VALUE_BYTES} bytes; microseconds: a tenth within / half / 99 of 100\n"
@@ -127,7 +127,7 @@ fn measure(situation: &str, size: u64, calls: u64) {
     }
 }
 
-/// Gives the first so many keys a value.
+/// Puts the first `keys` keys.
 fn fill(node: &Node, keys: u64) {
     for at in (0..keys).step_by(FILL_AT_ONCE as usize) {
         let txn = node.client().txn();
@@ -137,7 +137,7 @@ fn fill(node: &Node, keys: u64) {
     }
 }
 
-/// The four calls, on keys without a pattern.
+/// Measures the four calls on scattered keys.
 fn all_calls(kv: &Client, keys: u64, calls: u64) -> [Latencies; 4] {
     let each = |call: &dyn Fn(String)| {
         let mut latencies = Latencies::new();
@@ -159,7 +159,7 @@ fn all_calls(kv: &Client, keys: u64, calls: u64) -> [Latencies; 4] {
     ]
 }
 
-/// From a put of a watched key to its event.
+/// Measures the time from a put of a watched key to its event.
 fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
     let (kv, mut latencies) = (node.client(), Latencies::new());
     for _ in 0..calls {
@@ -171,7 +171,7 @@ fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
     latencies
 }
 
-/// Many who wait for one lock.
+/// Many waiters for one lock.
 struct Line {
     all: JoinSet<()>,
     holds: mpsc::UnboundedReceiver<Guard>,
@@ -189,7 +189,7 @@ impl Line {
         for _ in 0..waiters {
             let (mutex, report) = (mutex.clone(), report.clone());
             all.spawn(async move {
-                // Who says why has a key of its own; else the tasks of a session share one.
+                // A task that gives a reason has a key of its own. Otherwise the tasks of a session share one.
                 match mutex.lock().reason("to be counted").await {
                     Ok(guard) => drop(report.send(guard)),
                     Err(LockError::SessionEnded(_) | LockError::NodeStopped(_)) => {}
@@ -202,7 +202,7 @@ impl Line {
         Self { all, holds, head: Some(head) }
     }
 
-    /// From a release to the next holder, so many times.
+    /// Measures the time from a release to the next holder, `turns` times.
     fn turns(&mut self, runtime: &Runtime, turns: u64) -> Latencies {
         let mut latencies = Latencies::new();
         for _ in 0..turns {
@@ -250,7 +250,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// The resident memory of this process; 0 where the system does not tell.
+/// Returns the resident memory of this process; 0 if the system does not report it.
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());

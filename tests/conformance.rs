@@ -1,12 +1,12 @@
-//! Plays the scripts in `tests/scripts` and compares what the store answers with what they say.
+//! Runs the scripts in `tests/scripts` and compares the answers of the store with those in the scripts.
 //!
-//! A case is a sentence (`# ...`) with commands (`> ...`) and the answers to them, on a store of its
-//! own; an empty line ends it. The language is described in `tests/language`. Each case is played on
-//! the state machine and on the naive model; then its log is applied to further machines, cut into
-//! entries in other ways, which must answer alike and end with the same digest.
+//! A case is a title (`# ...`) with commands (`> ...`) and the answers to them, on a store of its own. An empty line
+//! ends it. The language is described in `tests/language`. Each case runs on the state machine and on the naive
+//! model. Then its log is applied to further machines, divided into entries in other ways. These must give the same
+//! answers and end with the same digest.
 //!
-//! `UPDATE=1 cargo test --test conformance` writes the machine's answers into the scripts. Then read
-//! the difference: the scripts say what is right, not the machine.
+//! `UPDATE=1 cargo test --test conformance` writes the machine's answers into the scripts. Review the difference
+//! afterwards, because the scripts define what is right.
 
 mod language;
 mod naive;
@@ -27,7 +27,7 @@ use language::{Block, Step, TERM};
 use naive::Naive;
 use subject::{Applied, LeaseNews, Real, Subject};
 
-/// Fewer cases than this mean that something was not found.
+/// Minimum number of cases. Fewer mean that a file was not found.
 const CASES_MIN: usize = 300;
 
 #[test]
@@ -58,11 +58,10 @@ fn the_store_answers_as_the_scripts_say() {
         }
     }
     assert!(names.len() >= CASES_MIN, "only {} cases in {} files", names.len(), files.len());
-    // What an update cannot mend is told even then: a panic, a command that is none.
+    // An update cannot repair a panic or an invalid command, so these always fail the test.
     assert!(wrong.is_empty() || update && !wrong.contains("panic: "), "\n{wrong}");
 }
 
-/// The scripts, by name.
 fn scripts() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     let entries = std::fs::read_dir(folder).expect("the folder of the scripts");
@@ -73,9 +72,9 @@ fn scripts() -> Vec<PathBuf> {
     paths
 }
 
-/// Lines of a script that stand together.
+/// The lines of a script between two empty lines.
 struct Case<'a> {
-    /// Where it starts, from 1.
+    /// Number of the first line, from 1.
     line: usize,
     lines: Vec<&'a str>,
 }
@@ -98,7 +97,7 @@ impl<'a> Case<'a> {
         self.lines[0].strip_prefix("# ")
     }
 
-    /// Plays the case; a panic is told like a wrong answer, with the name of the case.
+    /// Runs the case. A panic is reported like a wrong answer, with the name of the case.
     fn play_or_tell(&self, place: &str, wrong: &mut String) -> String {
         let played = panic::catch_unwind(AssertUnwindSafe(|| self.play(place, wrong)));
         played.unwrap_or_else(|panic| {
@@ -109,8 +108,8 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Plays the case; returns it with the answers that the machine gave, and adds to `wrong` what
-    /// the file expects otherwise.
+    /// Runs the case. Returns its lines with the machine's answers, and adds each difference from the file to
+    /// `wrong`.
     fn play(&self, place: &str, wrong: &mut String) -> String {
         let mut machine = Player::new(Real::new(MachineOptions::default(), usize::MAX));
         let mut naive = Player::new(Naive::new());
@@ -123,7 +122,7 @@ impl<'a> Case<'a> {
                 at += 1;
                 continue;
             }
-            // A command is a line and the lines below it that stand further in.
+            // A command is a line with the indented lines below it.
             let is_more = |line: &&&str| line.starts_with(">  ");
             let more = self.lines[at + 1..].iter().take_while(is_more).count();
             let command = &self.lines[at..=at + more];
@@ -163,7 +162,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Says what differs, in a form to be read.
+/// Formats a difference for people.
 fn complain(
     wrong: &mut String,
     place: &str,
@@ -188,18 +187,18 @@ fn complain(
     say(format_args!("\n"));
 }
 
-/// A store that a case is played on.
+/// A store on which a case runs.
 struct Player<S> {
     store: S,
-    /// What was applied, one entry each.
+    /// The applied items, one for each entry.
     log: Vec<Item>,
     outcomes: Vec<(RequestId, Outcome)>,
-    /// The number of the script's last own request.
+    /// The number of the script's last request of its own.
     seq: u64,
     shows: bool,
 }
 
-/// Who makes the requests that the scripts do not give to another node.
+/// The node that makes the requests for which a script names no other node.
 const NODE: u64 = 9;
 
 impl<S: Subject> Player<S> {
@@ -207,7 +206,7 @@ impl<S: Subject> Player<S> {
         Self { store, log: Vec::new(), outcomes: Vec::new(), seq: 0, shows: true }
     }
 
-    /// Does what a command asks for; the lines of its answer.
+    /// Runs a command and returns the lines of its answer.
     fn play(&mut self, step: Step) -> Vec<String> {
         let limits = Limits::default();
         let early = |why: Rejection| vec![format!("refused before the log: {why}")];
@@ -327,8 +326,9 @@ impl<S: Subject> Player<S> {
 }
 
 impl Player<Real> {
-    /// Applies the log to other machines, cut into entries in other ways: all in one, two by two, and
-    /// each request of a proposal in an entry of its own. They must answer alike and end alike.
+    /// Applies the log to other machines, divided into entries in other ways: all items in one entry, two in each,
+    /// and each request of a proposal in an entry of its own. All must give the same answers and end in the same
+    /// state.
     fn replay(&mut self, place: &str, wrong: &mut String) {
         let alone: Vec<Item> = self.log.iter().flat_map(taken_apart).collect();
         let end = LogIndex(2 + alone.len() as u64);
@@ -358,7 +358,7 @@ impl Player<Real> {
     }
 }
 
-/// The same requests, each in a proposal of its own.
+/// Splits a proposal into one for each request.
 fn taken_apart(item: &Item) -> Vec<Item> {
     let Item::Proposal(whole) = item else { return vec![item.clone()] };
     if whole.requests.is_empty() {
@@ -370,7 +370,7 @@ fn taken_apart(item: &Item) -> Vec<Item> {
     whole.requests.iter().map(alone).collect()
 }
 
-/// The lines for the leases that ended.
+/// Returns the lines for the leases that ended.
 fn ended(applied: &Applied) -> Vec<String> {
     let ended = applied.leases.iter().filter_map(|news| match news {
         LeaseNews::Ended(id) => Some(format!("ended lease={id}")),

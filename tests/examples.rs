@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! Tests of the example programs.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// After how long a program that has not ended hangs.
+/// Time after which a program counts as hung.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// The example's program, which `cargo test` has built.
+/// Returns the example's program, which `cargo test` has built.
 fn example(name: &str) -> Command {
     let mut path: PathBuf = std::env::current_exe().unwrap();
     path.pop();
@@ -36,7 +36,7 @@ fn words(output: &Output) -> String {
     words
 }
 
-/// What the example says, run to its end.
+/// Runs an example to its end and returns its output.
 fn run(name: &str) -> String {
     let process = example(name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = process.id();
@@ -55,7 +55,7 @@ fn run(name: &str) -> String {
 fn the_quick_start_runs() {
     let words = run("quick_start");
     assert!(words.contains("the rate was 100 and is 200 now: true"), "{words}");
-    // None, unless the disk takes longer for a sync than a shutdown waits.
+    // The list is empty, unless a sync of the disk takes longer than a shutdown waits.
     assert!(words.contains("threads left behind: "), "{words}");
 }
 
@@ -126,7 +126,7 @@ fn the_locks_of_a_sql_database_are_one_call_each() {
 #[test]
 fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
     let words = run("leader_callbacks");
-    // The end of the program may stop the second one, too.
+    // The second instance may also stop, at the end of the program.
     let (stops, starts) = (words.find("stopped leading"), words.rfind("started leading"));
     assert!(stops.is_some() && stops < starts, "{words}");
     assert!(words.contains("new leader"), "{words}");
@@ -135,7 +135,7 @@ fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
 #[test]
 fn three_processes_count_one_counter() {
     let dir = tempfile::tempdir().unwrap();
-    // Three neighbouring ports that are free now.
+    // Three adjacent ports that are free at present.
     let port = (20_000..60_000)
         .step_by(3)
         .map(|port| port + (std::process::id() % 1_000) as u16 * 3 % 2_997)
@@ -156,7 +156,7 @@ fn three_processes_count_one_counter() {
                 .unwrap()
         })
         .into();
-    // All stay until all are done: a process that ends takes its member along.
+    // A process that ends stops its member, so all must stay until all are done.
     let mut said: Vec<String> = Vec::new();
     for process in &mut processes {
         let mut lines = std::io::BufReader::new(process.stdout.take().unwrap());
@@ -195,7 +195,7 @@ fn a_shop_in_the_simulated_world_sells_no_seat_twice_unless_it_is_careless() {
     );
 }
 
-/// The page of the checkers names it for a first try.
+/// `docs/assurance/checkers.md` uses this history as its first example.
 #[test]
 fn the_example_of_a_history_cannot_be() {
     use bowline::check::{Budget, Register, RegisterCall, Verdict, linear, lines};

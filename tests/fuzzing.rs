@@ -1,13 +1,12 @@
-//! The twin of `tests/fuzz`: the same targets as ordinary tests, on stable Rust and in seconds.
+//! Runs the fuzz targets of `tests/fuzz` as ordinary tests, on stable Rust and within seconds.
 //!
-//! Each is run on every file of its corpus, then on some hundred inputs that are made of those and of nothing:
-//! bytes, and files of the corpus with bits flipped, numbers put in, parts cut out, doubled and
-//! joined. The inputs are the same at each run; `PROPTEST_CASES` asks for more. A failure shows the
-//! shortest input found, as a Rust array for the target's regression test, and leaves it in the corpus's
-//! form in `target/fuzzing`.
+//! Each target runs on every file of its corpus and on some hundred generated inputs. These are random bytes, and
+//! files of the corpus with flipped bits, inserted numbers, and parts that are removed, repeated or joined. The
+//! inputs are the same in each run; `PROPTEST_CASES` sets their number. A failure prints the shortest failing input
+//! as a Rust array, for a regression test, and saves it as a corpus file in `target/fuzzing`.
 //!
-//! `BOWLINE_FUZZ_SEEDS=write cargo test --test fuzzing` writes the corpora's beginnings anew, from what the
-//! library itself encodes. Files that a fuzzer has found have names of another kind, and stay.
+//! `BOWLINE_FUZZ_SEEDS=write cargo test --test fuzzing` rewrites the initial files of the corpora from values that
+//! the library encodes. Files that a fuzzer has found have other names and stay.
 
 #[allow(dead_code, reason = "shared with other tests")]
 mod histories;
@@ -28,10 +27,10 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// How many inputs are made for each target, unless `PROPTEST_CASES` says otherwise.
+/// Number of generated inputs for each target, unless `PROPTEST_CASES` is set.
 const CASES: u32 = 400;
 
-/// The most bytes that all files of one corpus have.
+/// Maximum number of bytes of all files of one corpus.
 const CORPUS_BYTES_MAX: usize = 200 << 10;
 
 fn targets() -> impl Iterator<Item = &'static Target> {
@@ -66,7 +65,7 @@ fn write_seeds(target: &Target) {
     }
 }
 
-/// How an input of the corpus is changed.
+/// A change to an input of the corpus.
 #[derive(Clone, Debug)]
 enum Edit {
     Flip(Index, u8),
@@ -124,7 +123,7 @@ impl Edit {
     }
 }
 
-/// Numbers that things go wrong at.
+/// Generates numbers that often cause errors.
 fn number() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         select(vec![0_u64, 1, 127, 128, 255, 256, 65_535, 1 << 31, 1 << 32, 1 << 62, 1 << 63])
@@ -150,7 +149,7 @@ fn edit(corpus: Vec<Vec<u8>>) -> impl Strategy<Value = Edit> {
     ]
 }
 
-/// Inputs made of nothing, and of the corpus.
+/// Generates random inputs and changed ones of the corpus.
 fn input(corpus: &[Vec<u8>]) -> impl Strategy<Value = Vec<u8>> {
     let edits = vec(edit(corpus.to_vec()), 1..6);
     let edited = (select(corpus.to_vec()), edits).prop_map(|(mut bytes, edits)| {
@@ -160,7 +159,7 @@ fn input(corpus: &[Vec<u8>]) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![1 => vec(any::<u8>(), 0..300), 4 => edited]
 }
 
-/// Runs a target; what it panics with.
+/// Runs a target. Returns the message if it panics.
 fn run(target: &Target, bytes: &[u8]) -> Result<Came, String> {
     panic::catch_unwind(AssertUnwindSafe(|| (target.run)(bytes))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -168,7 +167,7 @@ fn run(target: &Target, bytes: &[u8]) -> Result<Came, String> {
     })
 }
 
-/// Says which input it was, and where it lies.
+/// Saves the failing input and panics with its path.
 fn fail(target: &Target, bytes: &[u8], why: &str) -> ! {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzzing");
     fs::create_dir_all(&folder).unwrap();

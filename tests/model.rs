@@ -1,15 +1,14 @@
-//! Random histories on the state machine and on a naive model: they must agree in every answer.
+//! Compares the state machine with a naive model on random histories. Both must agree in every answer.
 //!
-//! A history is some sixty log entries with questions in between. Compared are: the outcome of each
-//! request, the changes, the leases that came and went, ranges at any revision, reads beside the log,
-//! events, leases with their keys, known answers. Two more machines get the same items in other
-//! entries and forget compacted rows at another pace; wherever all have applied the same items, their
-//! digests must be equal. And now and then an image of the machine is taken, read a little after each
-//! step while it goes on, put together again, compared with what the model was when it was taken, and
-//! installed in a machine that is behind.
+//! A history consists of about sixty log entries, with queries in between. The test compares the outcome of each
+//! request, the changes, granted and ended leases, ranges at any revision, reads that bypass the log, events, leases
+//! with their keys, and known answers. Two further machines apply the same items, divided into other entries, and
+//! free compacted rows at another pace. Wherever all have applied the same items, their digests must be equal. From
+//! time to time an image of the machine is taken and read in steps while the machine continues. The restored state is
+//! compared with the model at the time of the image, and installed in a machine that lags.
 //!
-//! `BOWLINE_MODEL_CASES` says how many histories are played (2000). A failure is shortened and tells
-//! the command that plays it again: `BOWLINE_MODEL_SEED=... cargo test --test model`.
+//! `BOWLINE_MODEL_CASES` sets the number of histories (default 2000). A failing history is shortened, and the failure
+//! prints the command that repeats it: `BOWLINE_MODEL_SEED=... cargo test --test model`.
 
 mod histories;
 mod naive;
@@ -35,16 +34,16 @@ use subject::{Applied, Lease, LeaseNews, Real, Subject};
 
 const CASES_DEFAULT: u64 = 2000;
 
-/// How many steps a history has.
+/// Number of steps of a history.
 const STEPS: u64 = 60;
 
-/// How many steps a wide history has.
+/// Number of steps of a wide history.
 const WIDE_STEPS: u64 = 500;
 
-/// The name of the threads that play histories.
+/// Name of the threads that run histories.
 const WORKER: &str = "histories";
 
-/// How many questions follow each step.
+/// Number of queries after each step.
 const QUESTIONS: u64 = 3;
 
 #[test]
@@ -58,7 +57,7 @@ fn the_machine_does_what_the_naive_model_does() {
         None => (0..number("BOWLINE_MODEL_CASES").unwrap_or(CASES_DEFAULT), true),
     };
     let cases = seeds.end - seeds.start;
-    // Panics of the machine are failures like others: told with their history, and only there.
+    // A panic of the machine is a failure like others, and is printed once, with its history.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if thread::current().name() != Some(WORKER) {
@@ -72,8 +71,7 @@ fn the_machine_does_what_the_naive_model_does() {
     }
 }
 
-/// Scans and history are long enough here to be read in several holds of the lock and to be kept in
-/// several chunks.
+/// In wide histories a scan takes the lock several times, and the history of a key spans several chunks.
 #[test]
 fn long_scans_and_histories_agree_too() {
     for seed in 0..2 {
@@ -91,7 +89,7 @@ fn long_scans_and_histories_agree_too() {
     }
 }
 
-/// Plays the histories of these seeds, each core some of them.
+/// Runs the histories of these seeds on all cores.
 fn on_all_cores(seeds: Span<u64>) -> Result<Tally, String> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let some = &|core: usize| {
@@ -110,7 +108,7 @@ fn on_all_cores(seeds: Span<u64>) -> Result<Tally, String> {
     })
 }
 
-/// Plays one history; the failure tells the shortest one found that fails, too.
+/// Runs one history. A failure also prints the shortest failing history that was found.
 fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
     let steps: Vec<u64> = (0..STEPS).map(|step| Random::new(seed * STEPS + step).next()).collect();
     if play(&steps, tally, &mut Vec::new()).is_ok() {
@@ -132,7 +130,7 @@ fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
     Err(failure.replace(&"x".repeat(histories::LONG_BYTES), "x{long}"))
 }
 
-/// Leaves out steps for as long as the rest still fails.
+/// Removes steps while the rest still fails.
 fn shorten(mut steps: Vec<u64>) -> Vec<u64> {
     let fails = |steps: &[u64]| play(steps, &mut Tally::default(), &mut Vec::new()).is_err();
     while let Some(fewer) = (0..steps.len()).rev().find_map(|at| {
@@ -145,7 +143,7 @@ fn shorten(mut steps: Vec<u64>) -> Vec<u64> {
     steps
 }
 
-/// Plays steps; `told` gets the entries as far as they went.
+/// Runs steps. `told` receives the entries that were reached.
 fn play(steps: &[u64], tally: &mut Tally, told: &mut Vec<Vec<Item>>) -> Result<(), String> {
     let done = panic::catch_unwind(AssertUnwindSafe(|| {
         let mut world = World::new(steps.first().copied().unwrap_or_default());
@@ -164,22 +162,22 @@ fn play(steps: &[u64], tally: &mut Tally, told: &mut Vec<Vec<Item>>) -> Result<(
     })
 }
 
-/// The machine, the model, and two more machines that come after.
+/// The machine, the model, and two machines that follow.
 struct World {
     machine: Real,
     naive: Naive,
     followers: [Follower; 2],
     authors: Authors,
-    /// Where the store stands, published or not.
+    /// The present revisions of the store, published or not.
     now: Now,
     log: Vec<Item>,
-    /// The items in `log` of each entry that did something.
+    /// The range in `log` of each entry that changed something.
     eventful: Vec<Span<usize>>,
     outcomes: usize,
     taken: Option<Taken>,
 }
 
-/// A state on its way into another machine, and what the model was when it was taken.
+/// An image on its way into another machine, with the model at the time of the image.
 struct Taken {
     image: Image,
     pieces: Vec<SnapshotRecord>,
@@ -188,12 +186,12 @@ struct Taken {
     outcomes: usize,
 }
 
-/// A machine that applies the same items later, cut into other entries.
+/// A machine that applies the same items later, divided into other entries.
 struct Follower {
     machine: Real,
-    /// How many items it has applied.
+    /// Number of items that it has applied.
     applied: usize,
-    /// How many items it takes into one entry, at most.
+    /// Maximum number of items in one entry.
     entry_items: usize,
     outcomes: usize,
 }
@@ -226,7 +224,7 @@ impl World {
         }
     }
 
-    /// Applies an entry and asks questions.
+    /// Applies an entry and compares the answers to queries.
     fn step(
         &mut self,
         items: Vec<Item>,
@@ -270,7 +268,7 @@ impl World {
         self.travel(random, tally)
     }
 
-    /// The requests in these items that have no answer yet.
+    /// Returns the requests in these items that have no answer yet.
     fn unanswered(&self, items: &[Item]) -> Vec<RequestId> {
         let ids = items.iter().flat_map(|item| match item {
             Item::Expire { .. } => Vec::new(),
@@ -322,7 +320,7 @@ impl World {
         }
     }
 
-    /// Lets a follower catch up and compares what came of it.
+    /// Applies the missing items to a follower and compares the result.
     fn follow(&mut self, follower: usize) -> Result<(), String> {
         let follower = &mut self.followers[follower];
         for items in self.log[follower.applied..].chunks(follower.entry_items) {
@@ -330,7 +328,7 @@ impl World {
         }
         follower.applied = self.log.len();
         follower.machine.publish();
-        // Digests are equal at equal index.
+        // Digests can be compared at equal index only.
         let [ours, theirs] = [&self.machine, &follower.machine].map(|real| real.machine.applied());
         self.machine.skip_to(ours.max(theirs));
         follower.machine.skip_to(ours.max(theirs));
@@ -339,10 +337,10 @@ impl World {
         agree("answers in other entries", &follower.outcomes, &self.outcomes)
     }
 
-    /// Takes an image, or reads on in the one that was taken.
+    /// Takes an image, or continues to read the present one.
     fn travel(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let Some(taken) = &mut self.taken else {
-            // The model's copy of a long history is large.
+            // The copy of a model with a long history is large.
             if random.percent(if self.now.revision < Revision(200) { 15 } else { 1 }) {
                 let mut naive = self.naive.clone();
                 naive.publish();
@@ -368,7 +366,7 @@ impl World {
         Ok(())
     }
 
-    /// Puts a state together, compares it, and gives it to a machine that is behind.
+    /// Restores a state, compares it, and installs it in a machine that lags.
     fn arrive(
         &mut self,
         taken: Taken,
@@ -400,7 +398,7 @@ impl World {
         agree_all("everything, installed", &all_of(&follower.machine), &all_of(&naive))
     }
 
-    /// Looks at everything once more, before and after all is forgotten that may be.
+    /// Compares everything once more, before and after all compacted rows are freed.
     fn end(mut self) -> Result<(), String> {
         self.machine.publish();
         self.naive.publish();
@@ -418,10 +416,10 @@ impl World {
         self.digest_tells()
     }
 
-    /// Two machines, one of which has missed an entry that did something, must not have the same
-    /// digest at the same index.
+    /// Checks that digests detect a missed entry. A machine that has missed an entry with an effect must not have the
+    /// same digest at the same index.
     fn digest_tells(&self) -> Result<(), String> {
-        // Any of them: the number of items is as good as a random one.
+        // The number of items serves as a random choice.
         let Some(at) = self.log.len().checked_rem(self.eventful.len()) else { return Ok(()) };
         let entry = &self.eventful[at];
         let [missed, whole] = [entry.start, entry.end].map(|end| {
@@ -440,7 +438,7 @@ impl World {
     }
 }
 
-/// Every row at every revision (at some, if there are very many), every event, every lease, every alarm.
+/// Returns every row at every revision (at a selection if there are many), and every event, lease and alarm.
 type All = (Vec<RangeReply>, Vec<Event>, Vec<(Lease, Vec<Bytes>)>, Vec<Alarm>);
 
 fn all_of(store: &impl Subject) -> All {
@@ -476,7 +474,7 @@ fn agree<T: PartialEq + fmt::Debug>(
         return Ok(());
     }
     let (machine, naive) = (format!("{machine:?}"), format!("{naive:?}"));
-    // Long ones from a little before the first difference on.
+    // Long texts are shown from shortly before the first difference.
     let differs = machine.bytes().zip(naive.bytes()).position(|(one, other)| one != other);
     let from = differs.unwrap_or_default().saturating_sub(TOLD_BYTES / 2);
     let part = |text: &str| match text.len() {
@@ -486,15 +484,15 @@ fn agree<T: PartialEq + fmt::Debug>(
     Err(format!("{what:?}\n  machine: {}\n  naive:   {}", part(&machine), part(&naive)))
 }
 
-/// How much of an answer a failure tells.
+/// Maximum number of bytes of an answer in a failure.
 const TOLD_BYTES: usize = 2000;
 
-/// What the histories have met. What they never meet they do not test.
+/// Counts what the histories contain, because they do not test what they never contain.
 #[derive(Default)]
 struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
-    /// What must have been met once in eight histories, on average.
+    /// The items that must occur at least once in eight histories on average.
     const MET: [&'static str; 19] = [
         "alarm",
         "ended alarm",

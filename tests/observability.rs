@@ -1,5 +1,5 @@
-//! What a program and its operator see of a node: spans, the line about slow requests, metrics, health,
-//! status.
+//! Tests of what programs and operators can observe of a node: spans, log lines about slow requests, metrics, health
+//! and status.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Writes down every event and span as a line.
+/// Records every event and span as a line.
 #[derive(Default)]
 struct Lines {
     spans: AtomicU64,
@@ -78,7 +78,7 @@ impl Subscriber for &'static Lines {
     fn exit(&self, _: &Id) {}
 }
 
-/// All lines so far. Tests of this file share them, as those of one process do.
+/// Returns all lines so far. The tests of this file share them, because they share a process.
 fn lines() -> &'static Lines {
     static LINES: OnceLock<&'static Lines> = OnceLock::new();
     LINES.get_or_init(|| {
@@ -93,7 +93,7 @@ fn found(all: &[&str]) -> Option<String> {
     lines.iter().find(|line| all.iter().all(|words| line.contains(words))).cloned()
 }
 
-/// Who leads goes on doing so, on a busy machine too: these tests look at one member.
+/// Starts a cluster whose leader stays the leader on a busy machine too, because these tests observe one member.
 fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
     ClusterOptions::new(members)
         .configure(move |config| {
@@ -115,17 +115,17 @@ fn a_trace_follows_a_write_from_its_call_to_its_answer() {
     lines();
     let cluster = quick(3, |config| config);
     let leader = cluster.leader().block().unwrap();
-    // No other test deletes on a cluster of its own.
+    // No other test deletes keys on its cluster.
     cluster.node(leader).client().delete("traced").block().unwrap();
     let span = found(&["DEBUG write", "kind=\"delete\""]).expect("a span for the call");
     let number = span.split("span=").nth(1).unwrap().split(' ').next().unwrap();
     let parent = format!("parent={number} ");
-    for words in ["let in", "numbered", "handed over", "decided", "answered"] {
+    for words in ["admitted", "numbered", "sent to the leader", "decided", "answered"] {
         assert!(found(&[&parent, words]).is_some(), "no {words} below {span}");
     }
     let request = found(&[&format!("RECORD of={number} "), "request="]).expect("its number");
     let request = request.split("request=").nth(1).unwrap();
-    let proposed = found(&["in an entry", &format!("request={request} ")]);
+    let proposed = found(&["appended to an entry", &format!("request={request} ")]);
     assert!(proposed.is_some(), "the leader says which entry it went into");
     for words in ["proposed", "synced", "applied"] {
         assert!(found(&["TRACE", words]).is_some(), "no {words}");
@@ -157,11 +157,11 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     let node = Node::start(config).block().unwrap();
     node.wait_for(|status| status.leader.is_some()).block();
     node.client().put("k", "v").block().unwrap();
-    let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
+    let line = found(&["WARN", "slow request", "node=\"sluggish\""]).expect("a line");
     for field in ["took=", "waiting=", "logging=", "replicating=", "applying=", "notifying="] {
         assert!(line.contains(field), "{field} in {line}");
     }
-    assert!(line.contains(": it took") && line.contains("outcome=\"ok\""), "{line}");
+    assert!(line.contains(": took") && line.contains("outcome=\"ok\""), "{line}");
     for _ in 0..100 {
         node.client().put("k", "v").block().unwrap();
     }
@@ -198,11 +198,11 @@ fn metrics_count_what_a_program_did() {
     assert_eq!(ended(RequestKind::Read, Ending::Ok), 20);
     assert_eq!(ended(RequestKind::Delete, Ending::Ok), 1);
     assert_eq!(ended(RequestKind::Revoke, Ending::Refused), 1);
-    // The state's gauges include every request that was answered; the driver's follow at its next tick.
+    // The gauges of the state include every answered request. The driver updates its own gauges at its next tick.
     assert_eq!((metrics.snapshot().keys, metrics.snapshot().watchers), (19, 1));
     cluster
         .wait_until("gauges do not follow", |_| {
-            // The node has something to say as long as it is asked something.
+            // Writing causes the node to publish its status.
             kv.put("k1", "again").block().unwrap();
             let now = metrics.snapshot();
             now.keys == 19
@@ -221,7 +221,7 @@ fn metrics_count_what_a_program_did() {
     assert!(now.entry_commit_seconds.count() > 0);
 }
 
-/// A program, or a client of the server, that looks right after its own change must see it.
+/// A program or a client that reads the metrics after its own change must see that change.
 #[test]
 fn metrics_include_every_request_that_was_answered() {
     let dir = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
         let otherwise = format!("{held} do not hold, or {waiting} do not wait");
         cluster
             .wait_until(&otherwise, |_| {
-                // The node has something to say as long as it is asked something.
+                // Writing causes the node to publish its status.
                 kv.put("k", "again").block().unwrap();
                 let now = metrics.snapshot();
                 (now.locks_held, now.lock_waiters) == (held, waiting)
@@ -319,7 +319,7 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
         let session = other.clone();
         std::thread::spawn(move || session.mutex("m").lock().block().unwrap())
     };
-    // From session to session, through the line of the cluster.
+    // From session to session, through the lock queue of the cluster.
     let waiter = wait();
     becomes(1, 1);
     guard.release().block().unwrap();
@@ -332,7 +332,7 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
     drop(guard);
     let guard = waiter.join().unwrap();
     was_handed(2);
-    // Who gives up waits no more, and who loses holds no more.
+    // A request that gives up does not wait any more, and a session that has ended holds nothing.
     let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).block();
     assert!(late.is_err());
     becomes(1, 0);
@@ -386,7 +386,7 @@ fn status_and_health_tell_who_is_there_and_how_far() {
     cluster.partition(&[leader]);
     let lost =
         |health: bowline::Health| health.status == HealthStatus::NoQuorum && health.is_alive();
-    // Time alone changes the verdict: no status announces it.
+    // The status changes with time alone, and no update announces that.
     let begun = Instant::now();
     while !lost(cluster.node(leader).health()) {
         assert!(begun.elapsed() < Duration::from_secs(30), "a node alone is healthy");

@@ -1,7 +1,6 @@
-//! Runs the simulated world over many seeds. A seed that fails is made small, by leaving out what it does
-//! not need to fail, and printed with the one command that replays it. `BOWLINE_SEEDS` raises how many
-//! seeds count, `BOWLINE_FIRST_SEED` moves where they begin; `docs/assurance/simulator.md` says how to read what
-//! comes out.
+//! Runs the simulated world over many seeds. If a seed fails, the runner reduces it by leaving out parts that the
+//! failure does not need, and prints the command that replays it. `BOWLINE_SEEDS` sets the number of valid seeds, and
+//! `BOWLINE_FIRST_SEED` the first one. `docs/assurance/simulator.md` explains the output.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -17,20 +16,21 @@ use std::time::{Duration, Instant};
 use bowline::sim::{self, Failure, Report};
 use rustix::time::ClockId;
 
-/// A sixth of a world's time is the allocator's, if it is the system's.
+/// With the system's allocator, a sixth of the time would be spent in it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How many valid seeds the quick leg runs.
+/// Number of valid seeds in the default run.
 const SEEDS: u64 = 100;
 
-/// How long a seed that failed is made smaller, in seconds.
+/// Time limit for reducing a failed seed, in seconds.
 const MINIMISE_SECONDS: u64 = 60;
 
-/// A run of a seed in which too little happens proves nothing; of a hundred runs, so many may be so.
+/// Maximum share of invalid seeds, in percent. A seed is invalid if too little happens in its run, because such a run
+/// proves nothing.
 const INVALID_PERCENT_MAX: u64 = 5;
 
-/// What must have happened now and then: in one of so many seeds at least.
+/// Events that must occur regularly: in at least one of the given number of seeds.
 const OFTEN: &[(&str, u64)] = &[
     ("put", 1),
     ("delete", 2),
@@ -187,7 +187,7 @@ fn replay(seed: u64, without: &[usize]) -> String {
     format!("BOWLINE_SEED={seed} {without}cargo test --test simulation one_seed -- --nocapture")
 }
 
-/// What is to be told of a seed that failed: as small as it becomes within `BOWLINE_MINIMISE` seconds.
+/// Returns the report of a failed seed, reduced within `BOWLINE_MINIMISE` seconds.
 fn small(failed: &Failure) -> String {
     let (seed, invariant) = (failed.seed, failed.violation.invariant);
     let limit = Duration::from_secs(number("BOWLINE_MINIMISE", MINIMISE_SECONDS));
@@ -220,7 +220,7 @@ fn hundreds_of_seeds_keep_every_promise() {
             scope.spawn(|| {
                 while valid.load(Ordering::Relaxed) < wanted && !failed.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    // Were none of them valid, it would go on for ever.
+                    // If no seed were valid, the run would not end.
                     if seed >= first + wanted * 2 {
                         break;
                     }
@@ -257,7 +257,7 @@ fn hundreds_of_seeds_keep_every_promise() {
     );
 }
 
-/// The time that this process, or this thread, has kept a processor busy.
+/// Returns the CPU time of this process or thread.
 fn cpu_time(of: ClockId) -> Duration {
     let time = rustix::time::clock_gettime(of);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
@@ -283,7 +283,7 @@ fn summarize(reports: &[Report]) {
         sum(|report| report.leader_changes),
         sum(|report| report.crashes),
     );
-    // How often, and in how many seeds.
+    // The total, and the number of seeds in which it occurs.
     let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for (what, count) in reports.iter().flat_map(|report| &report.counts) {
         let (sum, seeds) = counts.entry(what).or_default();
@@ -292,8 +292,8 @@ fn summarize(reports: &[Report]) {
     println!("{counts:?}");
 }
 
-/// With `--profile night` and `BOWLINE_SECONDS=3600`: how many simulated hours a minute of a processor buys with
-/// three nodes and about a hundred operations a second.
+/// With `--profile night` and `BOWLINE_SECONDS=3600`, measures how many hours can be simulated in a minute of CPU
+/// time, with three nodes and about a hundred operations a second.
 #[test]
 fn three_nodes_at_a_hundred_operations_a_second() {
     let time = Duration::from_secs(number("BOWLINE_SECONDS", 60));
@@ -313,7 +313,7 @@ fn three_nodes_at_a_hundred_operations_a_second() {
     assert!(rate > 30.0, "{rate} operations a second");
 }
 
-/// Also in debug and in release: `docs/assurance/simulator.md` has the line that compares them.
+/// Debug and release builds give the same trace, too: `docs/assurance/simulator.md` has the command that compares them.
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     for seed in [3, 4, 5, 6] {
@@ -325,8 +325,8 @@ fn the_same_seed_gives_the_same_trace() {
     }
 }
 
-/// Replays `BOWLINE_SEED`, without the parts of its plan that `BOWLINE_WITHOUT` names, with the end of its
-/// trace in words.
+/// Replays `BOWLINE_SEED`, without the parts of its plan that `BOWLINE_WITHOUT` names, and prints the end of the
+/// trace.
 #[test]
 fn one_seed() {
     let seed = number("BOWLINE_SEED", 1);

@@ -1,12 +1,12 @@
-//! The house's own rules, checked by reading the source: who may import whom, what no file may do,
-//! what every file must have, and that what pages name is there.
+//! The rules of the project, checked by reading the source: allowed imports, forbidden constructs, required parts of
+//! each file, and references from pages to code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Which modules of the library each one may name. `model`, the nouns, and `env`, the doors to the
-/// world, are for everybody above them; nobody else is for everybody, but `mutant`, which is nothing.
+/// The modules of the library that each module may import. `model` and `env` are for all modules above them. Every
+/// module may also import `mutant`.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("check", &[]),
     ("model", &[]),
@@ -62,7 +62,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Crates that belong to one module, since their types would otherwise be everywhere.
+/// Crates that only the named modules may use, so that their types do not spread.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("raft::", &["consensus"]),
     ("protobuf::", &["consensus"]),
@@ -79,7 +79,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("serde_json::", &["check"]),
 ];
 
-/// Words that only the doors to the world may say: everything else must be replayable from a seed.
+/// Sources of nondeterminism, which only the modules in [`DOORS`] may use. Everything else must be replayable from a
+/// seed.
 const NOT_DETERMINISTIC: &[&str] = &[
     "Instant::now",
     "SystemTime::now",
@@ -90,12 +91,12 @@ const NOT_DETERMINISTIC: &[&str] = &[
     "fs::File",
 ];
 
-/// Modules that may say them: the doors, and those that run for real.
+/// Modules that may use them: the environment, and the cluster for tests of programs.
 const DOORS: &[&str] = &["env", "testing"];
 
 struct Source {
     path: PathBuf,
-    /// The module of the library that the file belongs to.
+    /// The module of the library to which the file belongs.
     module: String,
     text: String,
 }
@@ -108,7 +109,7 @@ impl Source {
             || self.path.strip_prefix(root()).unwrap().components().any(stem)
     }
 
-    /// The lines that are code, with their numbers, without the tests at the end.
+    /// Returns the lines of code with their numbers, without comments and without the tests at the end.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let tests = self.text.find("#[cfg(test)]\nmod tests {").unwrap_or(self.text.len());
         let body = if self.is_test() { "" } else { &self.text[..tests] };
@@ -134,7 +135,7 @@ fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The files of the library: the command line is a crate of its own.
+/// Returns the files of the library. The command line is a separate crate.
 fn sources() -> Vec<Source> {
     let src = root().join("src");
     let mut paths = Vec::new();
@@ -152,7 +153,7 @@ fn sources() -> Vec<Source> {
         .collect()
 }
 
-/// All that is written by hand in Rust: the library, the command line, the harness, tests, benches, examples.
+/// Returns all handwritten Rust files: the library, the command line, the harness, tests, benches and examples.
 fn all_sources() -> Vec<(PathBuf, String)> {
     let mut paths = Vec::new();
     for folder in ["src", "jepsen", "tests", "benches", "docs/examples"] {
@@ -166,7 +167,7 @@ fn all_sources() -> Vec<(PathBuf, String)> {
     paths.into_iter().filter(|path| !made(path)).map(read).collect()
 }
 
-/// The pages: those in `docs`, and what stands beside it.
+/// Returns the pages: those in `docs`, the README and the changelog.
 fn pages() -> Vec<(PathBuf, String)> {
     let mut paths = vec![root().join("README.md"), root().join("CHANGELOG.md")];
     let mut folders = vec![root().join("docs")];
@@ -187,7 +188,7 @@ fn pages() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(read).collect()
 }
 
-/// What an address of a heading is called on pages, as GitHub does: small, without punctuation.
+/// Returns the anchors of the headings of a page, in GitHub's form: lower case, without punctuation.
 fn anchors(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| {
@@ -203,7 +204,7 @@ fn settle(complaints: Vec<String>) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
-/// The modules that a line names through `crate::`.
+/// Returns the modules that a line names through `crate::`.
 fn imports(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices("crate::").filter_map(|(at, _)| {
         let rest = &line[at + "crate::".len()..];
@@ -223,7 +224,7 @@ fn a_module_imports_only_what_the_table_allows() {
         };
         for (number, line) in source.code() {
             for import in imports(line) {
-                // What lib.rs re-exports by name is the public API: for what stands above it.
+                // The modules above the public API may use what lib.rs re-exports by name.
                 let public = import.starts_with(char::is_uppercase);
                 let above = ["api", "recipes", "testing", "sim"].contains(&source.module.as_str());
                 let fine = import == source.module
@@ -302,7 +303,7 @@ fn only_the_doors_to_the_world_are_not_deterministic() {
     settle(complaints);
 }
 
-/// A limit that was renamed must be renamed in the operators' page.
+/// A parameter `prefix` means that the function acts on all keys with that prefix, so its name must say so.
 #[test]
 fn a_parameter_that_is_a_prefix_is_named_by_its_function() {
     let mut complaints = Vec::new();
@@ -331,7 +332,7 @@ fn the_page_of_limits_names_limits_that_exist() {
     };
     let mut complaints = Vec::new();
     for row in page.lines().filter(|line| line.starts_with("| ")) {
-        // What, then the bound.
+        // The columns are the limit and its bound.
         let bound = row.split('|').nth(2).unwrap_or_default();
         for name in bound.split('`').skip(1).step_by(2) {
             let last = name.rsplit("::").next().unwrap_or(name);
@@ -343,7 +344,6 @@ fn the_page_of_limits_names_limits_that_exist() {
     settle(complaints);
 }
 
-/// Links between pages lead to files and headings that are there.
 #[test]
 fn links_between_pages_lead_somewhere() {
     let (mut complaints, mut followed) = (Vec::new(), 0);
@@ -371,7 +371,7 @@ fn links_between_pages_lead_somewhere() {
     assert!(followed > 80, "{followed} links were followed");
 }
 
-/// A folder of pages has one that lists the others.
+/// A folder of pages has a page that lists the others.
 #[test]
 fn folders_of_pages_list_them() {
     let mut complaints = Vec::new();
@@ -395,8 +395,7 @@ fn folders_of_pages_list_them() {
     settle(complaints);
 }
 
-/// What is long and in small letters, as this test is called, is a test or another function that is there; and what ends
-/// with `.rs` is a file.
+/// A long lower-case name with underscores must be a function that exists, and a name that ends with `.rs` a file.
 #[test]
 fn pages_name_tests_and_files_that_exist() {
     let sources = all_sources();
@@ -434,7 +433,7 @@ fn pages_name_tests_and_files_that_exist() {
     assert!(tests > 120, "{tests} tests were named");
 }
 
-/// The invariants that a text names: two capitals at the most, a dash, a word in capitals.
+/// Returns the invariants that a text names: at most two capitals, a dash, and a word in capitals.
 fn invariants(text: &str) -> BTreeSet<&str> {
     const KINDS: [&str; 11] = ["R", "S", "M", "MB", "X", "W", "L", "K", "Q", "T", "C"];
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
@@ -446,8 +445,8 @@ fn invariants(text: &str) -> BTreeSet<&str> {
     words.filter(is_one).collect()
 }
 
-/// What the simulated world asserts by name stands on its page and among all invariants, and what they say that it
-/// asserts, it does.
+/// The invariants that the simulated world asserts must be the ones that its page and the page of all invariants
+/// attribute to it.
 #[test]
 fn the_pages_of_invariants_name_what_the_world_asserts() {
     let sources = all_sources();
@@ -475,7 +474,7 @@ fn the_pages_of_invariants_name_what_the_world_asserts() {
         number += 1;
         assert_eq!(place, number.to_string(), "the rows are numbered: {row}");
         let names = invariants(names);
-        // `world`, or with the names that it has there in brackets.
+        // Either `world`, or `world` with the names that the invariant has there in brackets.
         let Some((_, there)) = by.split_once("world") else { continue };
         let others = there.strip_prefix(" (").and_then(|rest| rest.split(')').next());
         let others = others.map(invariants).unwrap_or_default();
@@ -499,7 +498,7 @@ fn the_pages_of_invariants_name_what_the_world_asserts() {
     settle(complaints);
 }
 
-/// Workloads and faults of the harness stand on its page.
+/// The harness page must name all workloads and faults.
 #[test]
 fn the_page_of_the_harness_has_all_that_it_can_do() {
     let page = fs::read_to_string(root().join("docs/assurance/harness.md")).unwrap();
@@ -525,8 +524,8 @@ fn the_page_of_the_harness_has_all_that_it_can_do() {
     assert!(names > 40, "{names} names");
 }
 
-/// Whoever looks for what is tested finds it: each program of `tests`, and each folder of the source, has its place on the
-/// map.
+/// The architecture page must name each test program and each folder of the source, so that a contributor who looks
+/// for a test or a module finds it there.
 #[test]
 fn the_map_has_all_tests_and_folders() {
     let map = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
@@ -592,7 +591,7 @@ fn every_file_says_what_it_is() {
 #[test]
 fn nothing_pretends() {
     let mut complaints = Vec::new();
-    // This file has to name them.
+    // This file contains the forbidden words.
     for (path, text) in all_sources().iter().filter(|(path, _)| path != Path::new("tests/tidy.rs"))
     {
         for (number, line) in text.lines().enumerate() {
@@ -603,7 +602,7 @@ fn nothing_pretends() {
             }
         }
     }
-    // The pauses of the transport are timers of its own runtime: no thread and no turn waits in them.
+    // The pauses of the transport are timers of its own runtime and block no thread.
     for source in sources().into_iter().filter(|source| source.module != "transport") {
         for (number, line) in source.code().filter(|(_, line)| line.contains("::sleep")) {
             complaints.push(format!("{}:{number}: {}", source.path.display(), line.trim()));

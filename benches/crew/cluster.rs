@@ -1,4 +1,4 @@
-//! All members of a measured cluster.
+//! The cluster that a benchmark measures.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,22 +7,22 @@ use tempfile::TempDir;
 
 use super::member::{Member, Plan, Standing, Trade, cpu_of, data_dir, free_ports};
 
-/// How long a cluster may take to find a leader whom all follow.
+/// Time limit for a cluster to find a leader that all members follow.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// How a cluster is made.
+/// The configuration of a cluster.
 #[derive(Clone)]
 pub(crate) struct Shape {
     pub(crate) members: usize,
-    /// Threads of this process instead of processes of their own.
+    /// Whether members are threads of this process instead of processes.
     pub(crate) in_process: bool,
-    /// Of the callers, in each member.
+    /// Number of threads of the callers in each member.
     pub(crate) threads: usize,
     pub(crate) heartbeat: Duration,
     pub(crate) election: Duration,
-    /// How long a session outlives its node's silence.
+    /// TTL of sessions.
     pub(crate) session_ttl: Duration,
-    /// Below it lie the logs: on a real disk.
+    /// Directory for the logs, which should be on a real disk.
     pub(crate) dir: PathBuf,
 }
 
@@ -41,8 +41,8 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Takes an option that says something about the shape, with its value if it has one. Answers
-    /// whether it was one.
+    /// Takes an option that configures the cluster, with its value if it has one. Returns whether it was such an
+    /// option.
     pub(crate) fn takes<'a>(
         &mut self,
         option: &str,
@@ -62,7 +62,7 @@ impl Shape {
         Ok(true)
     }
 
-    /// In words.
+    /// Describes the cluster, for people.
     pub(crate) fn words(&self) -> String {
         let kind = match (self.members, self.in_process) {
             (1, _) => "one member in a process",
@@ -76,7 +76,7 @@ impl Shape {
     }
 }
 
-/// All members. Their order changes when one is killed and comes back.
+/// All members. Their order changes when one is killed and restarted.
 pub(crate) struct Cluster {
     pub(crate) members: Vec<Member>,
     plans: Vec<Plan>,
@@ -86,7 +86,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all members, in a new directory.
+    /// Starts all members in a new directory.
     pub(crate) fn start<T: Trade>(shape: &Shape) -> Result<Self, String> {
         let words = |error: std::io::Error| error.to_string();
         let dir = TempDir::with_prefix_in("bench-", &shape.dir).map_err(words)?;
@@ -111,19 +111,19 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a member, as the last of the list.
+    /// Starts a member and appends it to the list.
     pub(crate) fn restart(&mut self, plan: Plan) -> Result<(), String> {
         self.members.push((self.start)(&plan).map_err(|error| error.to_string())?);
         self.plans.push(plan);
         Ok(())
     }
 
-    /// Takes a member out, to be killed or ended. Those behind it move up.
+    /// Removes a member from the list, to be killed or ended. The members after it move up.
     pub(crate) fn take(&mut self, member: usize) -> (Member, Plan) {
         (self.members.remove(member), self.plans.remove(member))
     }
 
-    /// Waits until there is a leader whom all follow and have caught up with, and says which.
+    /// Waits until all members follow a leader and have caught up with it. Returns its position.
     pub(crate) fn leader(&mut self) -> Result<usize, String> {
         let begun = Instant::now();
         loop {
@@ -131,7 +131,7 @@ impl Cluster {
             let leaders: Vec<usize> = (0..all.len()).filter(|i| all[*i].leads).collect();
             if let [leader] = leaders[..] {
                 let first = &all[leader];
-                // What a member says is as old as its last tick, so none is asked to be exactly even.
+                // The report of a member is as old as its last tick, so an exact match cannot be required.
                 let follows = |other: &Standing| other.leader == first.leader && other.applied > 1;
                 if all.iter().all(follows) && self.is_even(leader) {
                     return Ok(leader);
@@ -144,13 +144,13 @@ impl Cluster {
         }
     }
 
-    /// Whether all have applied what the leader had applied a moment ago.
+    /// Returns whether all members have applied what the leader had applied a moment ago.
     fn is_even(&mut self, leader: usize) -> bool {
         let target = self.members[leader].standing().applied;
         self.members.iter_mut().all(|member| member.standing().applied >= target)
     }
 
-    /// How many of so many callers each member has, the leader first, as evenly as can be.
+    /// Divides callers among the members as evenly as possible, starting with the leader.
     pub(crate) fn shares(&self, leader: usize, callers: u64) -> Vec<(usize, u64)> {
         let count = self.members.len();
         let among = count as u64;
@@ -163,7 +163,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The CPU time that all members have taken.
+    /// Returns the CPU time of all members.
     pub(crate) fn cpu(&self) -> Duration {
         if self.in_process {
             return cpu_of("self");
@@ -171,7 +171,7 @@ impl Cluster {
         self.members.iter().map(Member::cpu).sum()
     }
 
-    /// Stops all members in good order.
+    /// Shuts all members down.
     pub(crate) fn end(self) {
         self.members.into_iter().for_each(Member::end);
     }

@@ -1,21 +1,21 @@
-//! What callers have measured: latencies and how long it took, also as a line between processes.
+//! The measurements of callers: latencies and the total time. They can be sent between processes as a line.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// How many latencies are kept as they are. A histogram takes 200 KB: of ten thousand callers, who have
-/// few each, none should need one.
+/// Number of latencies that are kept individually. A histogram takes 200 KB, which is too much for each of ten
+/// thousand callers with few latencies.
 const FEW: usize = 4_096;
 
-/// What callers have measured.
+/// Latencies and the total time.
 pub(crate) struct Measured {
-    /// Nanoseconds of each operation, but for those that are `few`.
+    /// Latencies in nanoseconds, except those in `few`.
     many: Option<Histogram<u64>>,
-    /// Nanoseconds of each of the others.
+    /// The remaining latencies in nanoseconds.
     few: Vec<u64>,
-    /// How long all of them together took.
+    /// Total time of all operations.
     pub(crate) elapsed: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Measured {
         self.few.push(nanos);
     }
 
-    /// Makes many of the few.
+    /// Moves the latencies in `few` into the histogram.
     fn settle(&mut self) {
         let mut many = self.many.take().unwrap_or_else(empty);
         for nanos in self.few.drain(..) {
@@ -53,7 +53,7 @@ impl Measured {
         Cow::Owned(all)
     }
 
-    /// What others measured at the same time.
+    /// Adds the measurements of another caller at the same time.
     pub(crate) fn merge(&mut self, other: &Measured) {
         if let Some(many) = &other.many {
             self.settle();
@@ -66,7 +66,7 @@ impl Measured {
         self.elapsed = self.elapsed.max(other.elapsed);
     }
 
-    /// As words for another process: the time, then each latency with its count.
+    /// Formats the measurements for another process: the time, then each latency with its count.
     pub(crate) fn to_words(&self) -> String {
         let mut words = self.elapsed.as_nanos().to_string();
         for bucket in self.histogram().iter_recorded() {
@@ -75,7 +75,7 @@ impl Measured {
         words
     }
 
-    /// From such words.
+    /// Parses the format of [`Measured::to_words`].
     pub(crate) fn from_words(words: &str) -> Option<Self> {
         let mut words = words.split_whitespace();
         let mut measured = Self::new(Duration::from_nanos(words.next()?.parse().ok()?));
@@ -88,7 +88,7 @@ impl Measured {
         Some(measured)
     }
 
-    /// How many there were.
+    /// Returns the number of latencies.
     pub(crate) fn count(&self) -> u64 {
         self.many.as_ref().map_or(0, Histogram::len) + self.few.len() as u64
     }
@@ -106,11 +106,11 @@ fn empty() -> Histogram<u64> {
     Histogram::new(3).expect("three digits are few")
 }
 
-/// How rows are told.
+/// The output format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// A table for people.
     Table,
-    /// One object a line.
+    /// One JSON object on each line.
     Json,
 }

@@ -1,5 +1,5 @@
-//! A member of the measured cluster: a process of its own, or a thread of this one. Either way it is
-//! told what to do by lines of words, and answers each with a line.
+//! A member of the measured cluster: a process, or a thread of this one. In both cases it receives commands as lines
+//! of words, and answers each with a line.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
@@ -14,19 +14,19 @@ use tokio::task::JoinSet;
 
 use super::measured::Measured;
 
-/// What a member must know to start.
+/// The parameters of a member.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) dir: PathBuf,
-    /// Its place among the ports.
+    /// Its index in `ports`.
     pub(crate) number: usize,
-    /// One for each member.
+    /// One port for each member.
     pub(crate) ports: Vec<u16>,
     pub(crate) heartbeat: Duration,
     pub(crate) election: Duration,
-    /// How long a session outlives its node's silence.
+    /// TTL of sessions.
     pub(crate) session_ttl: Duration,
-    /// How many threads the callers have.
+    /// Number of threads of the callers.
     pub(crate) threads: usize,
 }
 
@@ -83,7 +83,7 @@ impl Plan {
     }
 }
 
-/// What a member says about itself.
+/// The status that a member reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Standing {
     pub(crate) leads: bool,
@@ -91,7 +91,7 @@ pub(crate) struct Standing {
     pub(crate) applied: u64,
 }
 
-/// A member, from outside.
+/// The handle of a member in the benchmark process.
 pub(crate) struct Member {
     body: Body,
     to: Box<dyn Write + Send>,
@@ -104,7 +104,7 @@ enum Body {
 }
 
 impl Member {
-    /// Starts a process.
+    /// Starts a member as a process.
     pub(crate) fn process(plan: &Plan) -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(plan.to_args())
@@ -117,7 +117,7 @@ impl Member {
         Ok(Self { body: Body::Process(child), to, from })
     }
 
-    /// Starts a thread.
+    /// Starts a member as a thread.
     pub(crate) fn thread<T: Trade>(plan: &Plan) -> io::Result<Self> {
         let (theirs, to): (PipeReader, PipeWriter) = io::pipe()?;
         let (from, mine) = io::pipe()?;
@@ -127,12 +127,12 @@ impl Member {
         Ok(Self { body: Body::Thread(Some(thread)), to, from })
     }
 
-    /// Tells it something.
+    /// Sends a command.
     pub(crate) fn tell(&mut self, words: &str) {
         writeln!(self.to, "{words}").expect("the member listens");
     }
 
-    /// Its next answer.
+    /// Reads the next answer.
     pub(crate) fn answer(&mut self) -> String {
         let mut line = String::new();
         self.from.read_line(&mut line).expect("the member answers");
@@ -140,13 +140,13 @@ impl Member {
         line.trim_end().to_owned()
     }
 
-    /// Tells it something, and waits for its answer.
+    /// Sends a command and waits for the answer.
     pub(crate) fn ask(&mut self, words: &str) -> String {
         self.tell(words);
         self.answer()
     }
 
-    /// What the work, or the thing it was told, came to.
+    /// Reads the next answer as measurements.
     pub(crate) fn measured(&mut self) -> Measured {
         let words = self.answer();
         Measured::from_words(&words).unwrap_or_else(|| panic!("not a measurement: {words:?}"))
@@ -159,7 +159,7 @@ impl Member {
         Standing { leads: leads == 1, leader, applied }
     }
 
-    /// The CPU time that its process has taken.
+    /// Returns the CPU time of its process.
     pub(crate) fn cpu(&self) -> Duration {
         match &self.body {
             Body::Process(child) => cpu_of(&child.id().to_string()),
@@ -174,7 +174,7 @@ impl Member {
         child.wait().expect("it ends");
     }
 
-    /// Closes its ears, and waits until it has ended.
+    /// Closes its input, and waits until it has ended.
     pub(crate) fn end(self) {
         let Self { body, to, from } = self;
         drop((to, from));
@@ -185,7 +185,7 @@ impl Member {
     }
 }
 
-/// The CPU time of all threads of a process that run.
+/// Returns the CPU time of the running threads of a process.
 pub(crate) fn cpu_of(process: &str) -> Duration {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let nanos = threads.map(|thread| {
@@ -195,17 +195,17 @@ pub(crate) fn cpu_of(process: &str) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
-/// What a member does besides being one.
+/// The benchmark-specific part of a member.
 pub(crate) trait Trade: Send + Sync + Sized + 'static {
     fn new(node: Node) -> Self;
 
     fn node(&self) -> &Node;
 
-    /// Does what it is told, and answers with a line.
+    /// Executes a command and returns the answer line.
     fn obey(self: Arc<Self>, order: String) -> impl Future<Output = String> + Send;
 }
 
-/// The life of a member: does what it is told until nobody is there to tell it.
+/// Runs a member: executes commands until the input ends.
 pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: impl Write) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(plan.threads)
@@ -219,7 +219,7 @@ pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: imp
         let answer = if order == "standing" {
             standing(trade.node())
         } else {
-            // On the callers' threads, like everything that a host program does.
+            // On the threads of the callers, where a host program would do its work too.
             let doing = runtime.spawn(Arc::clone(&trade).obey(order));
             runtime.block_on(doing).expect("an order that is understood")
         };
@@ -237,7 +237,7 @@ fn standing(node: &Node) -> String {
     format!("{leads} {leader} {}", status.applied.get())
 }
 
-/// Runs tasks at once, and puts together what they measured.
+/// Runs tasks concurrently and merges their measurements.
 pub(crate) async fn together<F>(callers: u64, task: impl Fn(u64) -> F) -> Measured
 where
     F: Future<Output = Measured> + Send + 'static,
@@ -253,7 +253,7 @@ where
     all
 }
 
-/// Ports that were free a moment ago.
+/// Returns ports that were free a moment ago.
 pub(crate) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let taken: Vec<_> = (0..count)
         .map(|_| std::net::TcpListener::bind("127.0.0.1:0"))
@@ -261,7 +261,7 @@ pub(crate) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     taken.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
 }
 
-/// Where a member keeps its data.
+/// Returns the data directory of a member.
 pub(crate) fn data_dir(base: &Path, number: usize) -> PathBuf {
     base.join(format!("n{number}"))
 }

@@ -1,8 +1,8 @@
-//! The members that a benchmark measures: how they are started, told what to do, asked how they stand,
-//! killed; and latencies, which are counted by them and added up by whoever asked.
+//! The cluster that a benchmark measures: starts members, sends them commands, kills them, and merges their
+//! latencies.
 //!
-//! Each process is the benchmark's own program again. What a member does for its living is the
-//! benchmark's: see [`Trade`].
+//! Each member process runs the benchmark's own program. The benchmark defines the commands of a member: see
+//! [`Trade`].
 
 mod cluster;
 mod measured;

@@ -1,16 +1,16 @@
-//! How fast a cluster is, as a program that embeds a member sees it.
+//! Measures the speed of a cluster, as seen by a program that embeds a member.
 //!
 //! ```sh
 //! cargo bench --bench load                     # three processes on loopback, real disks
-//! cargo bench --bench load -- --in-process     # three members in one process, sockets all the same
+//! cargo bench --bench load -- --in-process     # three members in one process, still with sockets
 //! cargo bench --bench load -- --single         # one member
-//! cargo bench --bench load -- --quick          # every row for a moment: that it runs
+//! cargo bench --bench load -- --quick          # every row for a moment, to check that it runs
 //! cargo bench --bench load -- --only "put, 64" --seconds 5 --json
 //! ```
 //!
-//! Callers live inside members, as they do in a program that embeds one: the leader's, unless a row
-//! says otherwise. Each process is this program again, told what to do over its standard input.
-//! `docs/performance.md` says what each row means.
+//! Callers run inside members, as in a program that embeds one. They run in the leader's process unless a row says
+//! otherwise. Each member process runs this program and receives commands on its standard input.
+//! `docs/performance.md` explains the rows.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 
@@ -24,25 +24,25 @@ use std::time::{Duration, Instant};
 use crew::{Cluster, Form, Measured, Plan, Shape, live};
 use work::{Site, Work};
 
-/// The callers that fill the store.
+/// Number of callers that fill the store.
 const FILLERS: u64 = 16;
 
 #[derive(Clone)]
 struct Options {
     form: Form,
     shape: Shape,
-    /// Only rows whose names contain this.
+    /// Only rows whose names contain this text.
     only: Option<String>,
-    /// How long each row is measured.
+    /// Duration of each row.
     time: Duration,
-    /// How often leaders are killed and moved.
+    /// Number of leaders that are killed, and of transfers.
     times: usize,
     keys: u64,
 }
 
 impl Options {
     fn from_args(args: &[String]) -> Result<Self, String> {
-        // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+        // `cargo bench` passes this option. Without it, only check that the benchmark runs.
         let bench = args.iter().any(|arg| arg == "--bench");
         let mut options = Self {
             form: Form::Table,
@@ -106,12 +106,12 @@ fn main() -> Result<(), String> {
     Ok(())
 }
 
-/// Where the callers of a row are.
+/// The members on which the callers of a row run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Leader,
     Follower,
-    /// Divided among all, the leader first.
+    /// Divided among all members, starting with the leader.
     All,
 }
 
@@ -158,7 +158,7 @@ fn load(options: &Options) -> Result<(), String> {
     for (name, work, callers, at) in rows {
         let leader = cluster.leader()?;
         let count = cluster.members.len();
-        // (member, how many callers it has)
+        // Pairs of a member and its number of callers.
         let shares: Vec<(usize, u64)> = match at {
             At::Leader => vec![(leader, *callers)],
             At::Follower => vec![((leader + 1) % count, *callers)],
@@ -178,12 +178,12 @@ fn load(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Work, as a member is told of it.
+/// Returns the command for a workload.
 fn order(work: Work, callers: u64, time: Duration) -> String {
     format!("{} {callers} {}", work.word(), time.as_millis())
 }
 
-/// Leaders that are killed, and leaders that go in good order.
+/// Measures leaders that are killed, and planned transfers.
 fn changes_of_leader(options: &Options) -> Result<(), String> {
     let (killed, moved) = (
         "leader killed with -9, to the next acknowledged write",

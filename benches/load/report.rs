@@ -1,11 +1,11 @@
-//! How the rows are told: as lines of a table, and as lines of JSON.
+//! The output of the rows, as a table or as lines of JSON.
 
 use std::time::Duration;
 
 use crate::crew::{Form, Measured};
 
 impl Form {
-    /// The first lines.
+    /// Prints the header.
     pub(crate) fn begin(self, title: &str) {
         if self == Form::Table {
             println!("{title}");
@@ -16,7 +16,7 @@ impl Form {
         }
     }
 
-    /// A row whose point is how many operations a second there are.
+    /// Prints a row about the rate of operations.
     pub(crate) fn rate(self, name: &str, measured: &Measured, cpu: Duration) {
         let count = measured.count();
         let cpu = cpu.as_secs_f64() * 1e6 / count.max(1) as f64;
@@ -32,7 +32,7 @@ impl Form {
         }
     }
 
-    /// A row whose point is how long one thing takes, which was done several times.
+    /// Prints a row about the duration of an operation.
     pub(crate) fn time(self, name: &str, measured: &Measured) {
         let count = measured.count();
         let (median, p99) = (measured.micros(0.5), measured.micros(0.99));

@@ -1,4 +1,4 @@
-//! The work that callers inside a member do: each caller is a task that makes one call after the other.
+//! The workloads of callers inside a member. Each caller is a task that makes one call after another.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -14,39 +14,39 @@ use crate::crew::{Measured, Trade, together};
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
-/// How many puts one transaction does while the store is filled.
+/// Number of puts in a transaction that fills the store.
 const FILL_AT_ONCE: u64 = 100;
 
-/// How many watchers there are in the row of watches.
+/// Number of watchers in the watch row.
 const WATCHERS: usize = 100;
 
-/// How many keys the callers of compare-and-set share.
+/// Number of keys that the callers of compare-and-set share.
 const COMPARED_KEYS: u64 = 10_000;
 
-/// A kind of work; its word is how processes call it.
+/// A kind of workload. Processes refer to it by its word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Work {
-    /// Not measured: every key gets its first value.
+    /// Puts an initial value for every key; not measured.
     Fill,
     /// A put of a random key.
     Put,
     /// A linearizable get of a random key.
     Get,
-    /// A get of what this replica has.
+    /// A local get of a random key.
     LocalGet,
-    /// Every second call a put, the others linearizable gets.
+    /// Puts and linearizable gets alternate.
     Mixed,
-    /// A local get, and a transaction that puts if the row is still the same.
+    /// A local get, then a transaction that puts if the row is unchanged.
     CompareAndSet,
-    /// Puts; measured is their delivery to each of the watchers.
+    /// Puts, of which the delivery to each watcher is measured.
     Watch,
-    /// Grants of leases; they stay for the next row.
+    /// Grants of leases, which stay for the next row.
     Grant,
     /// Revocations of the leases that were granted.
     Revoke,
-    /// Each caller locks and unlocks a name of its own.
+    /// Each caller locks and unlocks its own lock.
     Lock,
-    /// All callers of all members lock and unlock the same name; measured is the wait.
+    /// All callers on all members lock and unlock the same lock. The wait is measured.
     Handoff,
 }
 
@@ -79,7 +79,7 @@ impl FromStr for Work {
     }
 }
 
-/// Where callers work: a member, and what they share.
+/// A member, and the state that its callers share.
 pub(crate) struct Site {
     node: Node,
     keys: AtomicU64,
@@ -102,7 +102,7 @@ impl Trade for Site {
                 self.keys.store(keys.parse().expect("a number of keys"), Ordering::Relaxed);
                 String::new()
             }
-            // Until the next write is acknowledged, whatever has to happen before.
+            // The time until the next write is acknowledged, including everything that must happen before.
             ["next-write"] => timed(put_next(&self.node)).await.to_words(),
             ["transfer"] => {
                 let transfer = async {
@@ -123,7 +123,7 @@ impl Trade for Site {
 }
 
 impl Site {
-    /// Lets so many callers work for a time.
+    /// Runs `callers` callers for `time`.
     async fn run(self: &Arc<Self>, work: Work, callers: u64, time: Duration) -> Measured {
         match work {
             Work::Fill => self.fill(callers).await,
@@ -158,7 +158,7 @@ impl Site {
     }
 
     async fn work(self: &Arc<Self>, work: Work, callers: u64, time: Duration) -> Measured {
-        // Opened before the clock runs.
+        // Opened before the measurement.
         let session = match work {
             Work::Lock | Work::Handoff => Some(self.node.session().await.expect("a session")),
             _ => None,
@@ -224,7 +224,7 @@ impl Site {
                 measured.add(begun.elapsed());
             }
             if work == Work::LocalGet && turn % 64 == 63 {
-                // It never waits, and there are others.
+                // A local get never waits, so it must yield to other tasks.
                 tokio::task::yield_now().await;
             }
         }
@@ -314,7 +314,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// Numbers without a pattern (xorshift), a series for each caller.
+/// A random number generator (xorshift), with a sequence for each caller.
 struct Random(u64);
 
 impl Random {

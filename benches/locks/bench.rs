@@ -1,4 +1,4 @@
-//! What all rows share: the options, the cluster that most of them run on, and what is read off it.
+//! The parts that all rows share: the options, the cluster that most of them use, and its counters.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use crate::crew::{Cluster, Form, Shape};
 use crate::report::{Report, Row, Spent};
 use crate::site::{Counts, Site};
 
-/// What was asked for.
+/// The options of the benchmark.
 pub(crate) struct Options {
     pub(crate) form: Form,
     pub(crate) shape: Shape,
-    /// Only rows whose names contain this.
+    /// Only rows whose names contain this text.
     pub(crate) only: Option<String>,
-    /// How long a row is measured, if nothing else bounds it.
+    /// Duration of a row, unless something else limits it.
     pub(crate) time: Duration,
-    /// How long the idle are looked at, and the shares of the nodes.
+    /// Duration of the rows about idle locks and about the shares of the nodes.
     pub(crate) long: Duration,
-    /// How often holders die.
+    /// Number of holders that are killed.
     pub(crate) times: usize,
-    /// The most waiters in one line.
+    /// Maximum number of waiters in one lock queue.
     pub(crate) waiters: u64,
-    /// The most names.
+    /// Maximum number of lock names.
     pub(crate) names: u64,
-    /// How many locks are held by idle holders.
+    /// Number of locks that idle holders hold.
     pub(crate) held: u64,
-    /// How long a dead holder's session outlives it.
+    /// TTL of the sessions of holders that are killed.
     pub(crate) ttl: Duration,
 }
 
 impl Options {
     pub(crate) fn from_args(args: &[String]) -> Result<Self, String> {
-        // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+        // `cargo bench` passes this option. Without it, only check that the benchmark runs.
         let bench = args.iter().any(|arg| arg == "--bench");
         let mut options = Self {
             form: Form::Table,
@@ -81,7 +81,7 @@ impl Options {
     }
 }
 
-/// A run.
+/// The state of a run.
 pub(crate) struct Bench {
     pub(crate) options: Options,
     report: Report,
@@ -98,7 +98,7 @@ impl Bench {
         self.options.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 
-    /// The cluster of all rows that need none of their own, and its leader.
+    /// Returns the cluster of all rows that need none of their own, and its leader.
     pub(crate) fn cluster(&mut self) -> Result<(&mut Cluster, usize), String> {
         if self.cluster.is_none() {
             self.cluster = Some(Cluster::start::<Site>(&self.options.shape)?);
@@ -108,7 +108,6 @@ impl Bench {
         Ok((cluster, leader))
     }
 
-    /// Stops that cluster.
     pub(crate) fn end_cluster(&mut self) {
         self.cluster.take().into_iter().for_each(Cluster::end);
     }
@@ -118,7 +117,7 @@ impl Bench {
     }
 }
 
-/// Where the callers of a row are.
+/// The member on which the callers of a row run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
     Leader,
@@ -134,12 +133,12 @@ impl At {
     }
 }
 
-/// What a member's own measurements say.
+/// Returns the counters of a member.
 pub(crate) fn counts(cluster: &mut Cluster, member: usize) -> Counts {
     Counts::from_words(&cluster.members[member].ask("counts"))
 }
 
-/// Counts what all members spend from one moment to another.
+/// Measures the resources that all members use between two points in time.
 pub(crate) struct Meter {
     leader: usize,
     cpu: Duration,

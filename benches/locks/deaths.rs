@@ -1,4 +1,4 @@
-//! Holders that die, and holders whose program ends in good order: how long the next one waits.
+//! Measures how long the next holder waits after a holder was killed, or its program has ended normally.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::crew::{Cluster, Measured, Shape};
 use crate::report::Row;
 use crate::site::{Site, number};
 
-/// How long somebody may take to stand in line.
+/// Time limit for a waiter to be queued.
 const ENTERED: Duration = Duration::from_secs(10);
 
 const NAME: &str = "deaths";
@@ -28,7 +28,7 @@ const ROWS: &[(&str, At, Way)] = &[
     ("holder ended in good order, the leader", At::Leader, Way::Ended),
 ];
 
-/// From outside.
+/// Runs the rows of this module.
 pub(crate) fn next_grants(bench: &mut Bench) -> Result<(), String> {
     let rows: Vec<_> = ROWS.iter().filter(|(name, ..)| bench.wants(name)).collect();
     let Shape { members, in_process, .. } = bench.options.shape;
@@ -57,7 +57,7 @@ pub(crate) fn next_grants(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets one member hold and another wait, ends the first, and brings it back.
+/// Lets one member hold the lock and another wait, ends the first, and restarts it.
 fn next_grant(cluster: &mut Cluster, at: At, way: Way) -> Result<Duration, String> {
     let leader = cluster.leader()?;
     let holder = at.member(cluster, leader);

@@ -1,4 +1,4 @@
-//! What a guarded transaction costs over a plain one.
+//! Measures the additional cost of a guarded transaction over a plain one.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::site::Site;
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
-/// Both kinds take turns so often, so that what else the machine does hits both.
+/// Number of rounds in which the two kinds alternate, so that other load on the machine affects both.
 const ROUNDS: u32 = 6;
 
-/// What kind of transaction.
+/// The kind of transaction.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     /// [`bowline::Client::txn`].
     Plain,
-    /// [`bowline::Guard`]'s.
+    /// [`bowline::lock::Hold::txn`].
     Guarded,
 }
 
@@ -38,7 +38,7 @@ impl FromStr for Kind {
     }
 }
 
-/// In a member: each caller has a lock, and puts one key again and again.
+/// In a member: each caller holds a lock and puts one key repeatedly.
 pub(crate) async fn commit(site: &Arc<Site>, kind: Kind, callers: u64, time: Duration) -> Measured {
     let session = site.session().await.clone();
     let mut guards = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) async fn commit(site: &Arc<Site>, kind: Kind, callers: u64, time: Dur
     measured
 }
 
-/// From outside.
+/// Runs the rows of this module.
 pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
     for callers in [1, 64] {
         let names = ["a plain transaction", "a guarded transaction"]
@@ -96,7 +96,7 @@ pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
                 member.tell(&format!("transactions {kind} {callers} {millis}"));
                 let measured = member.measured();
                 let mut used = meter.stop(cluster);
-                // The locks that both take and give back.
+                // The acquisitions and releases, which both kinds have.
                 used.entries = used.entries.saturating_sub(2 * callers);
                 *spent += used;
                 *elapsed += measured.elapsed;

@@ -1,8 +1,8 @@
-//! A lock that many want: from the call that releases it until the next holder runs.
+//! Measures a contended lock: the time from the release until the next holder runs.
 //!
-//! Two kinds of waiters. Those with keys of their own are in the cluster's line: each handoff is a
-//! commit. Those of one session that say nothing else wait in the node's queue, which needs commits only
-//! to pass the lock between nodes.
+//! There are two kinds of waiters. Those with keys of their own are in the lock queue of the cluster, where each
+//! handoff is a commit. Tasks of one session without further options wait in the node's queue. That queue needs a
+//! commit only to pass the lock to another node.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use crate::crew::{Cluster, Measured, together};
 use crate::report::{Row, Spent, rates};
 use crate::site::{Site, number};
 
-/// How long a line may take to be entered by all.
+/// Time limit for all waiters to be queued.
 const ENTERED: Duration = Duration::from_secs(60);
 
 const NAME: &str = "handoff";
 
-/// When a waiter got the lock and when it let it go.
+/// The times at which a waiter acquired and released the lock.
 type Hold = (Duration, Duration);
 
-/// In a member: those who wait in one line.
+/// In a member: the tasks that wait for one lock.
 pub(crate) struct Line(JoinSet<Hold>);
 
-/// Lets tasks step into a line, each with a key of its own. Each lets go as soon as it holds.
+/// Starts tasks that wait for a lock, each with a key of its own. Each releases the lock as soon as it holds it.
 pub(crate) async fn line_up(site: &Arc<Site>, name: &str, waiters: u64) {
     let mutex = site.session().await.mutex(name.to_owned());
     let mut line = JoinSet::new();
@@ -45,7 +45,7 @@ pub(crate) async fn line_up(site: &Arc<Site>, name: &str, waiters: u64) {
 }
 
 impl Line {
-    /// Waits until all have held, and says when.
+    /// Waits until all tasks have held the lock, and returns the times.
     pub(crate) async fn drained(mut self) -> String {
         let mut words = String::new();
         while let Some(hold) = self.0.join_next().await {
@@ -56,7 +56,7 @@ impl Line {
     }
 }
 
-/// In a member: tasks that lock and unlock one name again and again; measured is the wait.
+/// In a member: starts tasks that lock and unlock one lock repeatedly. The wait is measured.
 pub(crate) async fn contend(site: &Arc<Site>, name: &str, tasks: u64, time: Duration) -> Measured {
     let mutex = site.session().await.mutex(name.to_owned());
     let begun = Instant::now();
@@ -76,10 +76,10 @@ pub(crate) async fn contend(site: &Arc<Site>, name: &str, tasks: u64, time: Dura
     .await
 }
 
-/// How many wait.
+/// Numbers of waiters.
 const SIZES: [u64; 4] = [2, 16, 256, 10_000];
 
-/// From outside: lines that form, and then are drained.
+/// Runs the rows in which a lock queue forms and is then drained.
 pub(crate) fn drain(bench: &mut Bench) -> Result<(), String> {
     for everywhere in [false, true] {
         for waiters in SIZES {
@@ -122,23 +122,23 @@ pub(crate) fn drain(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// One line, formed and drained.
+/// One lock queue that is formed and drained.
 struct Round<'a> {
     cluster: &'a mut Cluster,
     leader: usize,
-    /// How many waiters each member has.
+    /// Number of waiters on each member.
     shares: &'a [(usize, u64)],
 }
 
 impl Round<'_> {
-    /// Lets all step into the line behind a holder. How long that took.
+    /// Queues all waiters after a holder. Returns the time that this took.
     fn line_up(&mut self, waiters: u64) -> Result<Duration, String> {
         self.cluster.members[self.leader].ask(&format!("keep {NAME}"));
         let begun = Instant::now();
         for (member, share) in self.shares {
             self.cluster.members[*member].ask(&format!("line-up {NAME} {share}"));
         }
-        // The tail may be seen by all before it is passed on to.
+        // All members must see the whole queue before the lock is released.
         for (member, _) in self.shares {
             while number::<u64>(&self.cluster.members[*member].ask(&format!("length {NAME}")))
                 <= waiters
@@ -152,7 +152,7 @@ impl Round<'_> {
         Ok(begun.elapsed())
     }
 
-    /// Lets the holder go, and adds what the handoffs took.
+    /// Releases the lock of the holder, and records the time of each handoff.
     fn drain(&mut self, all: &mut Measured) -> Spent {
         let meter = Meter::start(self.cluster, self.leader);
         let members = &mut self.cluster.members;
@@ -167,7 +167,7 @@ impl Round<'_> {
             }));
         }
         let mut spent = meter.stop(self.cluster);
-        // The last one passes it to nobody.
+        // The last release has no successor.
         spent.entries = spent.entries.saturating_sub(1);
         holds.sort_unstable();
         let mut free = begun;
@@ -181,7 +181,7 @@ impl Round<'_> {
     }
 }
 
-/// From outside: tasks that come again and again.
+/// Runs the rows in which tasks lock repeatedly.
 pub(crate) fn again(bench: &mut Bench) -> Result<(), String> {
     for everywhere in [false, true] {
         for tasks in SIZES {
@@ -227,7 +227,7 @@ pub(crate) fn again(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a row is not asked for, or cannot be.
+/// Returns whether a row is not selected or not possible.
 fn unfit(bench: &Bench, name: &str, waiters: u64, everywhere: bool) -> bool {
     let alone = bench.options.shape.members == 1;
     !bench.wants(name) || waiters > bench.options.waiters || (everywhere && alone)

@@ -1,4 +1,4 @@
-//! Locks that are held and not used: what they cost a second, and in memory.
+//! Measures the cost of locks that are held and not used, in CPU time and memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::crew::{Cluster, Measured, together};
 use crate::report::Row;
 use crate::site::Site;
 
-/// How many locks are taken at once.
+/// Number of callers that acquire the locks.
 const TAKERS: u64 = 256;
 
-/// How long it takes until nothing goes on any more that taking them has begun.
+/// Pause until the work that the acquisitions have caused is done.
 const CALM: Duration = Duration::from_secs(2);
 
-/// In a member: takes these locks, and keeps them.
+/// In a member: acquires the locks with these numbers and holds them.
 pub(crate) async fn hold(site: &Arc<Site>, names: Range<u64>) {
     let session = site.session().await.clone();
     let next = Arc::new(AtomicU64::new(names.start));
@@ -37,7 +37,7 @@ pub(crate) async fn hold(site: &Arc<Site>, names: Range<u64>) {
     let _ = taken.await;
 }
 
-/// From outside.
+/// Runs the rows of this module.
 pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
     let (held, long) = (bench.options.held, bench.options.long);
     let names = ["idle, no locks held".to_owned(), format!("idle, {held} locks held")];

@@ -1,5 +1,5 @@
-//! The queue inside the node: tasks of one session on one lock, and nobody else in the cluster who wants
-//! it. Beside it what tokio's mutex does with the same tasks, which knows of no cluster.
+//! Measures the lock queue inside the node: tasks of one session on one lock that no other session wants. For
+//! comparison, the same tasks use tokio's mutex, which is not distributed.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use crate::crew::{Measured, together};
 use crate::report::Row;
 use crate::site::{Site, number};
 
-/// Only each so-manieth handoff is timed, and the end of the time looked for then.
+/// One in this many handoffs is timed, and the end of the measurement is checked then.
 const TIMED: u64 = 64;
 
-/// What the tasks run on.
+/// The runtime of the tasks.
 #[derive(Clone, Copy)]
 pub(crate) enum On {
     /// One thread.
     One,
-    /// As many threads as there are cores.
+    /// One thread for each core.
     Many,
 }
 
-/// What they pass on, and how.
+/// The lock, and how it is released.
 #[derive(Clone, Copy)]
 pub(crate) enum Lock {
-    /// A lock, whose release is waited for.
+    /// A Bowline lock whose release is awaited.
     Released,
-    /// A lock, whose guard is dropped.
+    /// A Bowline lock whose guard is dropped.
     Dropped,
-    /// Tokio's.
+    /// Tokio's mutex.
     Tokio,
 }
 
@@ -64,16 +64,16 @@ impl FromStr for Lock {
     }
 }
 
-/// What holders change, one after the other: with a lock that let two in, numbers would go astray.
+/// The state that holders change in turn. If two tasks held the lock at once, the numbers would be wrong.
 #[derive(Default)]
 struct Passed {
     holds: AtomicU64,
-    /// Nanoseconds since the start of the last release that is timed.
+    /// Time of the last timed release, in nanoseconds since the start.
     released: AtomicU64,
     is_over: AtomicU64,
 }
 
-/// One task's view of the lock that is passed on.
+/// One hold of the lock.
 struct Turn<'a> {
     passed: &'a Passed,
     begun: Instant,
@@ -82,7 +82,7 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// With the lock just taken.
+    /// Begins a hold right after the lock was acquired.
     fn begin(passed: &'a Passed, begun: Instant, time: Duration, timed: &mut Measured) -> Self {
         let number = passed.holds.load(Ordering::Relaxed);
         if number % TIMED == 1 {
@@ -92,7 +92,7 @@ impl<'a> Turn<'a> {
         Self { passed, begun, time, number }
     }
 
-    /// Just before it is let go.
+    /// Ends the hold right before the lock is released.
     fn end(self) {
         if self.number.is_multiple_of(TIMED) {
             let now = self.begun.elapsed();
@@ -106,8 +106,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// In a member: tasks pass a lock on for a time. Answers with how many holds there were, the CPU time
-/// that they took in nanoseconds, and the latencies of those that were timed.
+/// In a member: lets tasks pass a lock on for `time`. Returns the number of holds, their CPU time in nanoseconds, and
+/// the latencies that were timed.
 pub(crate) async fn pass_on(
     site: &Arc<Site>,
     on: On,
@@ -117,7 +117,7 @@ pub(crate) async fn pass_on(
 ) -> String {
     let mutex = site.session().await.mutex("inside");
     let (sender, receiver) = oneshot::channel();
-    // A runtime of its own, beside the one that this runs on.
+    // A separate runtime from the one that this function runs on.
     let thread = thread::spawn(move || {
         let mut runtime = match on {
             On::One => Builder::new_current_thread(),
@@ -126,7 +126,7 @@ pub(crate) async fn pass_on(
         let runtime = runtime.enable_time().build().expect("a runtime");
         let (passed, tokio) = (Arc::new(Passed::default()), Arc::new(tokio::sync::Mutex::new(())));
         let (begun, cpu) = (Instant::now(), cpu_of("self"));
-        // What a task counts for itself must add up to what they counted together.
+        // The holds that the tasks count individually must add up to the common count.
         let counted = Arc::new(AtomicU64::new(0));
         let measured = runtime.block_on(together(tasks, |_| {
             let (mutex, tokio) = (mutex.clone(), Arc::clone(&tokio));
@@ -159,7 +159,7 @@ pub(crate) async fn pass_on(
         }));
         let holds = passed.holds.load(Ordering::Relaxed);
         assert_eq!(holds, counted.load(Ordering::Relaxed), "two held at once");
-        // The runtime's threads, which are still there, are in it.
+        // The threads of the runtime still exist, so their time is included.
         let cpu = cpu_of("self").saturating_sub(cpu).as_nanos();
         let _ = sender.send(format!("{holds}|{cpu}|{}", measured.to_words()));
         drop(runtime);
@@ -169,7 +169,7 @@ pub(crate) async fn pass_on(
     answer
 }
 
-/// From outside.
+/// Runs the rows of this module.
 pub(crate) fn queue(bench: &mut Bench) -> Result<(), String> {
     for (on, threads) in [("one", "one thread"), ("many", "a thread for each core")] {
         for (lock, how) in
@@ -197,7 +197,7 @@ pub(crate) fn queue(bench: &mut Bench) -> Result<(), String> {
                     ("a second", holds as f64 / timed.elapsed.as_secs_f64()),
                     ("median us", timed.micros(0.5)),
                     ("p99 us", timed.micros(0.99)),
-                    // What a core does that has nothing else to do.
+                    // The rate of a core that does nothing else.
                     ("a second of CPU", holds as f64 / spent.cpu.as_secs_f64().max(1e-9)),
                 ];
                 numbers.extend(spent.each(holds));

@@ -1,17 +1,17 @@
-//! What locks cost, as a program that embeds a member sees it: three processes on loopback, with logs
-//! that are synced on a majority of the disks before anything is acknowledged.
+//! Measures the cost of locks, as seen by a program that embeds a member: three processes on loopback, whose logs are
+//! synced on a majority of the disks before anything is acknowledged.
 //!
 //! ```sh
 //! cargo bench --bench locks                    # all rows; some minutes
-//! cargo bench --bench locks -- --quick         # every row for a moment: that it runs
+//! cargo bench --bench locks -- --quick         # every row for a moment, to check that it runs
 //! cargo bench --bench locks -- --only "inside a process" --seconds 5 --json
 //! cargo bench --bench locks -- --only uncontended --in-process
 //! ```
 //!
-//! Rows are chosen by a part of their names. `--waiters`, `--names` and `--held` bound how many of them
-//! there are, `--long-seconds` says how long shares and idle locks are looked at, `--times` how often a
-//! holder dies, `--ttl-ms` how long its session outlives it. Callers live inside members: the leader's,
-//! unless a row says otherwise. `docs/performance.md` has figures.
+//! `--only` selects rows by a part of their names. `--waiters`, `--names` and `--held` limit the number of waiters,
+//! names and held locks. `--long-seconds` sets the duration of the rows about shares and idle locks, `--times` the
+//! number of holders that are killed, and `--ttl-ms` the TTL of their sessions. Callers run inside members, in the
+//! leader's process unless a row says otherwise. `docs/performance.md` has results.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), String> {
     inside::queue(&mut bench)?;
     guarded::cost(&mut bench)?;
     shares::ledgers(&mut bench)?;
-    // The others need a cluster for themselves.
+    // The following rows need clusters of their own.
     bench.end_cluster();
     names::many(&mut bench)?;
     idle::cost(&mut bench)?;

@@ -1,5 +1,5 @@
-//! Locks that nobody else wants: what one costs, how many a second there are over few names and many,
-//! and what a name leaves behind that is used no more.
+//! Measures uncontended locks: the cost of one, the rate over few and many names, and the memory that an unused name
+//! leaves behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +11,17 @@ use crate::crew::{Cluster, Measured};
 use crate::report::{Row, rates};
 use crate::site::Site;
 
-/// Who takes locks over many names.
+/// Number of callers in the rows with many names.
 const CALLERS: u64 = 64;
 
-/// How long a compaction may take to be carried out, and what it freed to be counted.
+/// Time limit for a compaction to be applied and its freed memory to be counted.
 const SWEEP: Duration = Duration::from_secs(30);
 
-/// The names that callers take, one after the other.
+/// The names that callers lock in turn.
 pub(crate) struct Names {
     prefix: String,
     names: u64,
-    /// How many are taken before it is over.
+    /// Number of locks after which the callers stop.
     times: u64,
     taken: AtomicU64,
 }
@@ -37,8 +37,8 @@ impl Names {
     }
 }
 
-/// In a member: locks and unlocks until the time is over, or the names are. Measured are the taking, the
-/// release, and both together.
+/// In a member: locks and unlocks until the time or the names are used up. Measures the acquisition, the release, and
+/// both together.
 pub(crate) async fn cycle(site: &Arc<Site>, names: Names, callers: u64, time: Duration) -> String {
     let session = site.session().await.clone();
     let names = Arc::new(names);
@@ -76,7 +76,7 @@ pub(crate) async fn cycle(site: &Arc<Site>, names: Names, callers: u64, time: Du
     .join("|")
 }
 
-/// From outside: one caller, one name of its own.
+/// Runs the rows in which each caller locks a name of its own.
 pub(crate) fn uncontended(bench: &mut Bench) -> Result<(), String> {
     let rows = [
         ("uncontended on the leader's node, 1 caller", At::Leader, 1),
@@ -92,10 +92,10 @@ pub(crate) fn uncontended(bench: &mut Bench) -> Result<(), String> {
         let (cluster, leader) = bench.cluster()?;
         let member = at.member(cluster, leader);
         cluster.members[member].ask("session");
-        // Names are many, so that no caller meets the last one's.
+        // There are many names, so that no caller waits for the release of another.
         let order =
             |millis| format!("cycle alone {callers} {} {millis} {}", callers * 64, u64::MAX);
-        // Whatever is made once, on first use, is made.
+        // Warms up everything that is created on first use.
         cluster.members[member].ask(&order(20));
         let meter = Meter::start(cluster, leader);
         let [taking, release, both] = parts(&cluster.members[member].ask(&order(millis)));
@@ -114,7 +114,7 @@ pub(crate) fn uncontended(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// From outside: 64 callers, over more and more names.
+/// Runs the rows with 64 callers and increasing numbers of names.
 pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
     let most = bench.options.names;
     for names in [1, 1_000, 1_000_000] {
@@ -122,10 +122,10 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
         if names > most || !bench.wants(&name) {
             continue;
         }
-        // Each has a cluster of its own, whose memory nothing else has touched.
+        // Each row has a new cluster, so that its memory is not affected by others.
         let mut cluster = Cluster::start::<Site>(&bench.options.shape)?;
         let leader = cluster.leader()?;
-        // A million names are each taken once, however long that takes.
+        // A million names are locked once each, however long that takes.
         let forever = Duration::from_secs(3_600);
         let (time, times) = match names {
             1_000_000 => (forever, names),
@@ -135,7 +135,7 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
             format!("cycle {prefix} {CALLERS} {names} {} {times}", time.as_millis())
         };
         cluster.members[leader].ask("session");
-        // Threads, sockets and the allocator's first chunks.
+        // Warms up threads, sockets and the allocator's first chunks.
         cluster.members[leader].ask(&cycle("first", Duration::from_millis(100), u64::MAX));
         compact(&mut cluster, leader)?;
         let before = counts(&mut cluster, leader);
@@ -145,7 +145,7 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
         let used = counts(&mut cluster, leader);
         compact(&mut cluster, leader)?;
         let swept = counts(&mut cluster, leader);
-        // Other names, as many times: what the first ones took must do for them.
+        // As many locks with other names, which should reuse the memory of the first ones.
         cluster.members[leader].ask(&cycle("b", forever, both.count()));
         compact(&mut cluster, leader)?;
         let again = counts(&mut cluster, leader);
@@ -171,12 +171,12 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// Compacts all history away, and waits until that has been carried out.
+/// Compacts all history, and waits until its memory is freed.
 fn compact(cluster: &mut Cluster, leader: usize) -> Result<(), String> {
     cluster.members[leader].ask("compact");
     let begun = Instant::now();
     let mut last = None;
-    // Counted at each of the driver's ticks, and swept in slices.
+    // The driver updates the gauge at its ticks, and frees versions in slices.
     while begun.elapsed() < SWEEP {
         sleep(Duration::from_millis(200));
         let now = counts(cluster, leader).state_bytes;

@@ -1,39 +1,39 @@
-//! How rows are told: for people as tables, one for all rows in a row with the same workload, which is
-//! told in words above it; for programs as a line of JSON each.
+//! The output of the rows: tables for people, one for consecutive rows with the same workload, under a description of
+//! it; or a line of JSON for each row.
 
 use std::time::Duration;
 
 use crate::crew::{Form, Measured};
 
-/// What one row came to.
+/// The result of one row.
 pub(crate) struct Row<'a> {
     pub(crate) name: &'a str,
-    /// The workload, in words: what one operation is, and what its latency is.
+    /// Description of the workload: what one operation is, and what its latency includes.
     pub(crate) words: &'a str,
-    /// What was measured, by what it is. Rows with the same words have the same.
+    /// Names and values of the results. Rows with the same description have the same names.
     pub(crate) numbers: Vec<(&'static str, f64)>,
 }
 
-/// Operations a second, and how long one takes.
+/// Returns the rate and the latencies.
 pub(crate) fn rates(measured: &Measured) -> Vec<(&'static str, f64)> {
     let (median, p99) = (measured.micros(0.5), measured.micros(0.99));
     vec![("a second", measured.rate()), ("median us", median), ("p99 us", p99)]
 }
 
-/// What all members together spent on a row.
+/// The resources that all members together used for a row.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Spent {
     pub(crate) cpu: Duration,
-    /// Entries of the leader's log.
+    /// Entries in the leader's log.
     pub(crate) entries: u64,
-    /// Bytes of the leader's log.
+    /// Bytes in the leader's log.
     pub(crate) log_bytes: u64,
-    /// Rounds in which the leader proved that it leads.
+    /// Rounds in which the leader confirmed its leadership.
     pub(crate) rounds: u64,
 }
 
 impl Spent {
-    /// What one of so many operations cost.
+    /// Returns the cost of one operation, given their number.
     pub(crate) fn each(&self, count: u64) -> Vec<(&'static str, f64)> {
         let each = |all: f64| all / count.max(1) as f64;
         vec![
@@ -54,10 +54,10 @@ impl std::ops::AddAssign for Spent {
     }
 }
 
-/// Tells rows.
+/// Prints rows.
 pub(crate) struct Report {
     form: Form,
-    /// The words of the rows before.
+    /// The description of the previous row.
     words: String,
 }
 
@@ -93,7 +93,7 @@ impl Report {
     }
 }
 
-/// Three digits, or all before the point.
+/// Formats a number with three digits, or all digits before the point.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -1,5 +1,5 @@
-//! Many tasks on all nodes want one lock, and count under it: whether the counts are exact, and what each
-//! node's share of the holds is.
+//! Measures many tasks on all nodes that count under one lock: whether the counts are exact, and the share of the
+//! holds of each node.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use crate::crew::{Measured, Trade, together};
 use crate::report::{Row, rates};
 use crate::site::{Site, number};
 
-/// Tasks on each node.
+/// Number of tasks on each node.
 const TASKS: u64 = 64;
 
 /// A counter that only guarded transactions change.
 const GUARDED: &str = "shares/guarded";
 
-/// A counter that is read and put by whoever holds, with nothing but the lock to protect it.
+/// A counter that holders read and put, protected only by the lock.
 const PLAIN: &str = "shares/plain";
 
-/// In a member: tasks count up, each time under the lock. Measured are the waits that began in time.
+/// In a member: tasks count up, each time under the lock. Measures the waits that began in time.
 pub(crate) async fn count_up(site: &Arc<Site>, tasks: u64, time: Duration) -> String {
     let mutex = site.session().await.mutex("shares/lock");
     let begun = Instant::now();
@@ -32,7 +32,8 @@ pub(crate) async fn count_up(site: &Arc<Site>, tasks: u64, time: Duration) -> St
                 let called = Instant::now();
                 let guard = mutex.lock().await.expect("a lock");
                 waits.add(called.elapsed());
-                // What holders before have written is here: who is granted has applied it.
+                // A local get is sufficient: when the lock is granted, this node has applied the writes of earlier
+                // holders.
                 let seen = client.get(GUARDED).local().await.expect("a local get");
                 let put = Op::put(GUARDED, (count_in(seen) + 1).to_string());
                 guard.txn().then(put).commit().await.expect("a guarded transaction");
@@ -47,7 +48,7 @@ pub(crate) async fn count_up(site: &Arc<Site>, tasks: u64, time: Duration) -> St
     measured.to_words()
 }
 
-/// In a member: what both counters say.
+/// In a member: returns both counters.
 pub(crate) async fn ledger(site: &Arc<Site>) -> String {
     let client = site.node().client();
     format!("{} {}", read(&client, GUARDED).await, read(&client, PLAIN).await)
@@ -61,7 +62,7 @@ fn count_in(row: Option<bowline::KeyValue>) -> u64 {
     row.map_or(0, |row| number(std::str::from_utf8(&row.value).expect("digits")))
 }
 
-/// From outside.
+/// Runs the row of this module.
 pub(crate) fn ledgers(bench: &mut Bench) -> Result<(), String> {
     let name = format!("shares, {TASKS} tasks on each node count under one lock");
     if !bench.wants(&name) {

@@ -1,4 +1,4 @@
-//! What a member does when it is told: orders are lines of words, and each is answered with a line.
+//! The commands of a member: lines of words, each answered with a line.
 
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,11 +11,11 @@ use crate::crew::Trade;
 use crate::handoff::Line;
 use crate::{guarded, handoff, idle, inside, names, shares};
 
-/// A member, and what its callers share.
+/// A member, and the state that its callers share.
 pub(crate) struct Site {
     node: Node,
     session: OnceCell<Session>,
-    /// Lets the task go that keeps a lock until it is told otherwise.
+    /// Ends the task that holds a lock until it is told to release it.
     keeper: Mutex<Option<oneshot::Sender<()>>>,
     line: Mutex<Option<Line>>,
     idle: Mutex<Vec<Guard>>,
@@ -103,13 +103,13 @@ impl Trade for Site {
 }
 
 impl Site {
-    /// The node's own session, on which all tasks take their locks.
+    /// Returns the node's own session, which all tasks use for their locks.
     pub(crate) async fn session(&self) -> &Session {
         let open = async || self.node.session().await.expect("a session");
         self.session.get_or_init(open).await
     }
 
-    /// A moment that can be compared with those of other processes on this machine.
+    /// Returns a time that is comparable with those of other processes on this machine.
     pub(crate) fn now(&self) -> Duration {
         self.node.now().elapsed_since_boot()
     }
@@ -122,7 +122,7 @@ impl Site {
         self.idle.lock().expect("nobody fell")
     }
 
-    /// Takes a lock, and keeps it in a task of its own until it is let go, or the program ends.
+    /// Acquires a lock and holds it in a task until it is told to release it, or the program ends.
     async fn keep(&self, name: &str) {
         let lock = self.session().await.mutex(name.to_owned()).lock().reason("keeps it");
         let guard = lock.await.expect("a lock");
@@ -131,14 +131,14 @@ impl Site {
         tokio::spawn(async move {
             match told.await {
                 Ok(()) => drop(guard.release().await.expect("a release")),
-                // A program that ends does not think of its guards.
+                // A program that ends does not release its guards.
                 Err(_) => std::future::pending().await,
             }
         });
     }
 }
 
-/// What a member's own measurements say.
+/// The counters of a member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) entries: u64,
@@ -146,7 +146,7 @@ pub(crate) struct Counts {
     pub(crate) rounds: u64,
     pub(crate) keys: u64,
     pub(crate) state_bytes: u64,
-    /// Of the whole process; 0 where the system does not tell.
+    /// Resident memory of the whole process; 0 if the system does not report it.
     pub(crate) resident_bytes: u64,
 }
 
@@ -177,7 +177,7 @@ impl Counts {
     }
 }
 
-/// A word of an order, or of an answer.
+/// Parses a word of a command or an answer.
 pub(crate) fn number<T: FromStr>(word: &str) -> T {
     word.parse().unwrap_or_else(|_| panic!("a word that means nothing here: {word:?}"))
 }

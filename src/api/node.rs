@@ -279,7 +279,7 @@ impl Node {
     /// assert!(health.is_alive());
     /// # if health.status == HealthStatus::Healthy && health.leads {
     /// assert_eq!(health.status.as_str(), "healthy");
-    /// assert_eq!(health.to_string(), "all is well: the node leads");
+    /// assert_eq!(health.to_string(), "healthy: the node is the leader");
     /// # }
     /// # node.shutdown().block();
     /// ```

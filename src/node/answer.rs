@@ -1,4 +1,4 @@
-//! How a caller learns what became of its call.
+//! The result of a call, and the channel over which it reaches the caller.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,88 +10,83 @@ use crate::watch::waking;
 
 use super::session::ResumeSessionError;
 
-/// What became of a call.
 pub(crate) type CallResult<T> = Result<T, CallError>;
 
-/// Why a call brought no reply.
+/// The reasons for which a call returns no reply.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum CallError {
-    /// The store says no; the same on every replica. Nothing was applied.
+    /// The state machine rejected the command, in the same way on every replica. Nothing was applied.
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    /// Too much is waiting. Nothing was applied.
-    #[error("too busy")]
+    /// A queue is full. Nothing was applied.
+    #[error("busy: too many open requests")]
     Busy,
-    /// Replicas differ and no majority says which is right. Nothing was applied.
-    #[error("replicas differ and no majority says which is right: writes are refused")]
+    /// Replicas differ and there is no majority. Nothing was applied.
+    #[error("replicas differ without a majority: writes are rejected")]
     Diverged,
     /// The state has reached its quota. Nothing was applied.
-    #[error("the state takes {bytes} bytes, and may take {quota}")]
+    #[error("state quota exceeded: {bytes} of {quota} bytes are in use")]
     QuotaExceeded {
-        /// What it takes on this node.
+        /// Bytes that the state occupies on this node.
         bytes: u64,
-        /// What it may take.
         quota: u64,
     },
-    /// This node's disk is full, or the disks of too many voters are. Nothing was applied.
-    #[error("there is no space left on the disk")]
+    /// The disk of this node is full, or those of too many voters are. Nothing was applied.
+    #[error("no space left on the disk")]
     NoSpace,
-    /// The time is up.
-    #[error("the deadline has passed")]
+    #[error("deadline exceeded")]
     Deadline {
-        /// Whether the change may have been applied, or may still be.
+        /// Whether the change was, or may still be, applied.
         maybe_applied: bool,
     },
-    /// The time is up, and the cluster is not founded. Nothing was applied.
-    #[error("the deadline has passed, and the cluster is not founded")]
+    /// The deadline has passed and the cluster has not been founded. Nothing was applied.
+    #[error("deadline exceeded: the cluster is not founded yet")]
     NotFounded {
         /// The founding members that the node waits for, by name and address.
         waiting_for: Vec<String>,
     },
-    /// The node has stopped.
     #[error("the node has stopped: {reason}")]
     Stopped {
-        /// Why.
         reason: StopReason,
-        /// Whether the change may have been applied, or may still be.
+        /// Whether the change was, or may still be, applied.
         maybe_applied: bool,
     },
-    /// It was applied; its answer was too large to be kept until this node could hear of it.
-    #[error("it was applied at revision {revision}, and its answer is lost")]
+    /// The command was applied, but its reply was too large to be kept until this node learned of it.
+    #[error("applied at revision {revision}, but the reply is no longer available")]
     AnswerLost {
-        /// The store's revision right after it.
+        /// The revision of the store right after the command.
         revision: Revision,
     },
-    /// The members stay as they are.
+    /// The membership change was rejected, and the members are unchanged.
     #[error(transparent)]
     Members(MembershipError),
-    /// A lease is not kept alive as was asked for. Nothing was changed.
+    /// The renewals of a lease cannot be resumed. Nothing was changed.
     #[error(transparent)]
     NotResumed(ResumeSessionError),
-    /// A backup could not be made.
+    /// The backup could not be written.
     #[error("{0}")]
     Backup(Arc<str>),
-    /// Leadership was not moved to whom it should go.
-    #[error("leadership was not moved there")]
+    /// Leadership could not be transferred to the requested member.
+    #[error("leadership transfer failed: the target must be a connected, up-to-date voter")]
     NoTransferee,
 }
 
-/// Why a node has stopped.
+/// The reason for which a node has stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// It was asked to.
+    /// The program called `shutdown`.
     Shutdown,
-    /// A test has ended it as a crash would: `testing::Cluster::kill`.
+    /// A test killed it with `testing::Cluster::kill`, as if it had crashed.
     Killed,
-    /// It was removed from the cluster. Its data is of no use any more.
+    /// The member was removed from the cluster. Its data directory cannot be used any more.
     Removed,
-    /// Something inside it failed; what, in words. The host process lives on.
+    /// An internal failure, described by the text. The host process keeps running.
     Failed(Arc<str>),
 }
 
 impl StopReason {
-    /// A failure, in words.
+    /// Returns [`StopReason::Failed`] with the given text.
     pub(crate) fn failed(why: impl fmt::Display) -> Self {
         StopReason::Failed(why.to_string().into())
     }
@@ -100,39 +95,37 @@ impl StopReason {
 impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StopReason::Shutdown => f.write_str("it was shut down"),
-            StopReason::Killed => f.write_str("a test has ended it as a crash would"),
-            StopReason::Removed => f.write_str(
-                "it was removed from the cluster; to come back it joins again, with a new directory",
-            ),
+            StopReason::Shutdown => f.write_str("shutdown was requested"),
+            StopReason::Killed => f.write_str("killed by a test"),
+            StopReason::Removed => {
+                f.write_str("removed from the cluster; to rejoin, start with a new directory")
+            }
             StopReason::Failed(why) => f.write_str(why),
         }
     }
 }
 
-/// Where the result of a call goes.
+/// The destination of the result of a call.
 pub(crate) enum ReplyTo<T> {
-    /// To a future that waits for it.
     Waiting(oneshot::Sender<CallResult<T>>),
-    /// To a closure, called by the driver: it must be quick and must not wait, and if it panics the node stops: what
-    /// it wakes is [woken](waking) with care.
+    /// A closure that the driver calls. It must return quickly and must not block. If it panics, the node stops, so
+    /// code that wakes other tasks uses [`waking`].
     Call(Box<dyn FnOnce(CallResult<T>) + Send>),
-    /// Nobody cares.
+    /// The result is discarded.
     Nobody,
 }
 
 impl<T> ReplyTo<T> {
-    /// Delivers the result.
     pub(crate) fn send(self, result: CallResult<T>) {
         match self {
-            // A receiver that was dropped is a caller that went away: nobody to tell.
+            // If the receiver was dropped, the caller has gone away.
             ReplyTo::Waiting(sender) => _ = waking(|| drop(sender.send(result))),
             ReplyTo::Call(call) => call(result),
             ReplyTo::Nobody => {}
         }
     }
 
-    /// Whether nobody will look at the result any more.
+    /// Returns whether the caller has stopped waiting for the result.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self, ReplyTo::Waiting(sender) if sender.is_closed())
     }

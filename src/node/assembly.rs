@@ -1,4 +1,4 @@
-//! Puts a node together: opens its log, replays what is committed, and hands out the parts that run.
+//! Assembles a node: opens its log, replays the committed entries, and returns the parts that run.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,84 +29,79 @@ use super::snapshot_worker::{SnapshotQueue, SnapshotWorker};
 use super::snapshots::LOG_BYTES_OVERDUE;
 use super::status::{NodeStatus, Role};
 
-/// How many bytes of peers' messages may wait for the driver.
+/// Maximum number of bytes of peer messages that wait for the driver.
 const PEER_BYTES_MAX: usize = 64 << 20;
 
-/// How many bytes of the log are read at a time when it is replayed.
+/// Number of bytes that replay reads from the log at a time.
 const REPLAY_BYTES: usize = 4 << 20;
 
-/// Why a node could not be put together. Nothing was changed on its disk but its incarnation.
+/// The reasons for which a node could not be assembled. Nothing on its disk was changed except the incarnation.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
-    /// The log says no.
     #[error(transparent)]
     Log(#[from] LogError),
     /// An entry of the log cannot be applied.
     #[error(transparent)]
     Entry(#[from] Fault),
-    /// The consensus cannot start from what the log holds.
+    /// Consensus cannot start from the contents of the log.
     #[error("{0}")]
     Replay(String),
-    /// There is no room to write down who founded the cluster.
+    /// There is no disk space to record the founders of the cluster.
     #[error("the disk is full")]
     Full,
-    /// The snapshots cannot be read.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// The log begins with a state that is not there, and there is nobody to ask.
+    /// The log begins after a state that no readable snapshot holds, and no other member is known.
     #[error(
-        "the log begins at entry {base}, and no snapshot that covers it can be read: restore this \
-         node from a backup; or, if its cluster has other members, let it fetch the state from them: start \
-         it on this directory with one of them to join{}", damage(.damaged)
+        "state lost: the log begins at entry {base}, and no readable snapshot covers it; restore this node \
+         from a backup or, if its cluster has other members, start it on this directory with one of them to \
+         join, so that it fetches the state{}", damage(.damaged)
     )]
     StateLost {
-        /// The last entry that is not in the log.
+        /// The last entry before the log begins.
         base: LogIndex,
-        /// What is wrong with the snapshots that are there.
+        /// What is wrong with each snapshot that was found.
         damaged: Vec<String>,
     },
-    /// The directory is of a member that has not met its founders yet, and they are others.
+    /// The directory belongs to a member whose cluster is not founded yet, with other founders than configured.
     #[error(
-        "{dir} is of a member that has not founded its cluster yet, and this is not the list of those \
-         it founds it with: start it with the members (and the token) that it was made with, or remove the \
-         directory, which holds no data yet",
+        "{dir} belongs to a member that has not founded its cluster yet, and its list of founding members \
+         differs: start with the members (and the token) of its first start, or remove the directory, which \
+         holds no data yet",
         dir = .dir.display()
     )]
-    OtherFounders {
-        /// Where.
-        dir: PathBuf,
-    },
-    /// The directory is another member's.
+    OtherFounders { dir: PathBuf },
+    /// The directory belongs to another member.
     #[error(
-        "the directory is that of member {found:?}, and this node is called {own:?}: give each member a \
+        "the directory belongs to member {found:?}, but this node is named {own:?}: give each member a \
          directory of its own"
     )]
     OtherMember {
-        /// Whose it is.
+        /// Name of the member that owns the directory.
         found: String,
-        /// This node's name.
+        /// Name of this node.
         own: String,
     },
 }
 
-/// Who is told when there is work, by somebody who runs a node without waiting for it.
+/// Callbacks that announce work, for a harness that runs a node without blocking a thread on it.
 pub(crate) struct Bells {
-    /// Called when the driver has something to do.
+    /// Called when the driver has work.
     pub(crate) driver: Box<dyn Fn() + Send + Sync>,
-    /// Called when the log worker has something to do.
+    /// Called when the log worker has work.
     pub(crate) log: Box<dyn Fn() + Send + Sync>,
-    /// Called when the snapshot worker has something to do.
+    /// Called when the snapshot worker has work.
     pub(crate) snapshots: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Bells {
-    /// Nobody.
+    /// Returns callbacks that do nothing.
     pub(crate) fn silent() -> Self {
         Self { driver: Box::new(|| {}), log: Box::new(|| {}), snapshots: Box::new(|| {}) }
     }
 }
 
-/// A node with an open log and a replayed state machine that has no network yet.
+/// A node with an open log and a replayed state machine that is not connected to a network yet.
 pub(crate) struct Assembly {
     settings: Settings,
     env: Env,
@@ -120,27 +115,26 @@ pub(crate) struct Assembly {
     meters: Arc<Meters>,
 }
 
-/// A node in parts that run.
+/// The parts of a node, ready to run.
 pub(crate) struct Assembled {
     pub(crate) driver: Driver,
     pub(crate) log_worker: LogWorker,
     pub(crate) snapshot_worker: SnapshotWorker,
     pub(crate) backup_worker: BackupWorker,
-    /// Who keeps the warm copy, if there is one.
+    /// Maintains the warm copy, if the node has one.
     pub(crate) warm_worker: Option<warm::Worker>,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What a member is given that joins a cluster, before it has a log.
+/// What a member has received from its cluster when it joins, before it has a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
-    /// Its disk, drawn before it asked.
+    /// The id of its disk, drawn before it asked to join.
     pub(crate) disk: DiskId,
-    /// Who founded the cluster.
     pub(crate) founders: wal::Founding,
 }
 
-/// Takes addresses from the list of members that the configuration names, by their names, and reports once where the
+/// Takes the addresses of members from the configured list, matching them by name. Logs one warning if the
 /// configuration differs from the directory.
 fn reconcile(settings: &mut Settings, members: &Members) {
     let listed = std::mem::take(&mut settings.listed);
@@ -163,30 +157,30 @@ fn reconcile(settings: &mut Settings, members: &Members) {
             not_members = not_members.join(","),
             not_listed = not_listed.join(","),
             other_token = settings.has_other_token,
-            "the configured members or token differ from the data directory, which decides"
+            "configured members or token differ from the data directory, using the data directory"
         );
     }
 }
 
-/// Reports whether the log in `dir` is of a member whose cluster is founded. A log that cannot be read counts as one: its
-/// error is reported when it is opened.
+/// Returns whether the log in `dir` belongs to a member whose cluster is founded. Returns true for a log that cannot
+/// be read, because opening it reports the error.
 pub(crate) fn is_founded(env: &Env, dir: &Path) -> bool {
     let examined = wal::examine(env, dir).ok().flatten();
     examined.is_none_or(|log| log.recovered.founding.is_some())
 }
 
-/// Whose data is in `dir`, if there is any: which member of which cluster.
+/// Returns which member of which cluster the data in `dir` belongs to, or `None` if there is no data.
 ///
 /// # Errors
-/// What is there cannot be read.
+/// The data cannot be read.
 pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>, StartError> {
     let found = wal::peek(env, dir)?;
     Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
 }
 
 impl Assembly {
-    /// Opens the log and the newest snapshot, and replays what is committed. `joined` is set for a
-    /// member that has just joined.
+    /// Opens the log and the newest snapshot, and replays the committed entries. `joined` is set for a member that
+    /// has just joined.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -204,7 +198,7 @@ impl Assembly {
         };
         let mut opened = wal::open(&env, &settings.dir, identity, options)?;
         if let Some(torn) = &opened.recovered.torn {
-            tracing::warn!(?torn, "the end of the log was torn by a crash and has been cut");
+            tracing::warn!(?torn, "truncated the torn end of the log after a crash");
         }
         if let (Some(Joined { founders, .. }), None) = (joined, &opened.recovered.founding) {
             let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
@@ -257,38 +251,37 @@ impl Assembly {
         Ok(Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters })
     }
 
-    /// Which member it is.
     pub(crate) fn node(&self) -> NodeId {
         self.settings.node
     }
 
-    /// Whom it keeps connections to, to begin with.
+    /// Returns the members to connect to at first, with their addresses.
     pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let mut roster = Roster::new(self.settings.node, self.settings.members.clone());
         roster.update(self.loaded.machine.members());
         roster.contacts()
     }
 
-    /// Where the network puts what comes in.
+    /// Returns the receiver for messages from the network.
     pub(crate) fn receiver(&self) -> Arc<dyn Receiver> {
         Arc::clone(&self.inbox) as Arc<dyn Receiver>
     }
 
-    /// What the log holds, for a judge of a simulated world.
+    /// Returns a reader of the log, for the checks of a simulated world.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn log_reader(&self) -> wal::LogReader {
         self.opened.reader.clone()
     }
 
-    /// What the network says first on each connection, and whom it lets in.
+    /// Returns the part that introduces this node on each connection and decides which peers to accept.
     pub(crate) fn introducer(&self) -> Arc<dyn Introducer> {
         Arc::clone(&self.identity) as Arc<dyn Introducer>
     }
 
-    /// The parts, connected to `network`.
+    /// Connects the parts to `network` and returns them.
     ///
     /// # Errors
-    /// The consensus cannot start from what the log holds.
+    /// Consensus cannot start from the contents of the log.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
         let Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters } =
             self;
@@ -357,22 +350,22 @@ impl Assembly {
     }
 }
 
-/// What a start has found of the replicated state.
+/// The replicated state that was found on the disk.
 struct Loaded {
     machine: Machine,
-    /// The newest snapshot, with the members as of it.
+    /// The newest snapshot, with its members.
     newest: Option<(SnapshotId, Members)>,
-    /// Bytes of entries applied since.
+    /// Bytes of the entries that were applied after the newest snapshot.
     log_bytes: u64,
-    /// Set if the state that the log begins with cannot be read: what it must cover. The machine is
-    /// empty then.
+    /// If the state before the log cannot be read: the index that a replacement must cover. The machine is empty
+    /// then.
     lost: Option<LogIndex>,
-    /// Where to ask for it, as far as what is left of a snapshot says.
+    /// Members from which to fetch that state, taken from the head of a damaged snapshot.
     named: BTreeMap<NodeId, Contact>,
 }
 
-/// Loads the warm copy, or else the newest snapshot that can be read, and applies what the log says was
-/// committed after it.
+/// Loads the warm copy, or else the newest readable snapshot, and applies the entries that the log knows to be
+/// committed.
 fn load(
     folder: &Folder,
     settings: &Settings,
@@ -383,10 +376,10 @@ fn load(
         Some(loaded) => loaded,
         None => load_snapshot(folder, settings, opened)?,
     };
-    // What a restored cluster begins with knows no members: those are known once they have met, and only
-    // what knows them can be sent to others.
+    // The snapshot of a restored cluster names no members until the founders have met. Only a snapshot that names
+    // members can be sent to peers.
     loaded.newest.take_if(|(_, members)| members.rows().is_empty());
-    // What earlier lives have asked for is answered to nobody.
+    // Requests of earlier incarnations have no caller any more.
     loaded.machine.answer_only(settings.node, opened.recovered.incarnation);
     if loaded.lost.is_none() {
         let recovered = &opened.recovered;
@@ -400,8 +393,7 @@ fn load(
     Ok(loaded)
 }
 
-/// The state as the warm copy has it, if it goes further than the newest snapshot and the log goes on
-/// from there.
+/// Loads the warm copy, if it is newer than the newest snapshot and the log continues from it.
 fn load_warm(
     folder: &Folder,
     settings: &Settings,
@@ -414,18 +406,18 @@ fn load_warm(
     let (last, log) = (recovered.last, reader.clone());
     let fits = move |index, term| (least..=last).contains(&index) && log.term(index) == Some(term);
     let machine = warm.load(settings.machine_options(), fits)?;
-    // It was applied, so it was committed, whatever the log knew when it was written last.
+    // The warm copy holds applied, hence committed, entries. The commit index that the log has on disk may be older.
     let commit = &mut recovered.hard_state.commit;
     *commit = machine.applied().max(*commit);
     let newest = sound_snapshot(folder);
-    // A state that only the copy has needs a snapshot at once.
+    // If the warm copy is the only copy of the state, a snapshot is due at once.
     let is_covered = newest.as_ref().is_some_and(|(id, _)| id.index >= recovered.base.index);
     let is_bare = recovered.base.index > LogIndex(1) && !is_covered;
     let log_bytes = if is_bare { LOG_BYTES_OVERDUE } else { reader.bytes() };
     Some(Loaded { machine, newest, log_bytes, lost: None, named: BTreeMap::new() })
 }
 
-/// The newest snapshot, if it is sound, with the members as of it.
+/// Returns the newest snapshot and its members, if the whole file is sound.
 fn sound_snapshot(folder: &Folder) -> Option<(SnapshotId, Members)> {
     let mut reader = folder.read(folder.list().ok()?.first()?).ok()?;
     while reader.pass().ok()? {}
@@ -445,7 +437,7 @@ fn load_snapshot(
         if candidate.index < base {
             break;
         }
-        // One that was received, and that the log does not know of: a crash came first.
+        // The log does not know of a snapshot that was received just before a crash.
         if opened.reader.term(candidate.index) != Some(candidate.term) {
             continue;
         }
@@ -461,7 +453,7 @@ fn load_snapshot(
                 break;
             }
             Err(why) => {
-                tracing::error!(%why, "a snapshot cannot be used, an older one is tried");
+                tracing::error!(%why, "snapshot is unusable, trying an older one");
                 damaged.push(why);
             }
         }
@@ -474,7 +466,8 @@ fn load_snapshot(
         None => {
             let machine = Machine::new(settings.machine_options());
             if base > LogIndex(1) {
-                // Whether there is anybody to ask. Who founded a cluster alone may have others by now.
+                // Checks whether there is another member to ask. A member that founded its cluster alone may have
+                // peers by now.
                 let named = members_named(folder);
                 let vote = &recovered.hard_state.vote;
                 let mut known = settings.members.keys().chain(named.keys()).chain(vote);
@@ -483,7 +476,7 @@ fn load_snapshot(
                 if alone || recovered.founding.is_none() {
                     return Err(StartError::StateLost { base, damaged });
                 }
-                tracing::error!(%base, ?damaged, "the state is lost and is fetched from another member");
+                tracing::error!(%base, ?damaged, "state lost, fetching it from another member");
                 return Ok(Loaded { machine, newest: None, log_bytes: 0, lost: Some(base), named });
             }
             (machine, None)
@@ -492,8 +485,8 @@ fn load_snapshot(
     Ok(Loaded { machine, newest, log_bytes: 0, lost: None, named: BTreeMap::new() })
 }
 
-/// Who is a member, by the newest snapshot of which as much as its head is sound: of no use as a state, it still
-/// says whom to ask for one.
+/// Returns the members that the newest snapshot with a readable head names. The rest of such a snapshot may be
+/// damaged, but its head still tells from which members to fetch the state.
 fn members_named(folder: &Folder) -> BTreeMap<NodeId, Contact> {
     let found = folder.list().unwrap_or_default();
     let Some(reader) = found.iter().find_map(|found| folder.read(found).ok()) else {
@@ -505,7 +498,7 @@ fn members_named(folder: &Folder) -> BTreeMap<NodeId, Contact> {
     rows.map(|(id, member)| (*id, contact(&member.name, &member.address))).collect()
 }
 
-/// The state in a snapshot, and what names the file.
+/// Reads a snapshot and returns its state and its id.
 fn read_snapshot(
     folder: &Folder,
     found: &Found,
@@ -523,7 +516,7 @@ fn read_snapshot(
     Ok((machine, id))
 }
 
-/// Applies everything up to `commit`.
+/// Applies all entries up to `commit`.
 fn replay(loaded: &mut Loaded, log: &wal::LogReader, commit: LogIndex) -> Result<(), StartError> {
     let machine = &mut loaded.machine;
     let mut next = machine.applied().next();
@@ -538,7 +531,7 @@ fn replay(loaded: &mut Loaded, log: &wal::LogReader, commit: LogIndex) -> Result
     Ok(())
 }
 
-/// What is wrong with the snapshots that are there.
+/// Formats the list of damaged snapshots.
 fn damage(damaged: &[String]) -> String {
     damaged.iter().map(|why| format!("; {why}")).collect()
 }

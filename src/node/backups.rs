@@ -1,6 +1,6 @@
-//! The backups' own thread: writes a state to a file outside of the data directory. Where that is, a disk may hang for
-//! ever, one of the network's for instance. Nothing waits for it: the driver looks at how long a step takes, lets go of
-//! the states that are kept for what hangs, and tells who asked.
+//! Writes backups on a thread of its own, because their destination is outside the data directory and may hang, for
+//! instance on a network disk. No other part of the node waits for this thread. The driver measures how long each
+//! step takes, releases the states that a hung backup pins, and reports the error to the callers.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,32 +15,31 @@ use crate::snapshot::Folder;
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::writing::{PART_BYTES, Writing, Written};
 
-/// How many may wait for the one that is being written; more are refused as busy. Each holds on to a state of its own.
+/// Maximum number of backups that wait for the running one. More are rejected as busy, because each pins a state.
 const BACKUPS_MAX: usize = 4;
 
-/// The longest pause between two steps, after one that took longer.
+/// Upper limit for the pause between two steps.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// A disk that has not answered for so long hangs.
+/// Time after which a disk that has not responded counts as hung.
 const STEP_MAX: Duration = Duration::from_secs(30);
 
-/// A state to write down.
+/// A state to be written.
 struct Backup {
     image: Image,
-    /// Where; what is there is replaced once the new one is whole.
+    /// An existing file is replaced once the new one is complete.
     path: PathBuf,
-    /// Who wants to know what was written.
     reply: ReplyTo<SnapshotId>,
 }
 
-/// The driver's side.
+/// The handle that the driver holds.
 pub(crate) struct Backups(Arc<Desk>);
 
-/// What the thread does.
+/// The part that runs on the backup thread.
 pub(crate) struct BackupWorker {
     desk: Arc<Desk>,
     folder: Folder,
-    /// This member's, by its id.
+    /// The id of this member's disk.
     disk: DiskId,
     clock: Arc<dyn Clock>,
 }
@@ -55,17 +54,17 @@ struct Desk {
 struct State {
     waiting: VecDeque<Backup>,
     running: Option<Running>,
-    /// Why no more are written.
+    /// The error for new requests, once no more backups are written.
     over: Option<CallError>,
 }
 
-/// The one that is being written.
+/// The backup that is being written.
 struct Running {
     path: PathBuf,
     release: ImageRelease,
-    /// When its last step began.
+    /// Time at which its last step began.
     step_began: Moment,
-    /// Taken when it is answered before its end: it hangs, or it is all over.
+    /// `None` once the caller was answered before the end: the disk hangs, or the node stops.
     reply: Option<ReplyTo<SnapshotId>>,
 }
 
@@ -74,7 +73,7 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No more are written, and everybody is told why.
+    /// Stops accepting backups and reports the reason to all callers that wait.
     fn end(&self, why: &CallError) {
         let mut state = self.lock();
         state.over = Some(why.clone());
@@ -86,7 +85,7 @@ impl Desk {
 }
 
 impl State {
-    /// Of the one that is being written, and of those that wait for it: they are given up.
+    /// Takes the callers of the running backup and of those that wait.
     fn replies(&mut self) -> Vec<ReplyTo<SnapshotId>> {
         let running = self.running.as_mut().and_then(|running| running.reply.take());
         running.into_iter().chain(self.waiting.drain(..).map(|backup| backup.reply)).collect()
@@ -94,7 +93,7 @@ impl State {
 }
 
 impl Backups {
-    /// The driver's side, and the worker.
+    /// Returns the handle and its worker.
     pub(crate) fn new(
         folder: Folder,
         disk: DiskId,
@@ -104,7 +103,7 @@ impl Backups {
         (Backups(Arc::clone(&desk)), BackupWorker { desk, folder, disk, clock })
     }
 
-    /// Has an image written to a path, if there are not too many already and none hangs: only then is it taken.
+    /// Queues a backup to `path`. Calls `image` only if the queue has room and the disk does not hang.
     pub(crate) fn add(
         &self,
         path: PathBuf,
@@ -126,7 +125,7 @@ impl Backups {
         reply.send(Err(rejection));
     }
 
-    /// Lets go of what hangs, and of what waits for it.
+    /// Fails the running backup and those that wait if the disk hangs.
     pub(crate) fn look(&self, now: Moment) {
         let mut state = self.0.lock();
         let Some(running) = &state.running else { return };
@@ -137,11 +136,11 @@ impl Backups {
         let why = hangs(&running.path);
         let replies = state.replies();
         drop(state);
-        tracing::error!(%why, "a backup is given up");
+        tracing::error!(%why, "backup failed");
         replies.into_iter().for_each(|reply| reply.send(Err(why.clone())));
     }
 
-    /// The node stops: the worker ends after the step that it is at. What is not whole by then is left as it is.
+    /// Stops the worker after its current step. An incomplete file is not finished.
     pub(crate) fn close(&self, reason: &StopReason) {
         let reason = reason.clone();
         self.0.end(&CallError::Stopped { reason, maybe_applied: false });
@@ -150,18 +149,19 @@ impl Backups {
 
 fn hangs(path: &std::path::Path) -> CallError {
     let (path, most) = (path.display(), STEP_MAX.as_secs());
-    let why = format!("{path}: the disk has not answered for {most} s; look whether it is there");
+    let why =
+        format!("{path}: the disk has not responded for {most} s; check that it is available");
     CallError::Backup(why.to_string().into())
 }
 
 impl BackupWorker {
-    /// The worker has fallen, and does not run again.
+    /// Fails all backups after the worker has panicked.
     pub(crate) fn fell(&self) {
-        let why = "the thread that writes them has fallen, and the log of this node says why; start it anew";
+        let why = "the backup thread panicked (see the log of this node); restart the node";
         self.desk.end(&CallError::Backup(why.to_string().into()));
     }
 
-    /// Works until it is all over.
+    /// Writes backups until the node stops.
     pub(crate) fn run(&self) {
         while let Some((writing, path)) = self.next() {
             let result = self.write(writing, &path);
@@ -173,7 +173,7 @@ impl BackupWorker {
         }
     }
 
-    /// The next one; `None` when it is all over.
+    /// Waits for the next backup. Returns `None` when the node stops.
     fn next(&self) -> Option<(Writing, PathBuf)> {
         let idle = |state: &mut State| state.waiting.is_empty() && state.over.is_none();
         let state = self.desk.changed.wait_while(self.desk.lock(), idle);
@@ -184,7 +184,8 @@ impl BackupWorker {
         Some((Writing::Waiting(image), path))
     }
 
-    /// `None` if nobody waits for it any more: it hung, or the node has stopped. What is not whole goes.
+    /// Writes one backup. Returns `None` if the caller was already answered, because the disk hung or the node has
+    /// stopped. An incomplete file is removed.
     fn write(
         &self,
         mut writing: Writing,
@@ -198,12 +199,13 @@ impl BackupWorker {
                 Ok(Written::Done(id)) => return Some(Ok(id)),
                 Err(why) => return Some(Err(CallError::Backup(why.to_string().into()))),
             }
-            // As long as it has worked: there is no hurry.
+            // Pauses for as long as the step took, to leave half of the disk time to other work.
             pause = self.clock.now().since(began).min(PAUSE_MAX);
         }
     }
 
-    /// Waits that long before a step, and says when that begins; `None` if nobody waits for it any more.
+    /// Waits for `time` and returns the time at which the next step begins. Returns `None` if the caller was already
+    /// answered.
     fn pause(&self, time: Duration) -> Option<Moment> {
         let open = |state: &mut State| state.over.is_none();
         let waited = self.desk.changed.wait_timeout_while(self.desk.lock(), time, open);
@@ -229,7 +231,7 @@ mod tests {
     use crate::node::CallResult;
     use crate::sim::{HookedDisk, SimDisk};
 
-    /// A clock that stands still.
+    /// A clock that never advances.
     struct Still;
 
     impl Clock for Still {
@@ -251,7 +253,7 @@ mod tests {
         answer
     }
 
-    /// Looks again and again, and not for ever.
+    /// Polls until `look` returns a value, for at most 60 seconds.
     fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
@@ -269,7 +271,7 @@ mod tests {
         for dir in ["/data", "/away"] {
             disk.create_dir(Path::new(dir)).unwrap();
         }
-        // One directory is away: whoever wants something of it waits.
+        // Every access to one directory blocks.
         let is_back = Arc::new((Mutex::new(false), Condvar::new()));
         let back = Arc::clone(&is_back);
         let away: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk, move |path, _| {
@@ -291,9 +293,9 @@ mod tests {
         let late = ask(&backups, "/data/three");
         for mut answer in [hanging, behind, late] {
             let why = format!("{:?}", answer.try_recv().unwrap().unwrap_err());
-            assert!(why.contains("/away/one: the disk has not answered for 30 s"), "{why}");
+            assert!(why.contains("/away/one: the disk has not responded for 30 s"), "{why}");
         }
-        // It is back: nothing is left of what was given up, and the next is written.
+        // The directory responds again: nothing is left of the failed backups, and the next one is written.
         *is_back.0.lock().unwrap() = true;
         is_back.1.notify_all();
         until("it goes on for ever", || desk.lock().running.is_none().then_some(()));
@@ -313,12 +315,12 @@ mod tests {
         let folder = Folder::open(&disk, Path::new("/data"), ClusterId(7)).unwrap();
         let (backups, worker) = Backups::new(folder, DiskId(9), Arc::new(Still));
         let (one, two) = (ask(&backups, "/data/one"), ask(&backups, "/data/two"));
-        // As it is when it falls: in the middle of the first.
+        // The worker panics in the middle of the first backup.
         worker.next().unwrap();
         worker.fell();
         for mut answer in [one, two, ask(&backups, "/data/three")] {
             let why = format!("{:?}", answer.try_recv().unwrap().unwrap_err());
-            assert!(why.contains("has fallen"), "{why}");
+            assert!(why.contains("panicked"), "{why}");
         }
         backups.look(at(60));
     }

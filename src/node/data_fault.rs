@@ -1,5 +1,5 @@
-//! Of what kind it is that keeps a node from starting on its data directory: for programs, which match on it. What
-//! people read are the words of the error that it is made of, in `assembly`, `origin`, `wal` and `snapshot`.
+//! Classifies the errors that keep a node from starting on its data directory, for programs that match on the kind.
+//! The texts for people are those of the errors in `assembly`, `origin`, `wal` and `snapshot`.
 
 use std::io;
 
@@ -10,39 +10,39 @@ use crate::wal::LogError;
 use super::assembly::StartError;
 use super::restored_from::OriginError;
 
-/// What is wrong with a data directory: the kind of [`StartError::Data`](crate::StartError::Data), and what a
-/// supervisor does about it. The same start, tried again, ends as before, but where it says otherwise.
+/// The kind of [`StartError::Data`](crate::StartError::Data): what is wrong with the data directory, and what a
+/// supervisor should do. Unless stated otherwise, a retry fails with the same error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DataErrorKind {
-    /// Another node runs on it, in this process or another one. Start again when that one has ended; if that is not an
-    /// earlier life of this very node, two configurations name one directory.
+    /// Another node uses the directory, in this process or another one. Retry when that node has ended. If it is not
+    /// an earlier incarnation of this node, two configurations name one directory.
     InUse,
-    /// It is another member's, or another cluster's: of another name, token, or list of founders than the configuration
-    /// says. Mend the configuration, or the mount; the directory is somebody's.
+    /// The directory belongs to another member or cluster: its name, token, or list of founders differs from the
+    /// configuration. Correct the configuration or the mount, and keep the directory.
     Foreign,
-    /// What had been durable is not what was written. This member may have acknowledged what is lost: move the
-    /// directory away and replace the member ([`Config::replacing`](crate::Config::replacing)); never start it again
-    /// with an empty one under its old name.
+    /// Durable data was changed or lost. This member may have acknowledged what is lost. Move the directory away and
+    /// replace the member ([`Config::replacing`](crate::Config::replacing)). Never restart it with an empty directory
+    /// under its old name.
     Damaged,
-    /// A newer release has written what this one cannot read. Start that release, or a newer one.
+    /// A newer release wrote a format that this release cannot read. Start that release or a newer one.
     Newer,
-    /// The log goes on from a state that no snapshot has, and nobody is known who could be asked. Start it with a member
-    /// of its cluster to [join](crate::Config::join), or restore a backup.
+    /// The log continues from a state that no snapshot holds, and no other member is known. Start the node with a
+    /// member of its cluster to [join](crate::Config::join), or restore a backup.
     StateLost,
-    /// A restore of a backup into it has not come to its end. Remove it, and restore again.
+    /// A restore into the directory was interrupted. Remove the directory, and restore again.
     HalfRestored,
-    /// The disk is full, or what this user may have of it. Nothing is lost: make room, and start again.
+    /// The disk or a disk quota is full. Nothing is lost. Free some space, and start again.
     NoSpace,
-    /// The operating system refuses: a path that is no directory, no right to it, a disk that fails. What is in it is
-    /// not known to be damaged. Starting again may help; the words say what was refused.
+    /// The operating system returned an error: the path is not a directory, a permission is missing, or the disk
+    /// failed. The data is not known to be damaged. A retry may help; the text says what failed.
     Io,
-    /// Nothing of these: most likely a fault of Bowline. Keep the directory as it is, and report the words.
+    /// None of the above, and most likely a fault of Bowline. Keep the directory unchanged, and report the text.
     Other,
 }
 
 impl DataErrorKind {
-    /// What the disk says while a node looks for what it joined with.
+    /// Classifies an error of the disk from looking for the data of an earlier join.
     pub(crate) fn of_io(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Self::Damaged,
@@ -51,7 +51,7 @@ impl DataErrorKind {
         }
     }
 
-    /// What is wrong with the note of the backup that a directory was made from.
+    /// Classifies an error in the record of the backup that the directory was restored from.
     pub(crate) fn of_origin(error: &OriginError) -> Self {
         match error {
             OriginError::Interrupted { .. } => Self::HalfRestored,
@@ -61,7 +61,7 @@ impl DataErrorKind {
         }
     }
 
-    /// Why a node could not be put together.
+    /// Classifies an error from assembling a node.
     pub(crate) fn of(error: &StartError) -> Self {
         match error {
             StartError::Log(error) => Self::of_log(error),
@@ -97,7 +97,7 @@ impl DataErrorKind {
         }
     }
 
-    /// An entry has come through its checksum: who cannot read it is too old for it.
+    /// The entry has passed its checksum. If this release cannot read it, a newer release wrote it.
     fn of_entry(fault: &Fault) -> Self {
         match fault {
             Fault::Outgrown { .. } | Fault::Unreadable { .. } => Self::Newer,

@@ -1,33 +1,33 @@
-//! Compares this replica with the others: at every [`EVERY`]th entry each member tells the others the
-//! digest of what it has applied. Who differs from a majority is wrong and stops. Where there are
-//! differences and no majority, and those that have not told do not decide it soon, nobody can say who is
-//! right: writes are refused until there is a majority, there or at a later comparison, to which the leader goes on
-//! with entries that change nothing.
+//! Compares this replica with the others. At every [`EVERY`]th entry each member sends the digest of its applied
+//! state. A replica that differs from a majority is wrong and stops. If there is a difference without a majority, and
+//! the missing digests do not resolve it in time, no replica is known to be right. Writes are then rejected until
+//! some comparison, this one or a later one, has a majority. The leader proposes entries that change nothing in order
+//! to reach the next comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{LogIndex, NodeId};
 
-/// How many entries apart the comparisons are: a replica that has gone wrong is named within twice as
-/// many.
+/// Number of entries between two comparisons. A replica that has gone wrong is detected within twice as many.
 pub const EVERY: u64 = 128;
 
-/// How many comparisons are kept for members that lag.
+/// Number of comparisons that are kept for members that lag.
 const KEPT: usize = 64;
 
-/// How many times as long as a difference may be decided there is nothing between two comparisons that found one.
+/// Pause before the leader forces another comparison, as a multiple of the time in which a difference may be
+/// resolved.
 const REST: u32 = 60;
 
-/// See the module.
+/// The digests that each member has sent, and the verdict on them.
 #[derive(Debug)]
 pub(crate) struct Digests {
     me: NodeId,
-    /// Whose word counts.
+    /// The members whose digests count.
     voters: BTreeSet<NodeId>,
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
     undecided: Option<Undecided>,
     patience_ticks: u32,
-    /// How long the leader waits before it goes on to another comparison.
+    /// Ticks until the leader may force another comparison.
     rest_ticks: u32,
 }
 
@@ -35,40 +35,40 @@ pub(crate) struct Digests {
 #[derive(Debug)]
 struct Undecided {
     index: LogIndex,
-    /// How long those that have not told yet may still decide it.
+    /// Ticks in which missing digests may still resolve it.
     ticks_left: u32,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DigestVerdict {
-    /// No reason to worry.
+    /// No difference was found.
     Fine,
-    /// These members differ from a majority that this one is part of.
+    /// These members differ from a majority that includes this one.
     Others(Vec<NodeId>),
     /// This member differs from a majority.
     Me,
-    /// There are differences and no majority, yet.
+    /// There are differences, and no majority so far.
     Nobody,
 }
 
 impl Digests {
-    /// Nothing was told yet. A difference without a majority may be decided for `patience_ticks` by
-    /// those that have not told yet; then it counts.
+    /// Returns a table without digests. Members that have not sent theirs may resolve a difference within
+    /// `patience_ticks`.
     pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
         let (voters, told) = (BTreeSet::new(), BTreeMap::new());
         Self { me, voters, told, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
-    /// These vote from now on: a majority is one of theirs. A learner compares itself with them, and
-    /// counts for nothing.
+    /// Sets the voters, of which a majority decides. A learner compares itself with them, and its own digest does not
+    /// count for others.
     pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
         self.voters = voters.into_iter().collect();
         let (voters, me) = (&self.voters, self.me);
         for told in self.told.values_mut() {
             told.retain(|node, _| *node == me || voters.contains(node));
         }
-        // Who made the difference may be gone, and nobody will decide it.
+        // The member that caused the difference may have been removed, and then nothing else would resolve it.
         let is_open = |undecided: &Undecided| {
             self.told
                 .get(&undecided.index)
@@ -79,7 +79,7 @@ impl Digests {
         }
     }
 
-    /// Time passes.
+    /// Advances the time by one tick.
     pub(crate) fn tick(&mut self) {
         self.rest_ticks = self.rest_ticks.saturating_sub(1);
         if let Some(undecided) = &mut self.undecided {
@@ -87,18 +87,19 @@ impl Digests {
         }
     }
 
-    /// Whether a digest is due after applying `index`.
+    /// Returns whether a digest is due after `index` was applied.
     pub(crate) fn is_due(index: LogIndex) -> bool {
         index.get().is_multiple_of(EVERY)
     }
 
-    /// Somebody, or this node itself, tells a digest.
+    /// Records a digest of another member or of this one.
     pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> DigestVerdict {
         if !Self::is_due(index) || (from != self.me && !self.voters.contains(&from)) {
             return DigestVerdict::Fine;
         }
         self.told.entry(index).or_default().insert(from, digest);
-        // Never forget what decides, and never let somebody fill the table with indexes to come.
+        // Keeps the comparisons that this member takes part in, and prevents a peer from filling the table with
+        // future indexes.
         while self.told.len() > KEPT {
             let mine = self.told.iter().find(|(_, told)| !told.contains_key(&self.me));
             let oldest = *self.told.first_key_value().expect("it is not empty").0;
@@ -116,7 +117,7 @@ impl Digests {
                 let ticks_left = self.patience_ticks;
                 self.undecided.get_or_insert(Undecided { index, ticks_left });
             }
-            // A digest is of the whole state: if a majority has the same later on, all is known.
+            // A digest covers the whole state. If a majority agrees later on, the earlier difference is resolved.
             _ => {
                 let decides = |at: LogIndex| (at == index && is_known) || (at < index && agrees);
                 self.undecided.take_if(|undecided| decides(undecided.index));
@@ -125,18 +126,18 @@ impl Digests {
         verdict
     }
 
-    /// Whether writes must be refused.
+    /// Returns whether writes must be rejected.
     pub(crate) fn is_undecided(&self) -> bool {
         self.undecided.as_ref().is_some_and(|undecided| undecided.ticks_left == 0)
     }
 
-    /// Whether the leader should go on to the next comparison, which takes entries: at once, and then again and
-    /// again after a while, in which who was away may have come back.
+    /// Returns whether the leader should propose entries to reach the next comparison. This is due at once, and then
+    /// after each pause, since a member that was away may have come back.
     pub(crate) fn wants_another(&self) -> bool {
         self.is_undecided() && self.rest_ticks == 0
     }
 
-    /// Whether this member told the same as a majority of the voters.
+    /// Returns whether this member's digest equals that of a majority of the voters.
     fn is_of_majority(&self, told: &BTreeMap<NodeId, u64>) -> bool {
         let mine = told.get(&self.me);
         let same = self.voters.iter().filter(|node| mine.is_some() && told.get(node) == mine);
@@ -207,13 +208,13 @@ mod tests {
         assert!(digests.is_undecided(), "one alone agrees with nobody");
         assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::Nobody);
         assert!(digests.is_undecided());
-        // One that was away when the first question was put.
+        // This member was away at the first comparison.
         assert_eq!(
             digests.tell(node(3), LogIndex(2 * EVERY), 9),
             DigestVerdict::Others(vec![node(2)])
         );
         assert!(!digests.is_undecided());
-        // What is told late of an earlier index asks nothing anew.
+        // A late digest for an earlier index does not reopen that comparison.
         digests.tell(node(1), LogIndex(3 * EVERY), 4);
         assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::Nobody);
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
@@ -231,7 +232,7 @@ mod tests {
         let mut voter = among(1, 3, 2);
         voter.tell(node(1), index, 7);
         assert_eq!(voter.tell(node(4), index, 8), DigestVerdict::Fine);
-        // The one that differs goes, and with it the question.
+        // The member that differs is removed, and the difference is resolved.
         assert_eq!(voter.tell(node(2), index, 8), DigestVerdict::Nobody);
         voter.tick();
         voter.tick();

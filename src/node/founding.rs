@@ -1,16 +1,15 @@
-//! How a cluster begins: once, and never by mistake.
+//! Founds a cluster exactly once.
 //!
-//! A member on a new disk does not vote, propose or answer. The founder, which is the founding member
-//! with the lowest id, waits until it has met all founding members, each on a new disk, and then
-//! writes down who founded the cluster and with which disk. The others take that list from it, or
-//! from any member that has it. A member whose disk is not the one in the list has lost its disk: it
-//! must not come back under its old id, because it may have voted and acknowledged entries that it
-//! does not know any more. So two wiped disks of three never make an empty quorum: at least one of
-//! the three still knows the list, and says so.
+//! A member on a new disk does not vote, propose or answer. The founder, which is the founding member with the lowest
+//! id, waits until it has met all founding members, each on a new disk. It then records the founders and the ids of
+//! their disks. The others take that list from the founder, or from any member that has it. If the disk of a member
+//! is not the one in the list, the member has lost its disk. It must not come back under its old id, because it may
+//! have voted and acknowledged entries that it no longer has. So two wiped disks out of three never form an empty
+//! quorum: at least one of the three still has the list and shows it to the others.
 //!
-//! There is one founder, so there cannot be two lists among members that share a quorum: should the
-//! founder lose its disk after writing the list, it meets either a member that has the old list, and
-//! stops, or only members that have none, which have then never taken part in anything.
+//! Since there is one founder, members that share a quorum never have two lists. If the founder loses its disk after
+//! it has written the list, there are two cases. Either it meets a member that has the old list, and stops. Or it
+//! meets only members without a list, which have never taken part in anything.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ use std::time::Duration;
 use crate::model::{DiskId, FoundingState, Hello, Moment, NodeId};
 use crate::wal;
 
-/// A member that founds a cluster alone, or with members that start at the same time, logs no line about it.
+/// Time before the first report. A cluster that is founded sooner logs nothing about it.
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 
 /// Minimum time between two reports, when the members that are waited for have changed.
@@ -28,32 +27,32 @@ const REPORT_AGAIN: Duration = Duration::from_secs(1);
 /// Time after which a report is repeated.
 const REPORT_UNCHANGED: Duration = Duration::from_secs(60);
 
-/// What a member on a new disk knows of the others.
+/// What a member on a new disk knows of the other founding members.
 #[derive(Debug)]
 pub(crate) struct Founding {
     me: NodeId,
     disk: DiskId,
     members: Vec<NodeId>,
     met: BTreeMap<NodeId, DiskId>,
-    /// Whether `met` is the list itself, taken from somebody who has it.
+    /// Whether `met` is the recorded list, received from a member that has it.
     told: bool,
     /// Time of the first call of [`Founding::report`].
     began: Option<Moment>,
-    /// The last report.
+    /// Time and content of the last report.
     reported: Option<(Moment, Vec<NodeId>)>,
 }
 
 impl Founding {
-    /// Nothing is known yet.
+    /// Returns the state of a member that has met only itself.
     pub(crate) fn new(me: NodeId, disk: DiskId, members: Vec<NodeId>) -> Self {
         let met = BTreeMap::from([(me, disk)]);
         Self { me, disk, members, met, told: false, began: None, reported: None }
     }
 
-    /// Hears a member say who it is.
+    /// Processes the introduction of a peer.
     ///
     /// # Errors
-    /// The sentence to stop with, if the cluster exists and this disk is not part of it.
+    /// The text to stop with, if the cluster exists and this disk is not part of it.
     pub(crate) fn hear(&mut self, hello: &Hello) -> Result<(), String> {
         match &hello.standing {
             FoundingState::Blank if self.told => Ok(()),
@@ -67,28 +66,28 @@ impl Founding {
                 Ok(())
             }
             FoundingState::Founded(_) => Err(format!(
-                "member {} says that the cluster exists already and that this member's data was on \
-                 another disk: a member that has lost its disk must be replaced under a new id, it \
-                 cannot come back empty under its old one",
+                "member {} reports that the cluster already exists and that this member's data was on another \
+                 disk: a member that has lost its disk must be replaced under a new id, and cannot come back \
+                 under its old one",
                 hello.from
             )),
         }
     }
 
-    /// The list, once this member may write it down.
+    /// Returns the list of founders, once this member may record it.
     pub(crate) fn done(&self) -> Option<wal::Founding> {
         let all = !self.members.is_empty()
             && self.members.iter().all(|member| self.met.contains_key(member));
         (all && (self.told || self.me == self.founder())).then(|| self.met.clone())
     }
 
-    /// Who has not been met.
+    /// Returns the founding members that have not been met.
     pub(crate) fn missing(&self) -> Vec<NodeId> {
         self.members.iter().copied().filter(|member| !self.met.contains_key(member)).collect()
     }
 
-    /// The members that this one waits for: those that it has not met, or else the founder, which may not have
-    /// met all of them. Empty if it waits for none.
+    /// Returns the members that this one waits for: those that it has not met, or else the founder, which may not
+    /// have met all of them. Empty if it waits for none.
     pub(crate) fn waits_for(&self) -> Vec<NodeId> {
         let missing = self.missing();
         if !missing.is_empty() || self.done().is_some() || self.members.is_empty() {

@@ -1,12 +1,12 @@
-//! How a node is: what its driver writes down at each tick, and what that means.
+//! The health of a node: the facts that its driver records at each tick, and their interpretation.
 //!
 //! ```text
 //!   stopped ─ stuck ─ founding ─ restoring ─ diverged ─ no quorum ─ disk full ─ disk slow ─ catching up ─ healthy
-//!   gravest                                                                                  all is well
+//!   worst                                                                                                   best
 //! ```
 //!
-//! The driver only writes facts; who asks judges them, at the time of the question: a driver that hangs
-//! cannot say so.
+//! The driver only records facts. The caller of `health` interprets them at the time of the call, because a driver
+//! that hangs cannot report that it does.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::model::Moment;
 
 use super::answer::StopReason;
 
-/// What a driver knows of itself. Written at each of its ticks.
+/// The facts that a driver records at each of its ticks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HealthSample {
-    /// When that was.
+    /// Time of the tick.
     pub(crate) at: Moment,
-    /// The founding members that it waits for, by name and address, if the cluster is not founded.
+    /// The founding members that it waits for, by name and address, while the cluster is not founded.
     pub(crate) founding: Option<Vec<String>>,
-    /// Whether its state was lost, and it has not found another yet.
+    /// Whether the state of this node was lost and has not been fetched yet.
     pub(crate) restoring: bool,
-    /// Whether it fetches a snapshot.
+    /// Whether it is fetching a snapshot.
     pub(crate) fetching: bool,
-    /// Whether it leads.
+    /// Whether it is the leader.
     pub(crate) leads: bool,
     /// The name of the leader, or of the last one if none is known at present.
     pub(crate) leader: Option<String>,
@@ -38,13 +38,12 @@ pub(crate) struct HealthSample {
     pub(crate) electing: bool,
     /// Whether enough voters are connected to elect a leader.
     pub(crate) quorum_connected: bool,
-    /// How many entries are known to be committed that it has not applied.
+    /// Number of committed entries that it has not applied.
     pub(crate) behind: u64,
-    /// Since when the log has owed an answer.
+    /// Time since which a request to the log has been unanswered.
     pub(crate) log_owes_since: Option<Moment>,
-    /// The slowest sync of late.
+    /// Duration of the slowest recent sync.
     pub(crate) slowest_sync: Duration,
-    /// Whether its disk is full.
     pub(crate) disk_full: bool,
     /// Whether replicas differ without a majority.
     pub(crate) diverged: bool,
@@ -53,7 +52,7 @@ pub(crate) struct HealthSample {
 }
 
 impl HealthSample {
-    /// Of a driver that has not run yet.
+    /// Returns the facts before the first tick.
     pub(crate) fn initial(now: Moment) -> Self {
         Self {
             at: now,
@@ -75,38 +74,37 @@ impl HealthSample {
     }
 }
 
-/// The gravest thing that can be said of a node. See [`Health`].
+/// Overall status of a node: the worst condition that applies. See [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum HealthStatus {
-    /// It has stopped, and does nothing any more.
+    /// The node has stopped.
     Stopped,
-    /// It has not given a sign of life for two election timeouts: it is held still, or waits for
-    /// something that it should not wait for.
+    /// The driver has not run for two election timeouts: the process is paused, or the driver is blocked.
     Stuck,
-    /// It has not met the other founding members yet: it can neither read nor write.
+    /// The node has not met the other founding members yet. It can neither read nor write.
     Founding,
-    /// The state that its log begins with is lost, and it fetches it from another member: it can neither
-    /// read nor write until then.
+    /// The node has lost the state that its log begins with, and fetches it from another member. Until then it can
+    /// neither read nor write.
     Restoring,
-    /// Replicas differ, and no majority says which is right: writes are refused.
+    /// Replicas differ, and there is no majority. Writes are rejected.
     Diverged,
-    /// It has had no contact with a leader, or as the leader with a quorum, for two election timeouts, or for
-    /// four while enough voters are connected to elect a leader. Local reads work, nothing else. A broken
-    /// connection and an election that succeeds do not lead here.
+    /// The node has had no contact with a leader, or as the leader with a quorum, for two election timeouts. The
+    /// limit is four election timeouts while enough voters are connected to elect a leader. Only local reads work. A
+    /// broken connection or an election that succeeds in time does not cause this status.
     NoQuorum,
-    /// Its disk is full: what would make the state grow is refused.
+    /// The disk is full. Writes that would make the state grow are rejected.
     DiskFull,
-    /// A sync took longer than half an election timeout, or one does now.
+    /// A sync took longer than half an election timeout, or has been running for that long.
     DiskSlow,
-    /// It works, and does not know yet what others have known for a while.
+    /// The node works, but lags behind the committed entries.
     CatchingUp,
-    /// All is well.
+    /// None of the other conditions applies.
     Healthy,
 }
 
 impl HealthStatus {
-    /// A word for programs. It never changes.
+    /// Returns the name of the status for programs. Names never change.
     pub fn as_str(self) -> &'static str {
         match self {
             HealthStatus::Stopped => "stopped",
@@ -123,40 +121,40 @@ impl HealthStatus {
     }
 }
 
-/// How a node is; see [`Node::health`](crate::Node::health). Shown, it is a sentence for people.
+/// Health of a node; see [`Node::health`](crate::Node::health). Its `Display` text is a sentence for people.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// The gravest thing that can be said of it.
+    /// The worst condition that applies.
     pub status: HealthStatus,
-    /// Why it has stopped, if it has.
+    /// The reason for which it has stopped, if it has.
     pub stopped: Option<StopReason>,
-    /// How long ago it gave its last sign of life.
+    /// Time since the driver last ran.
     pub silent: Duration,
     /// The founding members that it waits for while the cluster is not founded, each as `NAME (ADDRESS)`: those
     /// that it has not met, or else the founder.
     pub unmet: Vec<String>,
-    /// Whether it leads.
+    /// Whether it is the leader.
     pub leads: bool,
     /// The name of the leader, or of the last one if none is known at present.
     pub leader: Option<String>,
     /// Time since the last contact: with a quorum if it leads, else with the leader. `None`: there was none
     /// since the start.
     pub in_touch: Option<Duration>,
-    /// Whether calls that need a leader can be expected to find one. Stays true while a leader that has
-    /// failed is replaced, and becomes false as [`HealthStatus::NoQuorum`] describes. Judged at the node's last
-    /// sign of life.
+    /// Whether calls that need a leader can be expected to find one. Stays true while a failed leader is replaced,
+    /// and becomes false as described at [`HealthStatus::NoQuorum`]. Evaluated at the time at which the driver last
+    /// ran.
     pub has_leader: bool,
-    /// Whether the contact with the leader has been interrupted for an election timeout, or no leader is known:
-    /// an election may be under way. Calls wait for its result, up to their deadlines.
+    /// Whether the node has had no contact with a leader for an election timeout, or knows no leader, so that an
+    /// election may be under way. Calls wait for the result of the election, up to their deadlines.
     pub electing: bool,
-    /// How many entries are known to be committed that it has not applied.
+    /// Number of committed entries that the node has not applied.
     pub behind: u64,
-    /// Whether it fetches a snapshot, which stands for most of them.
+    /// Whether the node is fetching a snapshot, which replaces most of the entries that it lacks.
     pub fetching: bool,
-    /// The slowest sync of its log in the last seconds, or how long one has been under way.
+    /// Duration of the slowest sync of the log in the last seconds, or of the one that is running.
     pub sync: Duration,
-    /// Whether its disk is full.
+    /// Whether the disk is full.
     pub disk_full: bool,
     /// Whether replicas differ without a majority.
     pub diverged: bool,
@@ -164,19 +162,19 @@ pub struct Health {
     pub rejected: Vec<String>,
 }
 
-/// Election timeouts without contact after which a member that is cut off reports that it has no leader. Members begin an
-/// election after one to two.
+/// Election timeouts without contact after which a member that is cut off reports that it has no leader. Members
+/// begin an election after one to two election timeouts.
 const CUT_OFF_TIMEOUTS: u32 = 2;
 
-/// The same for a member that is connected to enough voters to elect a leader: an election whose votes are split is held
-/// again after one to two more.
+/// Election timeouts without contact for a member that is connected to enough voters to elect a leader. It is longer,
+/// because an election with split votes is repeated after one to two more election timeouts.
 const ELECTING_TIMEOUTS: u32 = 4;
 
-/// Who has fewer entries to apply than this is not called behind: under load there are always some.
+/// Number of unapplied entries from which a node counts as lagging. Under load there are always some.
 const BEHIND: u64 = 512;
 
 impl Health {
-    /// Judges what a driver has written down.
+    /// Derives the health from the facts of a driver.
     pub(crate) fn judge(
         sample: HealthSample,
         stopped: Option<StopReason>,
@@ -207,7 +205,8 @@ impl Health {
         let is_within = |moment: Moment, limit| {
             sample.touched.is_some_and(|touched| moment.since(touched) <= limit)
         };
-        // The driver's own silence says nothing about the leader: a process that was paused has not lost it.
+        // The silence of this driver says nothing about the leader: a process that was paused has not lost its
+        // leader.
         health.has_leader = health.stopped.is_none() && is_within(sample.at, limit);
         health.electing |= !is_within(now, election_timeout);
         let lost = !is_within(now, limit);
@@ -227,13 +226,14 @@ impl Health {
         health
     }
 
-    /// Whether it lives: it has not stopped and gives signs of life. If not, restarting it is right.
+    /// Returns whether the node is alive: it has not stopped, and its driver runs. If this is false, restart the
+    /// node.
     pub fn is_alive(&self) -> bool {
         !matches!(self.status, HealthStatus::Stopped | HealthStatus::Stuck)
     }
 
-    /// Whether reads and writes through it can be expected to succeed; while its disk is full, only those
-    /// writes that do not grow the state. What an alarm forbids that somebody has raised is not looked at
+    /// Returns whether reads and writes through the node can be expected to succeed. While its disk is full, only
+    /// writes that do not make the state grow succeed. Alarms that an operator has raised are not considered
     /// ([`Client::alarms`](crate::Client::alarms)).
     pub fn is_serving(&self) -> bool {
         self.status >= HealthStatus::DiskFull
@@ -253,67 +253,71 @@ impl fmt::Display for Health {
 }
 
 impl Health {
-    /// The status as a sentence.
+    /// Writes the status as a sentence.
     fn state(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let leader = self.leader.as_deref().unwrap_or("nobody");
+        let leader = self.leader.as_deref().unwrap_or("an unknown leader");
         match self.status {
             HealthStatus::Stopped => match &self.stopped {
                 Some(why) => write!(f, "the node has stopped: {why}"),
                 None => f.write_str("the node has stopped"),
             },
             HealthStatus::Stuck => {
-                write!(f, "the node has given no sign of life for {:.1?}", self.silent)
+                write!(f, "the driver of the node has not run for {:.1?}", self.silent)
             }
             HealthStatus::Founding if self.unmet.is_empty() => {
-                f.write_str("the node waits for its cluster to be founded")
+                f.write_str("the node is waiting for its cluster to be founded")
             }
-            HealthStatus::Founding => write!(
-                f,
-                "the cluster is not founded yet: waiting for {}",
-                self.unmet.join(", ")
-            ),
-            HealthStatus::Restoring => f.write_str(
-                "the node has lost the state that its log begins with, and fetches it from another member",
-            ),
-            HealthStatus::Diverged => f.write_str(
-                "the replicas differ and no majority says which is right: writes are refused",
-            ),
+            HealthStatus::Founding => {
+                write!(f, "the cluster is not founded yet: waiting for {}", self.unmet.join(", "))
+            }
+            HealthStatus::Restoring => {
+                f.write_str("the node has lost its state and is fetching it from another member")
+            }
+            HealthStatus::Diverged => {
+                f.write_str("the replicas differ without a majority: writes are rejected")
+            }
             HealthStatus::NoQuorum => match (&self.leader, self.in_touch) {
-                (None, None) => f.write_str("the node knows of no leader"),
+                (None, None) => f.write_str("the node knows no leader"),
                 (None, Some(touched)) => {
-                    write!(f, "the node has known of no leader for {touched:.1?}")
+                    write!(f, "the node has known no leader for {touched:.1?}")
                 }
-                (Some(_), None) => write!(f, "the node has not heard of its leader {leader}"),
+                (Some(_), None) => write!(f, "the node has not heard from its leader {leader}"),
                 (Some(_), Some(touched)) if self.leads => {
-                    write!(f, "the node leads, and has heard of no quorum for {touched:.1?}")
+                    write!(
+                        f,
+                        "the node is the leader, but has had no contact with a quorum for {touched:.1?}"
+                    )
                 }
                 (Some(_), Some(touched)) => {
-                    write!(f, "the node has not heard of its leader {leader} for {touched:.1?}")
+                    write!(f, "the node has not heard from its leader {leader} for {touched:.1?}")
                 }
             },
             HealthStatus::DiskFull => f.write_str(
-                "the disk is full: what would make the state grow is refused until there is room",
+                "the disk is full: writes that grow the state are rejected until there is space",
             ),
             HealthStatus::DiskSlow => {
                 write!(f, "the disk is slow: a sync of the log took {:.1?}", self.sync)
             }
             HealthStatus::CatchingUp if self.fetching => {
-                write!(f, "the node fetches a snapshot: it is {} entries behind", self.behind)
+                write!(f, "the node is fetching a snapshot: {} entries behind", self.behind)
             }
             HealthStatus::CatchingUp => {
                 write!(f, "the node is catching up with {leader}: {} entries to go", self.behind)
             }
             HealthStatus::Healthy if self.electing => {
                 let touched = self.in_touch.unwrap_or_default();
-                write!(f, "the node waits for a leader: the last contact was {touched:.1?} ago")
+                write!(
+                    f,
+                    "the node is waiting for a leader: the last contact was {touched:.1?} ago"
+                )
             }
-            HealthStatus::Healthy if self.leads => f.write_str("all is well: the node leads"),
-            HealthStatus::Healthy => write!(f, "all is well: the node follows {leader}"),
+            HealthStatus::Healthy if self.leads => f.write_str("healthy: the node is the leader"),
+            HealthStatus::Healthy => write!(f, "healthy: the node follows {leader}"),
         }
     }
 }
 
-/// The slowest sync of late: in the last window and in this one.
+/// The slowest sync of the current window and the one before it.
 #[derive(Debug)]
 pub(crate) struct RecentSyncs {
     since: Moment,
@@ -321,19 +325,20 @@ pub(crate) struct RecentSyncs {
     last: Duration,
 }
 
-/// How long a window is.
+/// Length of a window.
 const WINDOW: Duration = Duration::from_secs(5);
 
 impl RecentSyncs {
-    /// A first window begins.
+    /// Starts the first window.
     pub(crate) fn new(syncs: Histogram, now: Moment) -> Self {
         Self { since: now, before: syncs, last: Duration::ZERO }
     }
 
-    /// Looks at all syncs there ever were. Too high by a half at most, as the histogram's bounds are.
+    /// Returns the duration of the slowest recent sync, from the histogram of all syncs so far. The result is at most
+    /// 50 % too high, because it is the upper bound of a bucket.
     pub(crate) fn slowest(&mut self, syncs: Histogram, now: Moment) -> Duration {
         let slowest = syncs.since(&self.before).quantile(1.0).unwrap_or(0.0);
-        // The last bucket has no bound.
+        // The last bucket has no upper bound.
         let slowest = Duration::try_from_secs_f64(slowest).unwrap_or(Duration::MAX);
         let found = slowest.max(self.last);
         if now.since(self.since) >= WINDOW {
@@ -371,8 +376,8 @@ mod tests {
     fn each_trouble_has_its_word_and_its_sentence() {
         let moment = Some(at(8_000));
         let cases = [
-            (well(), "healthy", "all is well: the node follows m2"),
-            (HealthSample { leads: true, ..well() }, "healthy", "all is well: the node leads"),
+            (well(), "healthy", "healthy: the node follows m2"),
+            (HealthSample { leads: true, ..well() }, "healthy", "healthy: the node is the leader"),
             (
                 HealthSample {
                     founding: Some(vec!["m2".to_owned()]),
@@ -385,9 +390,9 @@ mod tests {
             (
                 HealthSample { rejected: vec!["m3: different lists".to_owned()], ..well() },
                 "healthy",
-                "all is well: the node follows m2",
+                "healthy: the node follows m2",
             ),
-            (HealthSample { behind: 511, ..well() }, "healthy", "all is well: the node follows m2"),
+            (HealthSample { behind: 511, ..well() }, "healthy", "healthy: the node follows m2"),
             (
                 HealthSample { behind: 512, ..well() },
                 "catching_up",
@@ -406,47 +411,47 @@ mod tests {
             (
                 HealthSample { disk_full: true, behind: 9999, ..well() },
                 "disk_full",
-                "the disk is full: what would make the state grow is refused until there is room",
+                "the disk is full: writes that grow the state are rejected until there is space",
             ),
             (
                 HealthSample { touched: moment, disk_full: true, ..well() },
                 "no_quorum",
-                "the node has not heard of its leader m2 for 2.0s",
+                "the node has not heard from its leader m2 for 2.0s",
             ),
             (
                 HealthSample { touched: moment, leads: true, ..well() },
                 "no_quorum",
-                "the node leads, and has heard of no quorum for 2.0s",
+                "the node is the leader, but has had no contact with a quorum for 2.0s",
             ),
             (
                 HealthSample { behind: 7, fetching: true, ..well() },
                 "catching_up",
-                "the node fetches a snapshot: it is 7 entries behind",
+                "the node is fetching a snapshot: 7 entries behind",
             ),
             (
                 HealthSample { restoring: true, ..HealthSample::initial(at(10_000)) },
                 "restoring",
-                "the node has lost the state that its log begins with, and fetches it from another member",
+                "the node has lost its state and is fetching it from another member",
             ),
             (
                 HealthSample { leader: None, touched: None, ..well() },
                 "no_quorum",
-                "the node knows of no leader",
+                "the node knows no leader",
             ),
             (
                 HealthSample { leader: None, touched: moment, ..well() },
                 "no_quorum",
-                "the node has known of no leader for 2.0s",
+                "the node has known no leader for 2.0s",
             ),
             (
                 HealthSample { electing: true, ..well() },
                 "healthy",
-                "the node waits for a leader: the last contact was 110.0ms ago",
+                "the node is waiting for a leader: the last contact was 110.0ms ago",
             ),
             (
                 HealthSample { diverged: true, leader: None, ..well() },
                 "diverged",
-                "the replicas differ and no majority says which is right: writes are refused",
+                "the replicas differ without a majority: writes are rejected",
             ),
             (
                 HealthSample {
@@ -459,14 +464,14 @@ mod tests {
             (
                 HealthSample { at: at(9_000), ..well() },
                 "stuck",
-                "the node has given no sign of life for 1.0s",
+                "the driver of the node has not run for 1.0s",
             ),
         ];
         for (sample, word, sentence) in cases {
             assert_eq!(judge(sample), (word, sentence.to_owned()));
         }
         let gone = Health::judge(well(), Some(StopReason::Shutdown), at(99_999), T);
-        assert_eq!(gone.to_string(), "the node has stopped: it was shut down");
+        assert_eq!(gone.to_string(), "the node has stopped: shutdown was requested");
         assert!(!gone.is_alive() && !gone.is_serving());
     }
 

@@ -1,4 +1,4 @@
-//! Who this node is, and how it says so.
+//! The identity of this node, and how it introduces itself to peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::wal;
 
 use super::settings::{Contact, Settings};
 
-/// Who this node is. What it knows of the others changes; the rest never does, but for the founding.
+/// The identity of this node. Only its founders and its view of the other members change.
 #[derive(Debug)]
 pub(crate) struct Identity {
     cluster: ClusterId,
@@ -20,7 +20,7 @@ pub(crate) struct Identity {
     incarnation: Incarnation,
     address: String,
     supported_version: ClusterVersion,
-    /// Those that are to found the cluster, if it does not exist yet.
+    /// The configured founding members, for a cluster that does not exist yet.
     founders: BTreeMap<NodeId, Contact>,
     known: Mutex<Known>,
 }
@@ -29,12 +29,13 @@ pub(crate) struct Identity {
 struct Known {
     standing: FoundingState,
     members: Arc<Members>,
-    /// Whether the others may still need who was removed.
+    /// Whether other members may still need to talk to a removed member.
     unsettled: bool,
 }
 
 impl Identity {
-    /// A node in its present life, on this disk. `founders` is known unless its disk is new.
+    /// Returns the identity of a node in its present incarnation, on this disk. `founders` is `None` only if the disk
+    /// is new.
     pub(crate) fn new(
         settings: &Settings,
         disk: DiskId,
@@ -54,12 +55,10 @@ impl Identity {
         }
     }
 
-    /// Its disk.
     pub(crate) fn disk(&self) -> DiskId {
         self.disk
     }
 
-    /// Which life this is.
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -68,12 +67,12 @@ impl Identity {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The list of founders is on its disk.
+    /// Records that the list of founders is on the disk.
     pub(crate) fn founded(&self, founders: wal::Founding) {
         self.known().standing = FoundingState::Founded(founders);
     }
 
-    /// Who founded the cluster; nobody, before it is founded.
+    /// Returns the founders of the cluster. Empty before it is founded.
     pub(crate) fn founders(&self) -> wal::Founding {
         match &self.known().standing {
             FoundingState::Blank => wal::Founding::new(),
@@ -81,17 +80,18 @@ impl Identity {
         }
     }
 
-    /// Its replica has applied a change of the members, or knows that enough of them know of it.
+    /// Updates the members after this replica has applied a change, or has learned that enough members know of it.
     pub(crate) fn knows(&self, members: Arc<Members>, unsettled: bool) {
         let mut known = self.known();
         (known.members, known.unsettled) = (members, unsettled);
     }
 
-    /// What it says to another member before anything else.
+    /// Returns the introduction that is sent first on a connection to another member.
     pub(crate) fn hello(&self, to: NodeId) -> Hello {
         let known = self.known();
         let (standing, row) = (known.standing.clone(), known.members.get(self.node));
-        // One that has not applied its own joining yet: later than anything that others have applied.
+        // A member that has not applied its own joining yet counts as joined after everything that others have
+        // applied.
         let since = match (&standing, row) {
             (_, Some(member)) => member.since,
             (FoundingState::Founded(founders), None) if founders.contains_key(&self.node) => {
@@ -131,7 +131,7 @@ impl Introducer for Identity {
     fn name(&self, of: NodeId) -> Option<String> {
         let known = self.known();
         let announced = known.members.get(of).map(|member| &member.name);
-        // Until it has said so itself, a founder is called as the configuration says.
+        // Until a founder has announced its name, use the configured one.
         let founds = match &known.standing {
             FoundingState::Blank => true,
             FoundingState::Founded(founders) => founders.contains_key(&of),

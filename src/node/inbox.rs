@@ -1,8 +1,8 @@
-//! The one way into a node: everything that happens to it is put here, from any thread, and taken by
-//! the driver, all at once, at the start of its turn.
+//! The queue of everything that happens to a node. Any thread may push; the driver takes all inputs at once at the
+//! start of each turn.
 //!
-//! What comes from callers is bounded by admission (`Shared`), before it is put here. What comes from
-//! peers is bounded here: any message of a peer may be lost, so what does not fit is dropped.
+//! Inputs of callers are bounded by admission (`Shared`) before they are pushed. Messages of peers are bounded here:
+//! messages that do not fit are dropped, because any message of a peer may be lost anyway.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,98 +25,92 @@ use super::session::{Parting, SharedSession};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
 
-/// A message that is not larger finds room where larger ones do not any more, in the last eighth:
-/// heartbeats and votes get through whatever a peer pours in.
+/// The last eighth of the peer budget is reserved for messages up to this size. Heartbeats and votes therefore arrive
+/// whatever else a peer sends.
 const SMALL_BYTES: usize = 1 << 10;
 
-/// One thing that happened.
+/// One event for the driver.
 pub(crate) enum Input {
-    /// A peer said something.
+    /// A message of a peer.
     Peer(NodeId, PeerMessage),
-    /// A peer has proven who it is.
+    /// A peer has proven its identity.
     Connected(NodeId, Hello),
-    /// The last connection to a peer is gone.
+    /// The last connection to a peer was closed.
     Disconnected(NodeId),
-    /// A peer and this node do not accept each other.
+    /// This node and a peer do not accept each other.
     Refused(NodeId, Refused),
-    /// The log has synced all groups up to a number, at this moment.
+    /// The log has synced all groups up to a number, at the given time.
     Durable(wal::Durable, Moment),
-    /// The disk has become full, as far as the log can tell, or has room again.
+    /// The disk became full, as far as the log can tell, or has space again.
     Space(wal::Space),
-    /// The front of the log was cut.
+    /// The front of the log was truncated.
     LogCut,
-    /// The log has failed; the node must stop.
+    /// The log has failed, and the node must stop.
     LogFailed(String),
-    /// A caller wants a change.
+    /// A caller proposes a command.
     Write(Write),
-    /// A caller wants to read what was committed before the call.
+    /// A caller wants to read everything that was committed before the call.
     Read(ReadWaiter<Moment>),
-    /// A caller wants the replica to have reached a revision.
+    /// A caller waits until the replica has reached a revision.
     AtLeast { revision: Revision, deadline: Moment, reply: ReplyTo<()> },
-    /// A caller wants a lease of its own to be kept alive by this node.
+    /// A caller opens a session: a lease that this node keeps alive.
     OpenSession(SessionOpening),
-    /// The lease for it was granted, or not.
+    /// The result of granting the lease of a new session.
     SessionGranted(SessionOpening, CallResult<Reply>),
-    /// A caller wants to go on with a lease that exists.
+    /// A caller resumes a session whose lease exists.
     ResumeSession(SessionResuming),
-    /// A caller has a lease renewed, or wants to know how long it lives.
+    /// A caller renews a lease, or asks for its remaining TTL.
     Lease(LeaseCall),
-    /// A session was closed or detached, or a claim on it dropped.
+    /// A session was closed or detached, or a claim on it was dropped.
     PartSession(Arc<SharedSession>, Parting),
-    /// Somebody who is no member wants to become one.
+    /// A node that is not a member asks to join.
     Join(JoinAsk, JoinReply),
-    /// The cluster has let somebody in, or not.
+    /// The result of adding the node that asked to join.
     LetIn(JoinReply, CallResult<NodeId>),
-    /// Somebody wants a step of the members.
+    /// A caller requests a membership change.
     Step {
-        /// Which.
         membership_request: MembershipRequest,
-        /// When to give up.
         deadline: Moment,
-        /// Who wants to know whom it was about.
+        /// Receives the id of the affected member.
         reply: ReplyTo<NodeId>,
     },
-    /// A copy of the state is wanted in a file.
+    /// A caller wants a backup in a file.
     Backup {
-        /// Where.
         path: PathBuf,
-        /// Who wants to know its id.
+        /// Receives the id of the backup.
         reply: ReplyTo<SnapshotId>,
     },
-    /// What came of a job of the snapshot worker.
+    /// The result of a job of the snapshot worker.
     Snapshot(News),
-    /// Leadership should move to a peer, or to whoever is best.
+    /// A caller wants leadership to move to a peer, or to the best one if `to` is `None`.
     Transfer { to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()> },
-    /// A test wants a bit of a key's row in memory to flip; answered with whether there is one.
+    /// A test flips a bit of a key's row in memory.
     #[cfg(any(test, feature = "sim"))]
     Rot {
-        /// Which key.
         key: Vec<u8>,
-        /// Who wants to know.
+        /// Receives whether the row exists.
         reply: ReplyTo<bool>,
     },
-    /// The node should stop, in good order.
+    /// The node should stop in an orderly way.
     Stop,
     /// The node should stop as if it had crashed.
     #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     Abort,
 }
 
-/// A command on its way from a caller.
+/// A command on its way from a caller to the driver.
 pub(crate) struct Write {
-    /// What to do.
     pub(crate) command: Command,
-    /// When to give up; `None` never gives up.
+    /// Time of the caller's deadline. `None` waits without a limit.
     pub(crate) deadline: Option<Moment>,
-    /// What admission counted for it, in bytes.
+    /// Bytes that admission counts for it.
     pub(crate) bytes: usize,
-    /// Who wants to know.
     pub(crate) reply: ReplyTo<Reply>,
-    /// What it was and when it came.
+    /// The kind of the request, and the times of its stages.
     pub(crate) trace: RequestTrace,
 }
 
-/// See the module.
+/// The queue of inputs. See the module.
 pub(crate) struct Inbox {
     state: Mutex<State>,
     parker: Parker,
@@ -144,8 +138,8 @@ impl Sleeper for State {
 }
 
 impl Inbox {
-    /// An empty inbox that holds at most `peer_bytes_max` bytes of peers' messages. `on_push` is
-    /// called after each input, for whoever runs the driver without waiting in [`Inbox::wait`].
+    /// Returns an empty inbox that holds at most `peer_bytes_max` bytes of peer messages. `on_push` is called after
+    /// each input, for a harness that runs the driver without blocking in [`Inbox::wait`].
     pub(crate) fn new(
         peer_bytes_max: usize,
         meters: Arc<Meters>,
@@ -154,7 +148,7 @@ impl Inbox {
         Self { state: Mutex::default(), parker: Parker::default(), on_push, peer_bytes_max, meters }
     }
 
-    /// Puts something in. Gives it back if the driver has stopped and will never look again.
+    /// Adds an input. Returns it to the caller if the driver has stopped.
     pub(crate) fn push(&self, input: Input) -> Result<(), Box<Input>> {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +175,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes everything, and leaves `room`, which is empty, for what comes next.
+    /// Takes all inputs. The empty vector `room` is used for those that follow.
     pub(crate) fn take(&self, room: Vec<Input>) -> Vec<Input> {
         assert!(room.is_empty(), "room that is taken");
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,7 +183,7 @@ impl Inbox {
         std::mem::replace(&mut state.inputs, room)
     }
 
-    /// Waits until there is something, but no longer than `at_most`.
+    /// Waits for an input, but at most for `at_most`.
     pub(crate) fn wait(&self, at_most: Duration) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inputs.is_empty() && !at_most.is_zero() {
@@ -197,7 +191,7 @@ impl Inbox {
         }
     }
 
-    /// Takes nothing more, and gives back what was left, whose callers must be told.
+    /// Closes the inbox, and returns the remaining inputs, whose callers must be notified.
     pub(crate) fn close(&self) -> Vec<Input> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.closed = true;
@@ -227,7 +221,7 @@ impl Receiver for Inbox {
     }
 }
 
-/// About how much memory a message holds.
+/// Estimates the memory that a message occupies, in bytes.
 fn weight(message: &PeerMessage) -> usize {
     const FIXED: usize = 128;
     FIXED
@@ -248,7 +242,7 @@ fn weight(message: &PeerMessage) -> usize {
         }
 }
 
-/// Tells every caller whose input will never be looked at that the node has stopped.
+/// Reports to the callers of unprocessed inputs that the node has stopped.
 pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
     let error = || CallError::Stopped { reason: why.clone(), maybe_applied: false };
     for input in inputs {
@@ -265,7 +259,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             Input::Lease(call) => call.reply.send(Err(error())),
             Input::OpenSession(opening) => opening.reply.send(Err(error())),
             Input::ResumeSession(resuming) => resuming.reply.send(Err(error())),
-            // Its lease lives until it has run out.
+            // The lease exists until it expires.
             Input::SessionGranted(opening, Ok(_)) => {
                 let reason = why.clone();
                 opening.reply.send(Err(CallError::Stopped { reason, maybe_applied: true }));
@@ -277,7 +271,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Refused(..)
             | Input::Durable(..)
             | Input::Space(_)
-            // Dropped, the reply says that somebody else is to be asked.
+            // If the reply is dropped, the joining node asks another member.
             | Input::Join(..)
             | Input::LetIn(..)
             | Input::LogCut

@@ -1,5 +1,6 @@
-//! What a node that joins a cluster has in its directory before it has a state: first the id of its disk, with which it
-//! asks; then what it was told, which is all that it knows of the others until it has a state of its own.
+//! The files of a node that is joining a cluster, before it has a state. At first there is the id of its disk, with
+//! which it asks to join. Then there is the answer, which is all that it knows about the other members until it has a
+//! state.
 //!
 //! ```text
 //! JOINING = disk u128, little endian
@@ -16,17 +17,17 @@ use crate::model::{self, ClusterId, DiskId, JoinAnswer, NodeId};
 
 use super::settings::Contact;
 
-/// The id of the disk of a node that has asked, and has no log yet.
+/// Holds the disk id of a node that has asked to join and has no log yet.
 const JOINING: &str = "JOINING";
 
-/// What a node was told that has a log, and no state yet.
+/// Holds the answer for a node that has a log and no state yet.
 const JOINED: &str = "JOINED";
 
-/// The disk's id of a node that is about to join, drawn once: a node that asks again after a crash
-/// becomes one member, not two.
+/// Returns the disk id of a node that is about to join. The id is drawn only once, so that a node that asks again
+/// after a crash becomes one member and not two.
 ///
 /// # Errors
-/// What the disk says.
+/// The disk failed.
 pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
     env.disk.create_dir(dir)?;
     if let Some(bytes) = read(env, dir, JOINING)? {
@@ -41,21 +42,22 @@ pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
     Ok(disk)
 }
 
-/// Whether a node was about to join from this directory and did not come to its end: it asks again,
-/// with the disk's id that it has, and is told the same.
+/// Returns whether a join from this directory was begun and not completed. If so, the node asks again with the same
+/// disk id and receives the same answer.
 pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
     env.disk.open(&dir.join(JOINING), OpenMode::Read).is_ok()
 }
 
-/// The log has the disk's id and the founders now. Should the file stay, the node asks once more when it starts.
+/// Removes the file, since the log now holds the disk id and the founders. If the file remains, the node asks once
+/// more at its next start.
 pub(super) fn has_log(env: &Env, dir: &Path) {
     remove(env, dir, JOINING);
 }
 
-/// Writes down what the node was told, before it has a log. Durable when it returns.
+/// Writes the answer to disk before the node has a log. It is durable on return.
 ///
 /// # Errors
-/// What the disk says.
+/// The disk failed.
 pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Result<()> {
     let mut answer = Vec::new();
     codec::encode_join_answer(&JoinAnswer::Joined(told.clone()), &mut answer);
@@ -63,8 +65,8 @@ pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Resul
     replace(&*env.disk, &dir.join(JOINED), &bytes)
 }
 
-/// Whom the answer named, if there was one that let in this member, and it is still needed. What cannot be read is not
-/// there: then the others have to find it.
+/// Returns the members that the answer named, if it is an answer for this member and is still needed. An unreadable
+/// file counts as absent; other members must then contact this one.
 pub(crate) fn told_of(
     env: &Env,
     dir: &Path,
@@ -83,7 +85,7 @@ pub(crate) fn told_of(
     }
 }
 
-/// Where those are whom an answer names.
+/// Returns the names and addresses of the members in an answer.
 pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
     let contact = |member: &model::Member| Contact {
         name: member.name.clone(),
@@ -92,7 +94,7 @@ pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
     told.members.rows().iter().map(|(id, member)| (*id, contact(member))).collect()
 }
 
-/// The node has started with a state of its own.
+/// Removes the answer after the node has started with a state of its own.
 pub(super) fn has_state(env: &Env, dir: &Path) {
     remove(env, dir, JOINED);
 }

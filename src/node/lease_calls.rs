@@ -1,9 +1,9 @@
-//! Leases that this node does not keep: callers have one renewed once, or want to know how long it still
-//! lives. Both are the leader's to say.
+//! Renewals and TTL queries for leases that this node does not keep alive. Only the leader can answer them.
 //!
-//! Calls that come while the driver is away share one question. It is put again until all that it asks is answered,
-//! under its number, since all who wait for it came before it was put first: a leader that is further away than the
-//! time between two askings can still be heard. A lease whose end is proposed and undecided is in no answer.
+//! Calls that arrive between two runs of the driver share one question to the leader. The question is repeated under
+//! the same number until all of it is answered. An answer to any repetition is valid, because all its callers came
+//! before it was first sent. So a leader that takes longer than the repetition interval still gets its answers
+//! through. A lease whose expiry is proposed and undecided is missing from an answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,43 +14,40 @@ use super::answer::{CallError, ReplyTo, StopReason};
 use super::sessions::ASKED_AT_ONCE;
 use super::shared::OpenRead;
 
-/// What a caller wants of a lease.
+/// What a caller requests for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum LeaseRequest {
-    /// That it lives for another TTL from now on.
+    /// Renew it for another TTL.
     Renew,
-    /// To know how long it lives.
+    /// Return the remaining TTL.
     Look,
 }
 
-/// A caller.
+/// A call for one lease.
 pub(crate) struct LeaseCall {
-    /// Which lease.
     pub(crate) lease: LeaseId,
-    /// What is wanted.
     pub(crate) lease_request: LeaseRequest,
-    /// When to give up.
     pub(crate) deadline: Moment,
-    /// What admission counts, as long as this is here.
+    /// Releases the admission of the call when dropped.
     pub(crate) _open: OpenRead,
-    /// Who wants to know how long it lives now.
+    /// Receives the remaining TTL.
     pub(crate) reply: ReplyTo<Duration>,
 }
 
-/// A question to the leader.
+/// A question to the leader about several leases.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LeaseQuestion {
-    /// Its number, never used twice in one incarnation.
+    /// Number of the question, unique in one incarnation.
     pub(crate) round: u64,
-    /// Which to renew.
+    /// Leases to renew.
     pub(crate) renew: Vec<LeaseId>,
-    /// Which to look at.
+    /// Leases whose TTL is asked for.
     pub(crate) look: Vec<LeaseId>,
 }
 
-/// The calls that have no answer yet.
+/// The unanswered calls.
 pub(crate) struct LeaseCalls {
-    /// What no question asks yet.
+    /// Calls that are not part of a question yet.
     waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
     asked: BTreeMap<u64, InFlight>,
     next_round: u64,
@@ -74,19 +71,17 @@ impl InFlight {
 }
 
 impl LeaseCalls {
-    /// Nobody calls.
     pub(crate) fn new(ask_again: Duration) -> Self {
         let (waiting, asked) = Default::default();
         Self { waiting, asked, next_round: 1, ask_again }
     }
 
-    /// Somebody calls.
     pub(crate) fn add(&mut self, call: LeaseCall) {
         self.waiting.entry((call.lease, call.lease_request)).or_default().push(call);
     }
 
-    /// The next question to put now, if there is one: of those that wait, as many as a message holds, or what of
-    /// an earlier one nobody has answered for a while.
+    /// Returns the next question to send. It asks for as many waiting leases as a message holds. If none wait, it
+    /// repeats an earlier question that has been unanswered for `ask_again`.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
         if self.waiting.is_empty() {
             let late = |asked: &InFlight| now.since(asked.sent) >= self.ask_again;
@@ -104,8 +99,8 @@ impl LeaseCalls {
         Some(question)
     }
 
-    /// The leader has answered: these live for so long, and those do not live any more. Of what it did not
-    /// judge it is asked again, after a while.
+    /// Processes an answer: the remaining TTLs of the existing leases, and those that have ended. Leases that are
+    /// missing from it are asked for again later.
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
         let Some(asked) = self.asked.get_mut(&round) else { return };
         let mut done: Vec<(LeaseCall, Result<Duration, CallError>)> = Vec::new();
@@ -128,7 +123,7 @@ impl LeaseCalls {
         }
     }
 
-    /// Another leader: it must be asked, under a new number.
+    /// Moves all unanswered calls into new questions, after a change of the leader.
     pub(crate) fn leader_changed(&mut self) {
         for (key, calls) in
             std::mem::take(&mut self.asked).into_values().flat_map(|asked| asked.calls)
@@ -137,14 +132,14 @@ impl LeaseCalls {
         }
     }
 
-    /// Ends those whose time is up, and forgets those who went away.
+    /// Fails the calls whose deadline has passed, and discards those whose callers have gone away.
     pub(crate) fn expire(&mut self, now: Moment) {
         let asked = self.asked.values_mut().map(|asked| &mut asked.calls);
         for calls in asked.chain([&mut self.waiting]) {
             calls.retain(|_, calls| {
                 let over = |call: &mut LeaseCall| call.deadline <= now || call.reply.is_gone();
                 for call in calls.extract_if(.., over) {
-                    // A renewal may have been heard of.
+                    // The leader may have received the renewal.
                     let maybe_applied = call.lease_request == LeaseRequest::Renew;
                     call.reply.send(Err(CallError::Deadline { maybe_applied }));
                 }
@@ -154,7 +149,7 @@ impl LeaseCalls {
         self.asked.retain(|_, asked| !asked.calls.is_empty());
     }
 
-    /// The node stops.
+    /// Fails all calls when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         self.leader_changed();
         for call in std::mem::take(&mut self.waiting).into_values().flatten() {
@@ -243,7 +238,7 @@ mod tests {
         let mut calls = none();
         let mut early = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
-        // Who comes later asks for a renewal that is later, too.
+        // A later call needs a later renewal.
         let mut late = call(&mut calls, 1, LeaseRequest::Renew);
         let second = calls.ask(at(100)).unwrap();
         assert_eq!(calls.ask(at(200)), Some(first.clone()));

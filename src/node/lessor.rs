@@ -1,11 +1,10 @@
-//! The leader's count of how long each lease still lives. Nothing of it is replicated: a lease ends
-//! when the log says so, and the leader says so when it has counted long enough.
+//! The leader's clock for the expiry of leases. Nothing of it is replicated: a lease ends by a log entry, which the
+//! leader proposes when it has counted the whole TTL.
 //!
-//! Time here is the lessor's own: it advances with the node's clock, but never by more than
-//! [`STEP_MAX`] a turn, so a leader that was stopped, suspended or starved for a while counts almost
-//! nothing for that while: its deadlines move back by the stall. A leader counts from a full TTL when
-//! it has applied the first entry of its own term, not before: every expiry that an earlier leader
-//! proposed is then known.
+//! The lessor keeps its own time. It follows the clock of the node, but advances at most by [`STEP_MAX`] between two
+//! readings. If a leader is stopped, suspended or starved, hardly any of that time counts, and all deadlines move
+//! back by the stall. A new leader counts from a full TTL, beginning when it has applied the first entry of its own
+//! term. By then it knows all expiries that earlier leaders proposed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,17 +14,17 @@ use crate::mutant::{self, Mutant};
 
 use super::settings::Drift;
 
-/// The most that the lessor's time advances between two looks at the clock.
+/// Maximum advance of the lessor's time between two readings of the clock.
 const STEP_MAX: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// The leases and their deadlines, in the lessor's own time.
 #[derive(Debug)]
 pub(crate) struct Lessor {
     drift: Drift,
     /// The lessor's own time.
     time: Duration,
     looked: Moment,
-    /// How many expiries are proposed and undecided.
+    /// Number of expiries that are proposed and undecided.
     expiring: usize,
     leases: BTreeMap<LeaseId, Counted>,
     deadlines: BTreeSet<(Duration, LeaseId)>,
@@ -35,26 +34,26 @@ pub(crate) struct Lessor {
 struct Counted {
     ttl: Duration,
     deadline: Duration,
-    /// Its expiry has been proposed: no renewal until the outcome is known.
+    /// Whether its expiry is proposed. It cannot be renewed until the outcome is known.
     expiring: bool,
 }
 
-/// What a renewal came to.
+/// The result of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Renewal {
-    /// It lives for another TTL.
+    /// The lease lives for another TTL.
     Renewed,
-    /// Its expiry is proposed and undecided: neither yes nor no.
+    /// The expiry is proposed and undecided, so the result is unknown.
     Expiring,
-    /// There is no such lease.
+    /// The lease does not exist.
     Gone,
 }
 
 impl Lessor {
-    /// How long may pass between two looks at the clock. Each sees no more than [`STEP_MAX`] of it.
+    /// Maximum time between two readings of the clock. A reading that is later counts only [`STEP_MAX`].
     pub(crate) const LOOK_EVERY: Duration = STEP_MAX.checked_div(2).expect("not by zero");
 
-    /// Starts to count: every lease has its full TTL before it.
+    /// Starts counting. Every lease has its full TTL left.
     pub(crate) fn new(drift: Drift, now: Moment, leases: Vec<(LeaseId, Duration)>) -> Self {
         let mut lessor = Self {
             drift,
@@ -73,13 +72,13 @@ impl Lessor {
         lessor
     }
 
-    /// Looks at the clock.
+    /// Reads the clock.
     pub(crate) fn advance(&mut self, now: Moment) {
         self.time += now.since(self.looked).min(STEP_MAX);
         self.looked = self.looked.max(now);
     }
 
-    /// A lease was granted.
+    /// Adds a lease that was granted.
     pub(crate) fn granted(&mut self, id: LeaseId, ttl: Duration) {
         self.ended(id);
         let deadline = self.time.saturating_add(self.drift.wait_for(ttl));
@@ -87,7 +86,7 @@ impl Lessor {
         self.deadlines.insert((deadline, id));
     }
 
-    /// A lease has ended.
+    /// Removes a lease that has ended.
     pub(crate) fn ended(&mut self, id: LeaseId) {
         if let Some(lease) = self.leases.remove(&id) {
             self.deadlines.remove(&(lease.deadline, id));
@@ -95,7 +94,7 @@ impl Lessor {
         }
     }
 
-    /// A renewal has come, and a quorum has confirmed since that this node leads.
+    /// Renews a lease. Call this only after a quorum has confirmed, since the renewal arrived, that this node leads.
     pub(crate) fn renew(&mut self, id: LeaseId) -> Renewal {
         let Some(lease) = self.leases.get_mut(&id) else { return Renewal::Gone };
         if lease.expiring && !mutant::is(Mutant::M10) {
@@ -107,8 +106,8 @@ impl Lessor {
         Renewal::Renewed
     }
 
-    /// How long a lease still lives without renewal; a full TTL right after one, and nothing in the time that is
-    /// added for the drift of clocks. Says first what a renewal would come to.
+    /// Returns what a renewal would result in, and the remaining TTL: a full TTL right after a renewal, and zero
+    /// during the extra time that is allowed for clock drift.
     pub(crate) fn look(&self, id: LeaseId) -> (Renewal, Duration) {
         let Some(lease) = self.leases.get(&id) else { return (Renewal::Gone, Duration::ZERO) };
         if lease.expiring {
@@ -119,8 +118,8 @@ impl Lessor {
         (Renewal::Renewed, left)
     }
 
-    /// Up to `most` leases whose time is up, whose expiry has not been proposed yet and may be; it must be
-    /// proposed now, or given back with [`Lessor::not_proposed`].
+    /// Takes up to `most` expired leases for which `may_end` allows a proposal. The caller must propose their expiry
+    /// now, or return them with [`Lessor::not_proposed`].
     pub(crate) fn due(&mut self, most: usize, may_end: impl Fn(LeaseId) -> bool) -> Vec<LeaseId> {
         let up = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= self.time);
         let due: Vec<_> = up.filter(|(_, id)| may_end(*id)).take(most).copied().collect();
@@ -132,7 +131,7 @@ impl Lessor {
         due.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// The expiry of these could not be proposed.
+    /// Returns leases whose expiry could not be proposed.
     pub(crate) fn not_proposed(&mut self, ids: &[LeaseId]) {
         for id in ids {
             if let Some(lease) = self.leases.get_mut(id) {
@@ -142,22 +141,22 @@ impl Lessor {
         }
     }
 
-    /// How many leases' ends are proposed and undecided.
+    /// Returns the number of expiries that are proposed and undecided.
     pub(crate) fn expiring(&self) -> usize {
         self.expiring
     }
 }
 
-/// What a judge asks.
+/// Queries for the checks of the simulated world.
 #[cfg(any(test, feature = "sim"))]
 impl Lessor {
-    /// Of the leases that have not ended, the one that should have first, and for how long its time has been up.
+    /// Returns the lease with the earliest deadline, and the time since that deadline.
     pub(crate) fn overdue(&self) -> Option<(LeaseId, Duration)> {
         let first = self.leases.iter().min_by_key(|(_, lease)| lease.deadline);
         first.map(|(id, lease)| (*id, self.time.saturating_sub(lease.deadline)))
     }
 
-    /// Whether as many leases are ending as it says.
+    /// Returns whether the number of undecided expiries is consistent.
     pub(crate) fn counts_rightly(&self) -> bool {
         self.expiring == self.leases.values().filter(|lease| lease.expiring).count()
     }

@@ -1,25 +1,25 @@
-//! When entries were handed to this node's log, and when they were durable there: so that the end of a request can say
-//! how long the disk took.
+//! Times at which entries were handed to this node's log and became durable, so that a slow request can report its
+//! disk time.
 //!
 //! ```text
 //!   the driver pushes a group ──▶ queued      it is synced ──▶ durable      its entries are applied ──▶ forgotten
 //! ```
 //!
-//! One record a group that has entries. The consensus bounds how many entries are not applied yet.
+//! There is one record for each group with entries. Consensus bounds the number of unapplied entries.
 
 use std::collections::VecDeque;
 
 use crate::model::{LogIndex, Moment};
 use crate::wal;
 
-/// See the module.
+/// The groups whose entries are not applied yet.
 #[derive(Debug, Default)]
 pub(crate) struct LogTimes {
-    /// By rising numbers, and by rising indexes without overlaps.
+    /// Ordered by number and by index, without overlaps.
     groups: VecDeque<Written>,
 }
 
-/// A group on its way through the log.
+/// A group of entries in the log.
 #[derive(Debug)]
 struct Written {
     number: u64,
@@ -29,17 +29,17 @@ struct Written {
     durable: Option<Moment>,
 }
 
-/// How an entry went through this node's log.
+/// The times of one entry in this node's log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InLog {
-    /// It was handed to the log.
+    /// Time at which it was handed to the log.
     pub(crate) queued: Moment,
-    /// It was durable, as the log says.
+    /// Time at which the log reported it as durable.
     pub(crate) durable: Moment,
 }
 
 impl LogTimes {
-    /// A group is handed to the log.
+    /// Records that a group was handed to the log.
     pub(crate) fn queued(&mut self, group: &wal::Group, now: Moment) {
         let (Some(first), Some(last)) = (group.entries.first(), group.entries.last()) else {
             return;
@@ -48,7 +48,7 @@ impl LogTimes {
     }
 
     fn queued_entries(&mut self, number: u64, first: LogIndex, last: LogIndex, now: Moment) {
-        // A new leader's entries take the place of those that it does not have.
+        // The entries of a new leader replace those that it does not have.
         while let Some(before) = self.groups.back_mut().filter(|before| before.last >= first) {
             if before.first < first {
                 before.last = LogIndex(first.get() - 1);
@@ -59,7 +59,7 @@ impl LogTimes {
         self.groups.push_back(Written { number, first, last, queued: now, durable: None });
     }
 
-    /// All groups up to this number are durable, since this moment.
+    /// Records that all groups up to `number` were durable at `now`.
     pub(crate) fn durable(&mut self, number: u64, now: Moment) {
         let later = |group: &&mut Written| group.number > number;
         let news = self.groups.iter_mut().rev().skip_while(later);
@@ -68,14 +68,14 @@ impl LogTimes {
         }
     }
 
-    /// How the entry at `index` went through this node's log, if that was in this life and it is not forgotten.
+    /// Returns the times of the entry at `index`, if it was logged in this incarnation and is not forgotten.
     pub(crate) fn of(&self, index: LogIndex) -> Option<InLog> {
         let at = self.groups.partition_point(|group| group.last < index);
         let group = self.groups.get(at).filter(|group| group.first <= index)?;
         Some(InLog { queued: group.queued, durable: group.durable? })
     }
 
-    /// Everything up to `index` is applied.
+    /// Forgets the entries up to `index`, which are applied.
     pub(crate) fn forget(&mut self, index: LogIndex) {
         while self.groups.front().is_some_and(|group| group.last <= index) {
             self.groups.pop_front();
@@ -93,7 +93,7 @@ mod tests {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
-    /// Queued and durable, in milliseconds.
+    /// Returns the times at which the entry was queued and durable, in milliseconds.
     fn of(times: &LogTimes, index: u64) -> Option<(u128, u128)> {
         let ms = |moment: Moment| moment.since(at(0)).as_millis();
         times.of(LogIndex(index)).map(|times| (ms(times.queued), ms(times.durable)))

@@ -1,5 +1,5 @@
-//! The log's own thread: takes every group that was queued while the last sync ran, writes and syncs
-//! them together, and reports.
+//! The thread that owns the log. It takes every group that was queued during the last sync, writes and syncs them
+//! together, and reports the result.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::wal;
 use super::inbox::{Inbox, Input};
 use super::parker::{Parker, Sleeper};
 
-/// How long the log must be idle before it protects what it wrote last.
+/// Idle time after which the log protects the records that it wrote last.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
-/// How long it waits for room on a full disk, before it tries again what it could not write.
+/// Time between two attempts to write while the disk is full.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// Groups on their way to the log.
+/// The queue of groups for the log.
 pub(crate) struct LogQueue {
     state: Mutex<State>,
     parker: Parker,
@@ -28,7 +28,7 @@ pub(crate) struct LogQueue {
 #[derive(Default)]
 struct State {
     groups: Vec<wal::Group>,
-    /// Up to where nobody needs the log any more.
+    /// The index up to which the log can be truncated at its front.
     cut: Option<LogIndex>,
     closed: bool,
     waits: bool,
@@ -54,13 +54,12 @@ impl State {
 }
 
 impl LogQueue {
-    /// An empty queue. `on_push` is called after each group, for whoever runs the worker without
-    /// waiting.
+    /// Returns an empty queue. `on_push` is called after each group, for a harness that runs the worker without
+    /// blocking.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { state: Mutex::default(), parker: Parker::default(), on_push }
     }
 
-    /// Queues a group.
     pub(crate) fn push(&self, group: wal::Group) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,12 +69,12 @@ impl LogQueue {
         (self.on_push)();
     }
 
-    /// How many groups wait.
+    /// Returns the number of queued groups.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
     }
 
-    /// Entries up to here are not needed: a durable snapshot covers them.
+    /// Allows the log to discard entries up to `up_to`, because a durable snapshot covers them.
     pub(crate) fn cut(&self, up_to: LogIndex) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +84,7 @@ impl LogQueue {
         (self.on_push)();
     }
 
-    /// What is queued is still written; then the worker ends.
+    /// Closes the queue. The worker writes what is queued and then ends.
     pub(crate) fn close(&self) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,38 +94,38 @@ impl LogQueue {
         (self.on_push)();
     }
 
-    /// Waits for groups, or for leave to cut; `None` when the queue is closed and empty. Empty after
-    /// `at_most`.
+    /// Waits for groups or for a cut, at most for `at_most`, and takes them. Returns `None` when the queue is closed
+    /// and empty.
     fn take(&self, at_most: Option<Duration>) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.parker.wait(state, at_most).take()
     }
 
-    /// Whether groups, or a cut, wait to be taken.
+    /// Returns whether groups or a cut are queued.
     #[cfg(any(test, feature = "sim"))]
     fn is_filled(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         !state.groups.is_empty() || state.cut.is_some()
     }
 
-    /// As [`LogQueue::take`], without waiting.
+    /// Like [`LogQueue::take`], without waiting.
     #[cfg(any(test, feature = "sim"))]
     fn take_now(&self) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// See the module.
+/// The part that runs on the log thread.
 pub(crate) struct LogWorker {
     writer: wal::Writer,
     queue: Arc<LogQueue>,
     inbox: Arc<Inbox>,
-    /// Taken from the queue, and without room on the disk.
+    /// Groups that were taken from the queue and do not fit on the disk.
     waiting: Vec<wal::Group>,
-    /// Taken by [`LogWorker::begin`], for the next turn.
+    /// Jobs that [`LogWorker::begin`] took for the next turn.
     #[cfg(any(test, feature = "sim"))]
     begun: (Vec<wal::Group>, Option<LogIndex>),
-    /// As the driver knows it.
+    /// The last state of the disk space that was reported to the driver.
     space: wal::Space,
     clock: Arc<dyn Clock>,
     meters: Arc<Meters>,
@@ -135,18 +134,18 @@ pub(crate) struct LogWorker {
 /// What a worker should do after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LogTurn {
-    /// It has written.
+    /// It wrote something.
     Wrote,
     /// There was nothing to write.
     Idle,
-    /// There is no room on the disk for what is to be written or made ready: try again later.
+    /// The disk has no space for the groups or for the next segment. Try again later.
     Full,
-    /// The queue is closed, or the log has failed: no more turns.
+    /// The queue is closed or the log has failed: no more turns.
     Ended,
 }
 
 impl LogWorker {
-    /// A worker that takes from `queue` and reports to `inbox`.
+    /// Returns a worker that takes from `queue` and reports to `inbox`.
     pub(crate) fn new(
         writer: wal::Writer,
         queue: Arc<LogQueue>,
@@ -168,8 +167,8 @@ impl LogWorker {
         }
     }
 
-    /// Takes the queued jobs for the next turn. Jobs that are queued later wait for the turn after it, as they do while
-    /// the thread of a real log writes.
+    /// Takes the queued jobs for the next turn. Jobs that are queued later wait for the turn after it, as they do
+    /// while the thread of a real log writes.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn begin(&mut self) {
         if let Some((groups, cut)) = self.queue.take_now() {
@@ -178,13 +177,14 @@ impl LogWorker {
         }
     }
 
-    /// Whether there is something for another turn.
+    /// Returns whether jobs are queued for another turn.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_wanted(&self) -> bool {
         self.queue.is_filled()
     }
 
-    /// Writes the jobs that were taken, or else the queued ones, without waiting. For callers that run a node by hand.
+    /// Writes the jobs that were taken, or else the queued ones, without waiting. For a harness that schedules the
+    /// parts of a node itself.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> LogTurn {
         let (groups, cut) = std::mem::take(&mut self.begun);
@@ -197,7 +197,7 @@ impl LogWorker {
         }
     }
 
-    /// Works until the queue is closed or the log fails.
+    /// Runs until the queue is closed or the log fails.
     pub(crate) fn run(&mut self) {
         let mut patience = None;
         while let Some((groups, cut)) = self.queue.take(patience) {
@@ -222,7 +222,7 @@ impl LogWorker {
         self.waiting.extend(groups);
         let turn = self.write_waiting();
         match cut {
-            // After the groups: they come first for those who wait.
+            // The groups come first, because callers wait for them.
             Some(up_to) if turn != LogTurn::Ended => self.cut(up_to),
             _ => turn,
         }

@@ -1,12 +1,25 @@
-//! A node: one member of the cluster, put together.
+//! A node: one member of the cluster.
 //!
-//! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
-//! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
-//! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
-//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `peer_rejections` (peers that are not connected because one of the two rejects the other), `log_times` and `story` (where the time of a
-//! request went). `inbox` is the way in; `shared` is
-//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state; `data_fault`: what keeps one from starting),
-//! and `thread` runs it for real.
+//! Read `driver` first: it runs the node. It owns these parts, which do not know each other:
+//!
+//! - `proposals`: requests without an answer
+//! - `reads`: read requests, and the rounds in which the leader confirms its leadership
+//! - `sessions` and `lessor`: the two sides of keeping a lease alive (`session` is the handle for its users)
+//! - `lease_calls`: leases that callers keep alive themselves
+//! - `founding`: how a cluster begins
+//! - `digests`: whether the replicas still agree
+//! - `peer_rejections`: peers that are not connected because one of the two rejects the other
+//! - `log_times` and `story`: where the time of a request went
+//!
+//! Around the driver:
+//!
+//! - `inbox`: the queue of its inputs
+//! - `shared`: the state that handles share with it
+//! - `log_worker`, `snapshot_worker` and `backups`: the threads that use the disk
+//! - `assembly`: assembles a node from these parts
+//! - `joining`: the files of a node that is joining
+//! - `data_fault`: the kinds of errors that keep a node from starting
+//! - `thread`: runs a node on real threads
 
 mod answer;
 mod assembly;
@@ -69,7 +82,7 @@ pub(crate) use writing::PART_BYTES;
 
 pub(crate) use crate::warm::WarmCopy;
 
-// For whoever runs a node by hand.
+// For a harness that schedules the parts of a node itself.
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use {
     assembly::Assembled,

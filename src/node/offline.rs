@@ -1,5 +1,5 @@
-//! What is in files while no node runs on them: the state in a snapshot or a backup, and all that a
-//! stopped member has.
+//! Reads files while no node uses them: the state in a snapshot or a backup, and everything that a stopped member
+//! has.
 //!
 //! Invariant: changes nothing.
 
@@ -15,46 +15,41 @@ use crate::wal::{self, LogError};
 
 use super::driver::apply_entry;
 
-/// How many bytes of the log are read at a time.
+/// Number of bytes that replay reads from the log at a time.
 const REPLAY_BYTES: usize = 4 << 20;
 
-/// Why there is nothing to be had.
+/// The reasons for which the files contain no usable state.
 #[derive(Debug, Error)]
 pub(crate) enum OfflineError {
-    /// A snapshot cannot be read.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// Every byte is as it was written, and they are no state.
+    /// All checksums are right, but the content is not a valid state.
     #[error("{path}: {why}", path = path.display())]
     NoState { path: PathBuf, why: String },
-    /// The log cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The log begins behind a snapshot that is not there.
+    /// The log begins after a snapshot that does not exist.
     #[error(
-        "the log begins behind entry {base}, and no snapshot that covers it can be read{damaged}"
+        "state lost: the log begins after entry {base}, and no readable snapshot covers it{damaged}"
     )]
     StateLost { base: LogIndex, damaged: String },
-    /// An entry cannot be applied.
     #[error("{0}")]
     Entry(String),
-    /// It has joined, and nothing has come.
-    #[error(
-        "the member has joined its cluster and stopped before it had the cluster's state: there is nothing in it"
-    )]
+    /// The member has joined, and stopped before it received the state.
+    #[error("no state: the member joined its cluster, but stopped before it received the state")]
     NoStateYet,
-    /// There is no member that ever took part.
-    #[error("the member has not founded or joined a cluster: there is nothing in it")]
+    /// The member never took part in a cluster.
+    #[error("no state: the member has not founded or joined a cluster")]
     NotFounded,
 }
 
-/// How far a long piece of work is: so many of so many bytes or entries.
+/// Reports progress: the number of bytes or entries that are done, and the total.
 pub(crate) type Observer<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// The state in a snapshot file, whose file it is, and what names it. Every byte is checked.
+/// Loads a snapshot file, and checks every byte of it. Returns its cluster, its id, and the state.
 ///
 /// # Errors
-/// [`OfflineError`].
+/// See [`OfflineError`].
 pub(crate) fn load_file(
     env: &Env,
     path: &Path,
@@ -86,55 +81,52 @@ fn load(
     Ok((id, restore.finish().map_err(none)?))
 }
 
-/// A member on which no node runs: as long as this is there, none can.
+/// A member that does not run. While this value exists, no node can start on its directory.
 pub(crate) struct Offline {
     env: Env,
     dir: PathBuf,
     log: wal::Examined,
 }
 
-/// All that a stopped member has.
+/// The data of a stopped member.
 pub(crate) struct Stopped {
-    /// Its state with every entry of its log applied.
+    /// Its state, with every entry of its log applied.
     pub(crate) machine: Machine,
-    /// Its revision before the entries of which it does not know that they are committed.
+    /// The revision up to which its entries are known to be committed.
     pub(crate) committed: Revision,
 }
 
 impl Offline {
-    /// Takes a directory; `None` if there is no member in it.
+    /// Opens a directory. Returns `None` if it does not contain a member.
     ///
     /// # Errors
-    /// [`OfflineError::Log`]: a node runs on it, or it is damaged.
+    /// [`OfflineError::Log`]: a node runs on the directory, or the log is damaged.
     pub(crate) fn open(env: &Env, dir: &Path) -> Result<Option<Self>, OfflineError> {
         let log = wal::examine(env, dir)?;
         Ok(log.map(|log| Self { env: env.clone(), dir: dir.to_owned(), log }))
     }
 
-    /// Which member of which cluster it is.
     pub(crate) fn identity(&self) -> wal::Identity {
         self.log.identity
     }
 
-    /// What its log knows.
     pub(crate) fn recovered(&self) -> &wal::Recovered {
         &self.log.recovered
     }
 
-    /// Its log.
     pub(crate) fn reader(&self) -> &wal::LogReader {
         &self.log.reader
     }
 
-    /// Where its snapshots are.
+    /// Returns the folder of its snapshots.
     pub(crate) fn snapshots(&self) -> Folder {
         Folder::look(&self.env.disk, &self.dir, self.log.identity.cluster)
     }
 
-    /// All that it has: its newest sound snapshot, and its whole log.
+    /// Loads its newest sound snapshot and applies its whole log.
     ///
     /// # Errors
-    /// [`OfflineError`].
+    /// See [`OfflineError`].
     pub(crate) fn state(&self, observe: Observer<'_>) -> Result<Stopped, OfflineError> {
         let wal::Recovered { base, last, hard_state, founding, .. } = self.recovered();
         let founders = founding.as_ref().ok_or(OfflineError::NotFounded)?;
@@ -147,7 +139,7 @@ impl Offline {
         self.apply(&mut machine, commit, (begin, *last), observe)?;
         machine.publish();
         let committed = machine.revision();
-        // A snapshot that came from the leader may lie beyond a log that has gone another way.
+        // A snapshot from the leader may be newer than the log, and the entries in the log may conflict with it.
         if self.log.reader.term(begin) == Some(machine.term()) || machine.applied() > begin {
             self.apply(&mut machine, *last, (begin, *last), observe)?;
             machine.publish();
@@ -181,7 +173,7 @@ impl Offline {
         observe: Observer<'_>,
     ) -> Result<(), OfflineError> {
         let mut next = machine.applied().next();
-        // No life has this number: nobody is answered.
+        // No incarnation has this number, so no request is answered.
         machine.answer_only(self.identity().node, Incarnation(0));
         while next <= up_to.min(last) {
             for entry in self.log.reader.entries(next, up_to.min(last).next(), REPLAY_BYTES)? {

@@ -1,40 +1,39 @@
-//! Wakes a thread that waits for something to be put under a lock. Ringing costs nothing while that thread
-//! is awake: a condition variable alone would make a system call of every ring.
+//! Parks a thread until there is work under a lock. Notifying is free while that thread is awake, whereas a condition
+//! variable alone would make a system call for each notification.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What waits for a [`Parker`] says of itself, under the lock.
+/// The state under the lock of a thread that waits on a [`Parker`].
 pub(crate) trait Sleeper {
-    /// Whether there is nothing to do.
+    /// Returns whether there is no work.
     fn is_idle(&self) -> bool;
 
-    /// Whether a thread waits. The bell's own; false at first.
+    /// Whether a thread is parked. Written only by [`Parker`]; initially false.
     fn waits(&mut self) -> &mut bool;
 }
 
-/// See the module. For one waiting thread.
+/// A condition variable for one waiting thread.
 #[derive(Default)]
 pub(crate) struct Parker {
     condition: Condvar,
 }
 
 impl Parker {
-    /// Wakes the thread that waits, if one does: `state` is the lock that it waits under, in which
-    /// something was changed.
+    /// Wakes the waiting thread, if there is one. `state` is the locked state that was changed.
     pub(crate) fn unpark<S: Sleeper>(&self, state: &mut S) {
         if std::mem::take(state.waits()) {
             self.condition.notify_one();
         }
     }
 
-    /// Waits while there is nothing to do, but no longer than `at_most`.
+    /// Waits while there is no work, but at most for `at_most`.
     pub(crate) fn wait<'a, S: Sleeper>(
         &self,
         mut state: MutexGuard<'a, S>,
         at_most: Option<Duration>,
     ) -> MutexGuard<'a, S> {
-        // Set again each time: a ring that finds the thread awake already must not be the last one.
+        // Set again before each wait, because each notification clears the flag.
         let idle = |state: &mut S| {
             *state.waits() = state.is_idle();
             *state.waits()

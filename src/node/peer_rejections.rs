@@ -1,34 +1,35 @@
-//! Peers that this node has no connection with because one of the two rejects the other: when to log it, and what health
-//! says of it. Both dial again and again, so the same reason comes up to twice a second.
+//! Peers that this node has no connection with because one of the two rejects the other. Decides when to log a
+//! rejection, and lists them for the health status. Both sides keep dialing, so the same reason is reported up to
+//! twice a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::Moment;
 
-/// A reason is logged when it is new, and after so much time again.
+/// Time after which an unchanged reason is logged again.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// A reason counts as current until so much time after it was given last.
+/// Time for which a reason counts as current after it was last reported.
 const CURRENT_FOR: Duration = Duration::from_secs(10);
-/// How many peers are remembered. More come only from invented hellos.
+/// Maximum number of peers. More can only come from forged introductions.
 const PEERS_MAX: usize = 16;
-/// How many reasons of one peer are remembered. The two ends may word one fact differently.
+/// Maximum number of reasons for each peer. The two sides may word one fact differently.
 const REASONS_MAX: usize = 4;
 
-/// See the module. By peer.
+/// The peer_rejections, by peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerRejections(BTreeMap<String, Rejected>);
 
 #[derive(Debug)]
 struct Rejected {
-    /// The newest last.
+    /// Newest last.
     reasons: Vec<String>,
     last: Moment,
     logged: Moment,
 }
 
 impl PeerRejections {
-    /// Adds one. Returns whether to log it.
+    /// Adds a rejection. Returns whether to log it.
     pub(crate) fn add(&mut self, peer: &str, why: &str, now: Moment) -> bool {
         let Some(rejected) = self.0.get_mut(peer) else {
             if self.0.len() >= PEERS_MAX {
@@ -55,12 +56,12 @@ impl PeerRejections {
         logs
     }
 
-    /// The peer is connected.
+    /// Removes the entry of a peer that is now connected.
     pub(crate) fn resolve(&mut self, peer: &str) {
         self.0.remove(peer);
     }
 
-    /// The peers that are rejected now, each with the newest reason.
+    /// Returns the peers with a current rejection, each with its newest reason.
     pub(crate) fn current(&self, now: Moment) -> Vec<String> {
         let current = self.0.iter().filter(|(_, one)| now.since(one.last) < CURRENT_FOR);
         let words = |(peer, one): (&String, &Rejected)| {
@@ -81,7 +82,7 @@ mod tests {
     #[test]
     fn a_rejection_is_logged_once_a_change_and_once_a_minute() {
         let mut peer_rejections = PeerRejections::default();
-        // Both ends give their reasons, twice a second each, for two minutes.
+        // Both sides report their reasons twice a second for two minutes.
         let mut logged = Vec::new();
         for half in 0..240 {
             for why in ["other list", "the same in other words"] {

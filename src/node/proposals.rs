@@ -1,12 +1,11 @@
-//! The requests made on this node that have no answer yet.
+//! The requests of this node that have no answer yet.
 //!
-//! Each gets a number that it keeps through every attempt, so that the table of answers in the state
-//! machine can tell a repetition from a new request. A request is handed to whoever leads; it is
-//! answered by this node's own apply, never by the leader, so a returned write is visible to this
-//! node's local reads, watches and locks. It is handed over again when the leader changes, and when
-//! nothing has come of it for a while, since messages get lost. At its deadline it is given up: it is
-//! left out of the window of open numbers from then on, and what has not been applied before the
-//! replicas learn that will never be.
+//! Each request keeps its number through all attempts, so that the dedup table of the state machine can tell a
+//! repetition from a new request. Requests are sent to the leader. They are answered by this node's own apply loop
+//! and never by the leader. So a write that has returned is visible to local reads, watches and locks of this node. A
+//! request is sent again when the leader changes, and when it has been unanswered for a while, because messages get
+//! lost. At its deadline a request is given up and removed from the window of open numbers. Once replicas have
+//! learned that window, a request that they have not applied yet can never be applied.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range as Span;
@@ -24,25 +23,26 @@ use super::inbox::Write;
 use super::log_times::InLog;
 use super::request_trace::RequestTrace;
 
-/// How far apart the oldest open request and the newest one sent may be. The state machine
-/// remembers more than that.
+/// Maximum distance between the oldest open request and the newest one that is sent. The dedup table of the state
+/// machine is larger.
 const WINDOW: u64 = 32_768;
 
-/// What is refused wherever it is carried out: under the number of a request that is given up and may be in some log, it
-/// settles what becomes of that. If it comes first, the request can do nothing any more; else that one's answer stands.
+/// A compaction at this revision is always rejected. It is proposed under the number of a request that is given up
+/// and that may be in some log. If the compaction is applied first, the request can never be applied; otherwise the
+/// result of the request stands.
 const NEVER: Revision = Revision(u64::MAX);
 
-/// See the module.
+/// The open requests of this node. See the module.
 pub(crate) struct Proposals {
     node: NodeId,
     incarnation: Incarnation,
     next: u64,
     open: BTreeMap<u64, Open>,
-    /// The keys of `open`, as spans.
+    /// The keys of `open`, as ranges.
     spans: Spans,
-    /// To be handed over, again or for the first time.
+    /// Requests that must be sent, for the first time or again.
     unsent: BTreeSet<u64>,
-    /// In the order in which they were handed over.
+    /// In the order in which they were sent.
     sent: VecDeque<(Moment, u64)>,
     deadlines: BTreeSet<(Moment, u64)>,
     resend_after: Duration,
@@ -54,52 +54,50 @@ struct Open {
     bytes: usize,
     reply: ReplyTo<Reply>,
     trace: RequestTrace,
-    /// When it was last handed over.
+    /// Time at which it was last sent.
     sent: Option<Moment>,
-    /// Whether any attempt may have reached a log.
+    /// Whether an attempt may have reached a log.
     maybe_applied: bool,
-    /// How often it was handed over and did not come back.
+    /// Number of attempts, without those that were put back.
     attempts: u32,
-    /// Why it was given up, if [`NEVER`] is asked for in its place.
+    /// The error for the caller, if [`NEVER`] is proposed in place of this request.
     given_up: Option<CallError>,
 }
 
-/// Requests to hand over together.
+/// Requests to send together.
 pub(crate) struct Batch {
-    /// What to hand over.
     pub(crate) proposal: Proposal,
-    /// Which of its requests nobody has seen before.
+    /// The requests that are sent for the first time.
     pub(crate) fresh: Vec<u64>,
 }
 
-/// A request that has ended, with what to tell its caller and what admission may give back.
+/// A request that has ended, with its result for the caller.
 pub(crate) struct Closed {
     reply: ReplyTo<Reply>,
     result: CallResult<Reply>,
     trace: RequestTrace,
-    /// What admission counted, in bytes.
+    /// Bytes that admission counts for it.
     pub(crate) bytes: usize,
 }
 
 impl Closed {
-    /// A request that was not even taken.
+    /// Returns a request that was rejected before it was accepted.
     pub(crate) fn refused(write: Write, error: CallError) -> Self {
         let Write { bytes, reply, trace, .. } = write;
         Self { reply, result: Err(error), trace, bytes }
     }
 
-    /// The entry that has decided it, and how that went through this node's log.
+    /// Records the entry that decided the request, and the times of that entry in this node's log.
     pub(crate) fn decided_by(&mut self, index: LogIndex, in_log: Option<InLog>) {
         self.trace.in_log = in_log;
         tracing::trace!(parent: &self.trace.span, %index, "decided");
     }
 
-    /// What is to be said of it, and to whom.
+    /// Splits it into its trace, the result, and the receiver.
     pub(crate) fn split(self) -> (RequestTrace, CallResult<Reply>, ReplyTo<Reply>) {
         (self.trace, self.result, self.reply)
     }
 
-    /// Tells the caller.
     #[cfg(test)]
     fn tell(self) {
         self.reply.send(self.result);
@@ -107,7 +105,7 @@ impl Closed {
 }
 
 impl Proposals {
-    /// No requests, in a new life of a node.
+    /// Returns an empty set for a new incarnation.
     pub(crate) fn new(node: NodeId, incarnation: Incarnation, resend_after: Duration) -> Self {
         Self {
             node,
@@ -122,7 +120,7 @@ impl Proposals {
         }
     }
 
-    /// Takes a new request. Answers with its number.
+    /// Adds a request and returns its number.
     pub(crate) fn add(&mut self, write: Write) -> u64 {
         let seq = self.next;
         self.next += 1;
@@ -148,17 +146,17 @@ impl Proposals {
         seq
     }
 
-    /// Whether this one has no answer.
+    /// Returns whether the request has no answer yet.
     pub(crate) fn is_open(&self, seq: u64) -> bool {
         self.open.contains_key(&seq)
     }
 
-    /// How many have no answer.
+    /// Returns the number of open requests.
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// How many are to be handed over, again or for the first time.
+    /// Returns the number of requests that must be sent.
     pub(crate) fn unsent(&self) -> usize {
         self.unsent.len()
     }
@@ -168,7 +166,7 @@ impl Proposals {
         self.unsent.first().copied().filter(|seq| *seq < oldest + WINDOW)
     }
 
-    /// The next requests to hand over, up to about `bytes_max`, at least one.
+    /// Takes the next requests to send: at least one, and no more after about `bytes_max`.
     pub(crate) fn batch(&mut self, now: Moment, bytes_max: usize) -> Option<Batch> {
         let mut requests = Vec::new();
         let mut fresh = Vec::new();
@@ -180,7 +178,7 @@ impl Proposals {
             open.sent = Some(now);
             open.attempts += 1;
             open.trace.handed_over(now);
-            tracing::trace!(parent: &open.trace.span, attempt = open.attempts, "handed over");
+            tracing::trace!(parent: &open.trace.span, attempt = open.attempts, "sent to the leader");
             if !std::mem::replace(&mut open.maybe_applied, true) {
                 fresh.push(seq);
             }
@@ -203,8 +201,8 @@ impl Proposals {
         Some(Batch { proposal: Proposal { node, incarnation, window, requests }, fresh })
     }
 
-    /// Says nothing of requests that are too far ahead to be sent: the table of answers closes what
-    /// lies too far below the frontier, and the oldest open request must not be among that.
+    /// The window leaves out requests that are too far ahead to be sent. The dedup table treats everything far enough
+    /// below the frontier as completed, and the oldest open request must not be among that.
     fn window(&self) -> AckWindow {
         let frontier = self
             .spans
@@ -215,7 +213,7 @@ impl Proposals {
         AckWindow { frontier, open }
     }
 
-    /// This batch reached nobody: no log has its requests from this attempt.
+    /// Returns a batch that was not sent at all. This attempt put its requests into no log.
     pub(crate) fn put_back(&mut self, seqs: impl IntoIterator<Item = u64>, fresh: &[u64]) {
         for seq in seqs {
             if let Some(open) = self.open.get_mut(&seq) {
@@ -232,19 +230,19 @@ impl Proposals {
         }
     }
 
-    /// The leader says that it did not take these: hand them over again, later. An attempt may be in a log all the same: a
-    /// message may be doubled, and a rejection with it.
+    /// Queues requests again that the leader has rejected. An attempt may be in a log all the same, because a message
+    /// and its rejection may be duplicated.
     pub(crate) fn refused(&mut self, seqs: &[u64]) {
         self.unsent.extend(seqs.iter().filter(|seq| self.open.contains_key(seq)));
     }
 
-    /// Another leader: whatever was handed over must be handed over again.
+    /// Queues all open requests again after a change of the leader.
     pub(crate) fn leader_changed(&mut self) {
         self.sent.clear();
         self.unsent.extend(self.open.keys().copied());
     }
 
-    /// Nothing has come of these for a while.
+    /// Queues requests again that have been unanswered for `resend_after`.
     pub(crate) fn resend(&mut self, now: Moment) {
         while let Some((at, seq)) = self.sent.front().copied() {
             if now.since(at) < self.resend_after {
@@ -257,10 +255,10 @@ impl Proposals {
         }
     }
 
-    /// This node has applied a request.
+    /// Processes the outcome of a request that this node has applied.
     pub(crate) fn applied(&mut self, seq: u64, outcome: Outcome) -> Option<Closed> {
-        // A second entry with the same request may have been refused as closed after the answer to
-        // the first was known here; an open one is never refused so.
+        // A second entry with the same request may be rejected as completed after this node has seen the result of
+        // the first. An open request is never rejected so.
         if outcome == Err(Rejection::Closed) {
             debug_assert!(!self.open.contains_key(&seq), "an open request was taken for closed");
         }
@@ -270,39 +268,41 @@ impl Proposals {
         })
     }
 
-    /// The numbers of those without an answer.
+    /// Returns the numbers of the open requests.
     pub(crate) fn open(&self) -> Vec<u64> {
         self.open.keys().copied().collect()
     }
 
-    /// This replica has passed over what became of it, and nobody remembers.
+    /// Ends a request whose result this replica has skipped and can no longer learn.
     pub(crate) fn lost(&mut self, seq: u64) -> Option<Closed> {
         self.close(seq, |_| Err(CallError::Deadline { maybe_applied: true }))
     }
 
-    /// Nothing was proposed, and will not be. What has no deadline is to be carried out however long
-    /// that takes: it stays.
+    /// Rejects a request that was not and will not be proposed. A request without a deadline stays open, because it
+    /// must be applied however long that takes.
     pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         self.open.get(&seq)?.deadline?;
         self.close(seq, |_| Err(error))
     }
 
-    /// As [`Proposals::refuse`], for what would have made the state grow: nobody relies on its being carried out, also
-    /// where it has no deadline. `None` if some log may have it: then it is told once that is settled.
+    /// Like [`Proposals::refuse`], for a request that would make the state grow. This includes requests without a
+    /// deadline, since no caller relies on those being applied. Returns `None` if some log may have the request; its
+    /// caller is then answered once the outcome is known.
     pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// Another node that leads, or did, refuses what would make the state grow. A rejection is the answer to
-    /// one attempt: if there was only this one, nothing was proposed and nothing will be.
+    /// Processes the rejection by another node, the present or an earlier leader, of a request that would make the
+    /// state grow. A rejection answers one attempt. If there was only one, nothing was or will be proposed.
     pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = self.open.get(&seq)?.attempts == 1;
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// What might be in a log would be tried until there is room, with all that comes behind it waiting at last. It is
-    /// given up instead, and what became of it is found out by what needs no room: see [`NEVER`].
+    /// A request that may be in a log would be retried until there is space, and would finally block all requests
+    /// after it. Instead it is given up, and its outcome is determined by a command that needs no space: see
+    /// [`NEVER`].
     fn close_growth(&mut self, seq: u64, nobody_has_it: bool, error: CallError) -> Option<Closed> {
         if nobody_has_it {
             return self.close(seq, |_| Err(error));
@@ -314,14 +314,15 @@ impl Proposals {
         None
     }
 
-    /// Nobody wants it any more: what has not been applied before the replicas learn that will never be.
+    /// Ends a request that its caller has abandoned. If replicas have not applied it when they learn this, it can
+    /// never be applied.
     pub(crate) fn withdraw(&mut self, seq: u64) {
         drop(
             self.close(seq, |open| Err(CallError::Deadline { maybe_applied: open.maybe_applied })),
         );
     }
 
-    /// Those whose time is up.
+    /// Ends the requests whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<Closed> {
         let mut closed = Vec::new();
         while let Some((deadline, seq)) = self.deadlines.first().copied() {
@@ -337,7 +338,7 @@ impl Proposals {
         closed
     }
 
-    /// The node stops: nobody will be answered any more.
+    /// Ends all requests when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) -> Vec<Closed> {
         let open: Vec<u64> = self.open.keys().copied().collect();
         let stopped = |open: &Open| {
@@ -363,12 +364,12 @@ impl Proposals {
     }
 }
 
-/// Numbers, kept as spans: they come in order and go in almost the same order.
+/// A set of numbers as ranges. Numbers are added in order and removed in almost the same order.
 #[derive(Default)]
 struct Spans(BTreeMap<u64, u64>);
 
 impl Spans {
-    /// Adds a number greater than all before.
+    /// Adds a number that is greater than all before.
     fn push(&mut self, number: u64) {
         if let Some(mut last) = self.0.last_entry() {
             assert!(*last.get() <= number, "numbers come in order");
@@ -380,7 +381,6 @@ impl Spans {
         self.0.insert(number, number + 1);
     }
 
-    /// Takes a number out.
     fn remove(&mut self, number: u64) {
         let Some((&start, &end)) = self.0.range(..=number).next_back() else { return };
         if number >= end {
@@ -503,7 +503,7 @@ mod tests {
         let full = 1..WINDOW + 1;
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
         assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![full] });
-        // One in the middle is answered, and the newest of all.
+        // One request in the middle is answered, and the newest one of all.
         proposals.applied(7, put_reply()).unwrap().tell();
         proposals.applied(3 * WINDOW, put_reply()).unwrap().tell();
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
 
-    /// What the driver does with a rejection of a growing request that an earlier attempt may have brought into a log.
+    /// Rejects a request that would make the state grow, after an earlier attempt may have reached a log.
     fn given_up(results: &Results, deadline: Option<Moment>) -> Proposals {
         let (mut proposals, told) = (proposals(), results.lock().unwrap().len());
         proposals.add(write(results, deadline));
@@ -555,7 +555,7 @@ mod tests {
             ];
             assert_eq!(*results.lock().unwrap(), told);
         }
-        // Its time is up before it is settled.
+        // Its deadline passes before the outcome is known.
         let results = Results::default();
         given_up(&results, Some(at(10))).expire(at(10)).into_iter().for_each(Closed::tell);
         let unknown = Err(CallError::Deadline { maybe_applied: true });
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
     }
 
-    /// A rejection says nothing of the other attempts, and none of which attempt it speaks.
+    /// A rejection does not say to which attempt it belongs, and says nothing about the other attempts.
     #[test]
     fn what_was_handed_over_again_may_be_in_a_log_however_often_it_was_refused() {
         let (mut proposals, results) = (proposals(), Results::default());
@@ -583,7 +583,7 @@ mod tests {
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.refused(&[1]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
-        // The same rejection once more.
+        // The same rejection arrives a second time.
         proposals.refused(&[1]);
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: true });

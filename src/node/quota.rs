@@ -1,5 +1,6 @@
-//! How much a command may make the state grow. What may grow it is refused where the quota is reached or
-//! a disk is full; what cannot, and what makes it smaller, always goes on, so that there is a way back.
+//! Estimates the growth of the state by a command. Commands that may make it grow are rejected when the quota is
+//! reached or a disk is full. Commands that cannot, or that make it smaller, are always accepted, so that an operator
+//! can make room.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,15 +9,16 @@ use bytes::Bytes;
 use crate::machine::{BOUND_KEY_BYTES, LEASE_BYTES};
 use crate::model::{Command, LogIndex, Op, Put, PutLease, PutValue, RequestId, Txn};
 
-/// What a row counts for beside its key and its value, in bytes.
+/// Bytes that a row counts in addition to its key and value.
 const ROW_BYTES: u64 = 128;
 
-/// What a value that is kept counts for at the least, in bytes: whether a shorter one is on its way is not looked for.
+/// Minimum number of bytes that a put counts that keeps the value. Shorter values on their way are not looked up.
 const KEPT_BYTES_MIN: u64 = 128;
 
-/// By how many bytes a command may make the state grow, about; `None` if it is none of those that are
-/// there to make it grow. A deletion leaves its mark in history, and yet it is the way back. `len_of` tells how long the
-/// value of a key is, or will be: a put that keeps it stores it once more.
+/// Estimates the number of bytes by which a command may make the state grow. Returns `None` for a command that
+/// cannot. Deletions are among these, although they add to the history, because an operator needs them to make room.
+/// `len_of` returns the length of the present or future value of a key: a put that keeps the value stores it once
+/// more.
 pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     match command.deed() {
         Command::Put(put) => Some(of_put(put, len_of)),
@@ -49,7 +51,7 @@ fn of_put(put: &Put, len_of: &dyn Fn(&[u8]) -> u64) -> u64 {
     ROW_BYTES + key + value + bound
 }
 
-/// The branch that grows more; which one it will be is not known yet.
+/// Returns the growth of the branch that grows more, because it is unknown which one will run.
 fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     let branch = |ops: &[Op]| {
         let each = ops.iter().filter_map(|op| match op {
@@ -62,33 +64,32 @@ fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     branch(&txn.success).max(branch(&txn.failure))
 }
 
-/// What a leader has proposed and not applied yet: the requests, and by how much they may make the state grow.
+/// The requests that a leader has proposed and not applied yet, and the growth that they may cause.
 #[derive(Default)]
 pub(crate) struct Proposed {
-    /// With the growth of each.
+    /// The growth of each request.
     requests: BTreeMap<RequestId, u64>,
-    /// The sum of it.
+    /// The sum of the growth of all requests.
     growth: u64,
     values: Values,
 }
 
 impl Proposed {
-    /// Whether this one is under way.
+    /// Returns whether the request is proposed and undecided.
     pub(crate) fn contains(&self, id: &RequestId) -> bool {
         self.requests.contains_key(id)
     }
 
-    /// By how many bytes all of them may make the state grow, about.
+    /// Returns the estimated growth by all requests, in bytes.
     pub(crate) fn growth(&self) -> u64 {
         self.growth
     }
 
-    /// The values that they set.
     pub(crate) fn values(&self) -> &Values {
         &self.values
     }
 
-    /// A request is in the entry `index`, which may make the state grow by so much.
+    /// Records that the entry at `index` holds a request that may make the state grow by `more` bytes.
     pub(crate) fn proposed(
         &mut self,
         id: RequestId,
@@ -101,32 +102,33 @@ impl Proposed {
         self.growth = self.growth - before + more;
     }
 
-    /// It is decided.
+    /// Removes a request that is decided.
     pub(crate) fn decided(&mut self, id: &RequestId) {
         self.growth -= self.requests.remove(id).unwrap_or(0);
     }
 
-    /// All entries up to this one are applied.
+    /// Forgets the values of the entries up to `index`, which are applied.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         self.values.applied(index);
     }
 }
 
-/// How long the values are that entries set which are not applied yet; the short ones are left out.
+/// The lengths of the values that unapplied entries set. Short values are left out.
 #[derive(Default)]
 pub(crate) struct Values {
-    /// The longest for each key, and the last entry that sets one.
+    /// For each key: the last entry that sets it, and the greatest length.
     longest: BTreeMap<Bytes, (LogIndex, u64)>,
     order: VecDeque<(LogIndex, Bytes)>,
 }
 
 impl Values {
-    /// The longest value that is set for this key, in bytes; 0 if none is, or a short one.
+    /// Returns the greatest length that is set for this key, in bytes. Returns 0 if no value is set, or only short
+    /// ones.
     pub(crate) fn len_of(&self, key: &[u8]) -> u64 {
         self.longest.get(key).map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Takes note of what a command sets, in whichever branch, in the entry `index`.
+    /// Records the values that a command sets in any of its branches, in the entry at `index`.
     pub(crate) fn add(&mut self, command: &Command, index: LogIndex) {
         match command.deed() {
             Command::Put(put) => self.add_put(put, index),

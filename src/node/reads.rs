@@ -1,14 +1,14 @@
-//! Linearizable reads, and the renewals of leases, which need the same proof: that a quorum has
-//! confirmed, after the question came, that who answers it leads.
+//! Linearizable reads and lease renewals. Both need the same proof: after the question arrived, a quorum has
+//! confirmed that the node that answers it leads.
 //!
-//! [`Reads`] is the asking side, on every node: callers that come while the driver is away share one
-//! question to the leader; the answer is a log index, and when this node has applied it, they may read
-//! this node's own replica. [`Rounds`] is the answering side, on the leader: questions of all nodes,
-//! its own too, share one round of the consensus. A round that brings no answer in time is started
-//! anew under a new number: a number that is used twice could be confirmed by an answer to the past.
+//! [`Reads`] is the asking side, on every node. Callers that arrive between two runs of the driver share one question
+//! to the leader. The answer is a log index; once this node has applied it, the callers may read the local replica.
+//! [`Rounds`] is the answering side, on the leader. Questions from all nodes, its own included, share one
+//! confirmation round of the consensus. A round that is not confirmed in time is started again under a new number,
+//! because an old confirmation could otherwise be counted for a reused number.
 //!
-//! Where a cluster has one member, readers ask nobody, as long as that is so and nothing is being applied
-//! (`Shared::alone`).
+//! In a cluster with one member, readers need no question while the node is the only member and nothing is being
+//! applied (`Shared::alone`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,53 +22,49 @@ use crate::mutant::{self, Mutant};
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::lease_calls::LeaseQuestion;
 
-/// A caller that waits: for leave to read, which comes with the moment at which a leader had confirmed how far it must
-/// see, or for a revision.
+/// A caller that waits for a confirmed read, or for a revision. A confirmed read returns the time at which the
+/// leader's answer arrived.
 pub(crate) struct ReadWaiter<T = ()> {
-    /// When to give up.
     pub(crate) deadline: Moment,
-    /// Who wants it.
     pub(crate) reply: ReplyTo<T>,
-    /// What traces of it belong to.
+    /// The span of its traces.
     pub(crate) span: Span,
 }
 
-/// Those who share a question, with a moment of its.
+/// Callers that share a question, and a time of that question.
 type WaiterGroup = (Moment, Vec<ReadWaiter<Moment>>);
 
 /// The asking side.
 pub(crate) struct Reads {
     waiting: Vec<ReadWaiter<Moment>>,
-    /// By round: when it was asked last.
+    /// By round, with the time at which it was last asked.
     asked: BTreeMap<u64, WaiterGroup>,
-    /// Allowed, once this index is applied. By index and round: when it was answered.
+    /// Confirmed reads that wait until the index is applied. By index and round, with the time of the answer.
     applying: BTreeMap<(LogIndex, u64), WaiterGroup>,
     next_round: u64,
     ask_again: Duration,
 }
 
 impl Reads {
-    /// Nobody asks.
     pub(crate) fn new(ask_again: Duration) -> Self {
         let (asked, applying) = (BTreeMap::new(), BTreeMap::new());
         Self { waiting: Vec::new(), asked, applying, next_round: 1, ask_again }
     }
 
-    /// How many wait.
+    /// Returns the number of waiting callers.
     pub(crate) fn len(&self) -> usize {
         let asked = self.asked.values().map(|(_, askers)| askers.len());
         let applying = self.applying.values().map(|(_, askers)| askers.len());
         self.waiting.len() + asked.chain(applying).sum::<usize>()
     }
 
-    /// Somebody asks.
     pub(crate) fn add(&mut self, asking: ReadWaiter<Moment>) {
         self.waiting.push(asking);
     }
 
-    /// The number of a question to put now: a new one, for all that wait, or one that nobody has
-    /// answered for a while. That keeps its number, since all who wait for it came before it was put
-    /// first: a leader that takes longer than that to answer can still be heard.
+    /// Returns the number of the next question to send: a new one for all callers that wait, or one that has been
+    /// unanswered for `ask_again`. A repeated question keeps its number. That is safe, since all its callers came
+    /// before it was first sent, and it lets a leader be heard that takes longer to answer.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
         if self.waiting.is_empty() {
             let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant::is(Mutant::B46);
@@ -85,7 +81,7 @@ impl Reads {
         Some(round)
     }
 
-    /// The leader's answer: an index, or that it does not lead.
+    /// Processes the leader's answer: an index, or `None` if it does not lead.
     pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>, now: Moment) {
         let Some((_, askers)) = self.asked.remove(&round) else { return };
         let Some(index) = index else { return self.waiting.extend(askers) };
@@ -95,7 +91,7 @@ impl Reads {
         self.applying.insert((index, round), (now, askers));
     }
 
-    /// Another leader: it must be asked.
+    /// Queues all unanswered questions again, for a new leader.
     pub(crate) fn leader_changed(&mut self) {
         if mutant::is(Mutant::B46) || mutant::is(Mutant::B47) {
             return;
@@ -105,7 +101,7 @@ impl Reads {
         }
     }
 
-    /// This node has applied everything up to `index`, and readers see it.
+    /// Answers the callers whose index is applied and visible to readers.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         while let Some(entry) = self.applying.first_entry() {
             if entry.key().0 > index {
@@ -118,8 +114,8 @@ impl Reads {
         }
     }
 
-    /// Ends those whose time is up, and forgets those who went away. Answers with how many of the former no leader had
-    /// confirmed.
+    /// Fails the callers whose deadline has passed, and discards those that have gone away. Returns how many of the
+    /// former were not confirmed by a leader.
     pub(crate) fn expire(&mut self, now: Moment) -> u64 {
         let mut late = 0;
         let asked = self.asked.values_mut().map(|(_, askers)| askers);
@@ -134,7 +130,7 @@ impl Reads {
         late
     }
 
-    /// The node stops.
+    /// Fails all callers when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         let asked = std::mem::take(&mut self.asked).into_values().flat_map(|(_, askers)| askers);
         let applying = std::mem::take(&mut self.applying).into_values();
@@ -146,7 +142,8 @@ impl Reads {
     }
 }
 
-/// Ends those whose time is up, and those who went away; answers with how many the former were.
+/// Fails the callers whose deadline has passed, and discards those that have gone away. Returns the number of the
+/// former.
 fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
     let mut late = 0;
     for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
@@ -156,16 +153,16 @@ fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
     late
 }
 
-/// Who put a question to the leader.
+/// The origin of a question to the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ReadOrigin {
     /// This node, for reads.
     Local { round: u64 },
     /// Another node, for reads.
     Remote { node: NodeId, incarnation: Incarnation, round: u64 },
-    /// Any node, this one too, for leases.
+    /// Any node including this one, for the leases of its sessions.
     Renewal { node: NodeId, incarnation: Incarnation, round: u64, leases: Vec<LeaseId> },
-    /// Any node, this one too, for its callers' leases.
+    /// Any node including this one, for leases that its callers keep alive.
     Leases { node: NodeId, incarnation: Incarnation, question: LeaseQuestion },
 }
 
@@ -180,20 +177,21 @@ pub(crate) struct Rounds {
     start_again: Duration,
 }
 
-/// How many rounds may be under way at once.
+/// Maximum number of unconfirmed rounds.
 const FLYING_MAX: usize = 4;
 
-/// How many questions the leader holds; what is more is dropped, and asked again by who asked.
+/// Maximum number of questions that the leader holds. Further questions are dropped, and the node that asked repeats
+/// them.
 const PENDING_MAX: usize = 16_384;
 
 impl Rounds {
-    /// No rounds, in a new life of a node.
+    /// Returns an empty set for a new incarnation.
     pub(crate) fn new(node: NodeId, incarnation: Incarnation, start_again: Duration) -> Self {
         let (pending, flying) = (Vec::new(), BTreeMap::new());
         Self { node, incarnation, counter: 0, pending, flying, start_again }
     }
 
-    /// A question came.
+    /// Adds a question.
     pub(crate) fn join(&mut self, asker: ReadOrigin) {
         if mutant::is(Mutant::B29)
             && let Some(mut under_way) = self.flying.last_entry()
@@ -205,7 +203,7 @@ impl Rounds {
         }
     }
 
-    /// A round to start now, for all questions that wait.
+    /// Starts a round for all waiting questions, if there are any.
     pub(crate) fn start(&mut self, now: Moment) -> Option<RoundId> {
         if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
             return None;
@@ -215,7 +213,7 @@ impl Rounds {
         Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
     }
 
-    /// The round could not be started after all. Its number is not used again.
+    /// Returns the questions of a round that could not be started. Its number is not used again.
     pub(crate) fn not_started(&mut self, round: RoundId) {
         if let Some((_, askers)) = self.flying.remove(&round.counter)
             && !mutant::is(Mutant::B48)
@@ -224,7 +222,7 @@ impl Rounds {
         }
     }
 
-    /// Rounds without an answer are started again, under new numbers.
+    /// Queues the questions of unconfirmed rounds again, for rounds with new numbers.
     pub(crate) fn start_again(&mut self, now: Moment) {
         while let Some(entry) = self.flying.first_entry()
             && !mutant::is(Mutant::B49)
@@ -236,18 +234,18 @@ impl Rounds {
         }
     }
 
-    /// When a round that is under way began.
+    /// Returns the time at which an unconfirmed round began.
     pub(crate) fn began(&self, round: RoundId) -> Option<Moment> {
         self.flying.get(&round.counter).map(|(began, _)| *began)
     }
 
-    /// A quorum has confirmed a round: its questions can be answered.
+    /// Takes the questions of a round that a quorum has confirmed.
     pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<ReadOrigin> {
         assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));
         self.flying.remove(&round.counter).map(|(_, askers)| askers).unwrap_or_default()
     }
 
-    /// This node does not lead any more: who must be told so.
+    /// Takes all questions when this node stops leading, so that their origins can be told.
     pub(crate) fn end(&mut self) -> Vec<ReadOrigin> {
         let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
         flying.chain(std::mem::take(&mut self.pending)).collect()

@@ -1,17 +1,17 @@
-//! Requests that this leader has refused lately. Whoever made one may have told its caller that nothing
-//! was applied, so a second copy of the message must not be proposed after all. Messages are not doubled
-//! by the transport; this makes the promise stand on its own feet. Remembered for a while, since a copy
-//! is not late for ever, and the request may come again on purpose.
+//! Requests that this leader has rejected recently. A rejected request must stay rejected: its origin may already
+//! have reported that nothing was applied, so a duplicate of the message must not be proposed. The transport does not
+//! duplicate messages, but this guarantee does not depend on that. Entries expire after a while, because duplicates
+//! do not stay on the way indefinitely, and the origin may propose the request again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::model::{Moment, ProposeRejection, RequestId};
 
-/// How many are remembered; the oldest go first.
+/// Maximum number of entries. The oldest are discarded first.
 const KEPT: usize = 16_384;
 
-/// See the module.
+/// The recent peer_rejections, in order of time.
 #[derive(Debug)]
 pub(crate) struct RejectedRequests {
     why: BTreeMap<RequestId, ProposeRejection>,
@@ -20,12 +20,11 @@ pub(crate) struct RejectedRequests {
 }
 
 impl RejectedRequests {
-    /// None yet; each is remembered for so long.
+    /// Returns an empty set that keeps each entry for `remember`.
     pub(crate) fn new(remember: Duration) -> Self {
         Self { why: BTreeMap::new(), order: VecDeque::new(), remember }
     }
 
-    /// Remembers one.
     pub(crate) fn add(&mut self, id: RequestId, why: ProposeRejection, now: Moment) {
         if self.why.insert(id, why).is_none() {
             self.order.push_back((now, id));
@@ -33,12 +32,12 @@ impl RejectedRequests {
         self.forget(now);
     }
 
-    /// Why a request was refused lately, if it was.
+    /// Returns the reason for which a request was recently rejected, if it was.
     pub(crate) fn why(&self, id: RequestId) -> Option<ProposeRejection> {
         self.why.get(&id).copied()
     }
 
-    /// Time passes.
+    /// Discards the entries that have expired.
     pub(crate) fn forget(&mut self, now: Moment) {
         while let Some((at, id)) = self.order.front()
             && (self.order.len() > KEPT || now.since(*at) >= self.remember)

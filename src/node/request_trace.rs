@@ -1,5 +1,5 @@
-//! The story of one request: when it was asked for, when it was handed over, and how its entry went through this node's
-//! log, so that its end can say where its time went. Costs two clock readings and, while nobody traces, nothing else.
+//! The trace of one request: when it was made, when it was sent, and the times of its entry in this node's log. Its
+//! end can then report where the time went. If tracing is off, the cost is two clock readings.
 //!
 //! ```text
 //!   asked ──waiting──▶ sent ──forwarding──▶ queued ──logging──▶ durable ──replicating──▶ came ──applying──▶ visible ──notifying──▶ told
@@ -16,72 +16,71 @@ use crate::model::{Command, Moment};
 use super::answer::{CallError, CallResult};
 use super::log_times::InLog;
 
-/// See the module.
+/// The trace of one request.
 pub(crate) struct RequestTrace {
-    /// What was asked for.
     pub(crate) kind: RequestKind,
-    /// When.
+    /// Time at which the caller made it.
     pub(crate) asked: Moment,
-    /// Its number among the requests of this node's life; 0 until it has one.
+    /// Its number in this incarnation of the node. 0 until it has one.
     pub(crate) number: u64,
-    /// When it was first handed over: to the leader, or into this leader's own log.
+    /// Time at which it was first sent to the leader, or appended to this leader's own log.
     pub(crate) sent: Option<Moment>,
-    /// How often it was: more than once where the leader changed, or did not answer.
+    /// Number of times it was sent. More than one if the leader changed or did not answer.
     pub(crate) attempts: u32,
-    /// How the entry that decided it went through this node's log.
+    /// The times in this node's log of the entry that decided it.
     pub(crate) in_log: Option<InLog>,
-    /// What traces of the request belong to.
+    /// The span of its traces.
     pub(crate) span: Span,
 }
 
 impl RequestTrace {
-    /// A request begins now.
+    /// Starts the trace of a request that is made now.
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
         let span = tracing::debug_span!("write", kind = kind.as_str(), request = field::Empty);
         Self { kind, asked: now, number: 0, sent: None, attempts: 0, in_log: None, span }
     }
 
-    /// It has a number.
+    /// Records its number.
     pub(crate) fn numbered(&mut self, number: u64) {
         self.number = number;
         self.span.record("request", number);
         tracing::trace!(parent: &self.span, "numbered");
     }
 
-    /// It is handed over; if it was before, the first time counts.
+    /// Records that it is sent. The time of the first attempt counts.
     pub(crate) fn handed_over(&mut self, now: Moment) {
-        // A turn begins before it looks what has come.
+        // The time of a turn is taken before its inputs, so a request may be newer.
         self.sent.get_or_insert(now.max(self.asked));
         self.attempts += 1;
     }
 
-    /// It reached nobody after all.
+    /// Undoes [`RequestTrace::handed_over`] for a batch that was not sent.
     pub(crate) fn came_back(&mut self) {
         (self.sent, self.attempts) = (None, 0);
     }
 
-    /// Where it was for most of its time, for people.
+    /// Describes a stage, for people.
     pub(crate) fn place(&self, stage: Stage) -> &'static str {
         match stage {
-            Stage::Waiting => "before it could be handed to a leader",
+            Stage::Waiting => "waiting for a leader",
             Stage::Forwarding | Stage::Replicating if self.attempts > 1 => {
-                "on its way: it was handed over more than once, as leaders changed or did not answer"
+                "in transit: sent more than once, because leaders changed or did not answer"
             }
-            Stage::Forwarding => "on its way to the leader and, as an entry, back to this node",
-            Stage::Logging => "in this node's log: on its disk",
-            Stage::Replicating => "in the logs of the others, and on the way there and back",
-            Stage::Applying => "in being applied, with what stood before it",
-            Stage::Notifying => "behind the watchers, locks and callers that were told before it",
+            Stage::Forwarding => "in transit to the leader and back",
+            Stage::Logging => "writing this node's log",
+            Stage::Replicating => "replicating to the logs of the other members",
+            Stage::Applying => "applying this entry and those before it",
+            Stage::Notifying => "notifying watchers, locks and earlier callers",
         }
     }
 
-    /// Where the time went of a request that was decided, made visible and told.
+    /// Splits the duration of an answered request into its stages.
     pub(crate) fn stages(&self, times: BatchTimes, told: Moment) -> Stages {
         let BatchTimes { came, visible } = times;
-        // Decided without having been sent: an answer to an earlier attempt.
+        // If it was not sent, this is the answer to an earlier attempt.
         let sent = self.sent.unwrap_or(came).min(came);
-        // A repetition may be sent while the first attempt is in the log.
+        // A repetition may be sent while the entry of the first attempt is in the log.
         let queued = self.in_log.map_or(came, |times| times.queued).clamp(sent, came);
         let durable = self.in_log.map_or(came, |times| times.durable).clamp(queued, came);
         Stages([
@@ -95,28 +94,28 @@ impl RequestTrace {
     }
 }
 
-/// Where the time of a request went, in the order of its way. They add up to the whole.
+/// The durations of the stages of a request, in order. Their sum is the total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stages(pub(crate) [(Stage, Duration); 6]);
 
 impl Stages {
-    /// The one that took the longest; of equals, the last.
+    /// Returns the stage that took the longest; of equal ones, the last.
     pub(crate) fn longest(&self) -> Stage {
         let longest = self.0.iter().max_by_key(|(_, took)| *took);
         longest.expect("there are six").0
     }
 }
 
-/// When a batch of committed entries went through this node.
+/// The times of a batch of committed entries on this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BatchTimes {
-    /// The driver had it.
+    /// Time at which the driver received it.
     pub(crate) came: Moment,
-    /// Readers could see it.
+    /// Time at which readers could see it.
     pub(crate) visible: Moment,
 }
 
-/// What the end of a request is counted as.
+/// Returns the metric label for the end of a request.
 pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
     match result {
         Ok(_) => Ending::Ok,
@@ -127,7 +126,7 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
             | CallError::NotResumed(_)
             | CallError::Backup(_),
         ) => Ending::Refused,
-        // The change is made, as asked.
+        // The change was made as requested.
         Err(CallError::AnswerLost { .. }) => Ending::Ok,
         Err(CallError::Busy) => Ending::Busy,
         Err(CallError::Diverged) => Ending::Diverged,
@@ -164,7 +163,7 @@ mod tests {
         trace.came_back();
         trace.handed_over(at(150));
         assert_eq!(ms(&trace), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
-        assert!(trace.place(Stage::Forwarding).contains("back to this node"));
+        assert!(trace.place(Stage::Forwarding).contains("to the leader and back"));
         trace.in_log = Some(InLog { queued: at(152), durable: at(175) });
         assert_eq!(ms(&trace), [50, 2, 23, 5, 10, 5]);
         assert_eq!(trace.stages(times, at(195)).longest(), Stage::Waiting);

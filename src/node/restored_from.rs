@@ -1,13 +1,13 @@
-//! The file that says from which backup a directory was made.
+//! The file that records the backup from which a directory was restored.
 //!
 //! ```text
-//!   restore begins      RESTORING    a node refuses to start
-//!   restore is done     RESTORED     it stays, and is part of which cluster this is
+//!   restore begins      RESTORING    a node does not start
+//!   restore is done     RESTORED     stays, and is part of the identity of the cluster
 //! ```
 //!
-//! A cluster that begins with a backup is another one than that which the backup was taken of, and than
-//! any that begins with another backup, even if all else is equal: so what names the backup is mixed into
-//! the cluster's id, and this file keeps it for as long as the configuration has to be compared with it.
+//! A restored cluster is a different cluster than the original one and than any other restore. Therefore the identity
+//! of the backup is mixed into the cluster id. This file keeps it, because the cluster id is compared with the
+//! configuration at each start.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,56 +15,56 @@ use std::path::{Path, PathBuf};
 use crate::env::{Env, OpenMode};
 use crate::model::{ClusterId, LogIndex, SnapshotId, Term};
 
-/// While a restore is under way.
+/// Name of the file during a restore.
 pub(crate) const RESTORING: &str = "RESTORING";
 
-/// Once it is done.
+/// Name of the file after the restore.
 const RESTORED: &str = "RESTORED";
 
 const MAGIC: [u8; 8] = *b"bowlseed";
 const FORMAT: u32 = 1;
 const BYTES: usize = 72;
 
-/// What a cluster began with.
+/// The backup from which a cluster was restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RestoredFrom {
-    /// Whose state it was.
+    /// The cluster from which the backup was taken.
     pub(crate) cluster: ClusterId,
-    /// The backup.
+    /// The id of the backup.
     pub(crate) backup: SnapshotId,
-    /// By how much revisions rose.
+    /// Number by which revisions were raised.
     pub(crate) revision_jump: u64,
 }
 
-/// Why a directory's origin is not known.
+/// The reasons for which the origin of a directory cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginError {
-    /// A restore did not come to its end.
     #[error(
         "a restore into {dir} was interrupted: remove the directory, and restore again",
         dir = dir.display()
     )]
     Interrupted { dir: PathBuf },
-    /// The disk refused.
     #[error("cannot read {path}: {source}", path = path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// The file is not what was written.
     #[error(
-        "{path} is damaged: remove the directory, and restore this member from the same backup if its \
-         cluster was never running, else replace it",
+        "{path} is damaged: if the cluster has never run, remove the directory and restore this member from \
+         the same backup; otherwise replace the member",
         path = path.display()
     )]
     Damaged { path: PathBuf },
-    /// The file is of a newer version.
-    #[error("{path} has format {found}: upgrade me", path = path.display())]
+    #[error(
+        "{path}: format version {found} is newer than this build supports ({max}); upgrade this node",
+        path = path.display(),
+        max = FORMAT
+    )]
     Newer { path: PathBuf, found: u32 },
 }
 
 impl RestoredFrom {
-    /// What the directory was made from; `None` if it began with nothing.
+    /// Reads the origin of a directory. Returns `None` if it was not restored from a backup.
     ///
     /// # Errors
-    /// [`OriginError`].
+    /// See [`OriginError`].
     pub(crate) fn of(env: &Env, dir: &Path) -> Result<Option<Self>, OriginError> {
         let there = |name: &str| match env.disk.open(&dir.join(name), OpenMode::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -87,7 +87,7 @@ impl RestoredFrom {
         Self::decode(&bytes, path).map(Some)
     }
 
-    /// Says that the directory is being made from this. Durable when it returns.
+    /// Records that a restore into the directory has begun. Durable on return.
     pub(crate) fn begin(&self, env: &Env, dir: &Path) -> io::Result<()> {
         let file = env.disk.open(&dir.join(RESTORING), OpenMode::CreateNew)?;
         file.write_all_at(&self.encode(), 0)?;
@@ -95,13 +95,13 @@ impl RestoredFrom {
         env.disk.sync_dir(dir)
     }
 
-    /// Says that it is made. Durable when it returns.
+    /// Records that the restore is complete. Durable on return.
     pub(crate) fn end(env: &Env, dir: &Path) -> io::Result<()> {
         env.disk.rename(&dir.join(RESTORING), &dir.join(RESTORED))?;
         env.disk.sync_dir(dir)
     }
 
-    /// Names it, for a hash.
+    /// Returns a text that identifies the origin, to be hashed into the cluster id.
     pub(crate) fn words(&self) -> String {
         let Self { cluster, backup: SnapshotId { index, term, bytes, checksum }, .. } = self;
         let cluster = cluster.0;

@@ -1,14 +1,14 @@
-//! How much history is kept, and when the leader forgets the rest.
+//! Decides how much history is kept, and when the leader compacts the rest.
 //!
-//! The leader notes now and then which revision is the newest. What was the newest when the window began
-//! is the oldest that must stay readable. A leader that has just begun knows nothing of the time before,
-//! so its window begins anew: history is kept too long then, never too short.
+//! The leader regularly records the newest revision. The revision that was the newest at the beginning of the window
+//! is the oldest that must stay readable. A new leader does not know these marks, so its window starts empty. History
+//! is then kept longer than configured, but never shorter.
 //!
 //! ```text
 //!    marks     r=40     r=55     r=90              now, r=120
 //!   ────────────┼────────┼────────┼──────────────────┼───▶ time
 //!                        │◀──────── window ─────────▶│
-//!              compact at 55: a read at 55 sees what the store was when the window began
+//!              compact at 55: a read at 55 sees the store as it was when the window began
 //! ```
 
 use std::collections::VecDeque;
@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use crate::model::{Moment, Revision};
 
-/// How much history the leader keeps before it compacts by itself. Reads of the past, and watches that
-/// start in it, are possible as far back as it reaches.
+/// The amount of history that the leader keeps before it compacts automatically. Reads at past revisions, and watches
+/// that start at them, are possible within that history.
 ///
-/// The strictest rule counts. Members should be configured alike: the leader's configuration decides.
+/// If several rules are set, the strictest one applies. Configure all members alike, because the configuration of the
+/// leader decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct History {
     pub(crate) window: Option<Duration>,
@@ -28,7 +29,7 @@ pub struct History {
 }
 
 impl Default for History {
-    /// What happened in the last 10 minutes, but at most 100,000 revisions, and at most half the quota.
+    /// Keeps the last 10 minutes, but at most 100,000 revisions and at most half of the quota.
     fn default() -> Self {
         Self {
             window: Some(Duration::from_secs(600)),
@@ -39,28 +40,30 @@ impl Default for History {
 }
 
 impl History {
-    /// Nothing is compacted but by [`Client::compact`](crate::Client::compact). The state grows with
-    /// every write, until it reaches its quota.
+    /// Disables automatic compaction, so that only [`Client::compact`](crate::Client::compact) discards history. The
+    /// state then grows with every write until it reaches its quota.
     pub fn keep_all() -> Self {
         Self { window: None, revisions_max: None, quota_percent: None }
     }
 
-    /// What happened in the last so long is kept; at least a second. By the leader's clock, counted anew
-    /// when the leader changes, and longer by the drift bound: never shorter.
+    /// Keeps the history of the last `window`, which is at least one second. The time is measured by the leader's
+    /// clock, and is extended by the drift bound so that it is never shorter. After a change of the leader, the window
+    /// starts again.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.window = Some(window);
         self
     }
 
-    /// At most about so many revisions are kept, whatever the window says: an eighth more now and then.
+    /// Keeps at most about `revisions` revisions, whatever the window says. The number may temporarily be exceeded by
+    /// an eighth.
     #[must_use]
     pub fn revisions_max(mut self, revisions: u64) -> Self {
         self.revisions_max = Some(revisions);
         self
     }
 
-    /// History may take so many percent of the quota: beyond it, the older half is forgotten.
+    /// Limits history to `percent` of the quota. If it grows beyond that, the older half is discarded.
     #[must_use]
     pub fn quota_percent(mut self, percent: u32) -> Self {
         self.quota_percent = Some(percent);
@@ -68,38 +71,38 @@ impl History {
     }
 }
 
-/// How often a window is divided.
+/// Number of marks in a window.
 const MARKS_A_WINDOW: u32 = 32;
 
-/// Time between a compaction that came to nothing and the next.
+/// Time after which a compaction that had no effect is proposed again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What the leader sees of its replica.
+/// The state of the leader's replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sight {
     /// The newest revision.
     pub(crate) revision: Revision,
-    /// The oldest that can be read.
+    /// The oldest readable revision.
     pub(crate) compacted: Revision,
-    /// The bytes of rows that only history needs, if all that is compacted has been given back: what is
-    /// on its way out says nothing.
+    /// Bytes of rows that are needed only for history. `None` while a compaction is still freeing rows, because the
+    /// number is not meaningful then.
     pub(crate) history_bytes: Option<u64>,
 }
 
-/// See the module.
+/// The marks of a leader. See the module.
 #[derive(Debug)]
 pub(crate) struct Retention {
     rules: History,
-    /// How many bytes history may take.
+    /// Maximum number of bytes of history.
     bytes_max: u64,
-    /// Which revision was the newest when, oldest first.
+    /// The newest revision at each time, oldest mark first.
     marks: VecDeque<(Moment, Revision)>,
-    /// A compaction that was proposed, and when it counts as lost.
+    /// The compaction that was proposed, and the time after which it counts as lost.
     proposed: Option<(Revision, Moment)>,
 }
 
 impl Retention {
-    /// Begins to look. `stretch` makes a window longer by the drift bound.
+    /// Starts without marks. `stretch` extends the window by the drift bound.
     pub(crate) fn new(
         rules: &History,
         quota_bytes: u64,
@@ -114,8 +117,8 @@ impl Retention {
         }
     }
 
-    /// Looks at the replica. `Some`: this compaction is to be proposed now. The same is not asked for
-    /// again until it had time to happen.
+    /// Returns the compaction to propose now, if one is due. A compaction that was proposed is not returned again
+    /// until it has had time to be applied.
     pub(crate) fn due(&mut self, now: Moment, sight: Sight) -> Option<Revision> {
         self.mark(now, sight.revision);
         if let Some((at, lost)) = self.proposed
@@ -141,7 +144,7 @@ impl Retention {
         if due {
             self.marks.push_back((now, revision));
         }
-        // The first mark is the newest of those that have left the window.
+        // The first mark is the newest one that has left the window.
         while self.marks.get(1).is_some_and(|(at, _)| now.since(*at) >= window) {
             self.marks.pop_front();
         }
@@ -161,7 +164,7 @@ impl Retention {
     fn by_bytes(&self, sight: Sight) -> Option<Revision> {
         self.rules.quota_percent?;
         let (oldest, newest) = (sight.compacted.get(), sight.revision.get());
-        // Rounded up: where there are two revisions, the older one goes.
+        // Rounded up: if there are two revisions, the older one is discarded.
         (sight.history_bytes? > self.bytes_max)
             .then(|| Revision(newest - newest.saturating_sub(oldest) / 2))
     }
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn what_was_the_newest_when_the_window_began_stays_readable() {
         let mut retention = retention(History::keep_all().window(Duration::from_secs(320)));
-        // A revision a second, a look a second; a mark every ten.
+        // There is one revision and one call each second, and one mark every ten seconds.
         for second in 0..=319 {
             assert_eq!(retention.due(at(second), sight(100 + second, 0)), None, "at {second}");
         }
@@ -263,7 +266,7 @@ mod tests {
             assert_eq!(retention.due(at(second), sight(200, 0)), None);
         }
         assert_eq!(retention.due(at(5), sight(200, 0)), Some(Revision(192)));
-        // One that has happened makes room for the next at once.
+        // If a compaction was applied, the next one may follow at once.
         assert_eq!(retention.due(at(6), sight(300, 192)), Some(Revision(292)));
     }
 

@@ -1,5 +1,5 @@
-//! The members as this node knows them: what is replicated, and until that says more, what its
-//! configuration or a greeting said.
+//! The members as this node knows them: the replicated list, and until that is available, the configuration and the
+//! introductions of peers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,40 +8,39 @@ use crate::model::{Members, NodeId, addresses};
 
 use super::settings::Contact;
 
-/// See the module.
+/// The known members. See the module.
 #[derive(Debug)]
 pub(crate) struct Roster {
     me: NodeId,
     members: Arc<Members>,
-    /// Told by the configuration, or by members that this replica does not know yet.
+    /// Members from the configuration, or from peers that this replica does not know yet.
     hints: BTreeMap<NodeId, Contact>,
-    /// Where members have said in a greeting that they are now. One that has moved can announce it only
-    /// once a leader has found it.
+    /// The addresses that members gave in their introduction. A member that has moved can announce its new address
+    /// only after a leader has found it.
     greeted: BTreeMap<NodeId, String>,
 }
 
 impl Roster {
-    /// Before anything is known but what the configuration says.
+    /// Returns a roster that knows only the configuration.
     pub(crate) fn new(me: NodeId, hints: BTreeMap<NodeId, Contact>) -> Self {
         Self { me, members: Arc::default(), hints, greeted: BTreeMap::new() }
     }
 
-    /// What this replica has applied.
     pub(crate) fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// This replica has applied a change.
+    /// Updates the members after this replica has applied a change.
     pub(crate) fn update(&mut self, members: &Members) {
         let before = std::mem::replace(&mut self.members, Arc::new(members.clone()));
         let members = &self.members;
-        // What is announced anew is later than any greeting.
+        // A newly announced address is later than any introduction.
         let address = |members: &Members, id| members.get(id).map(|member| member.address.clone());
         self.greeted.retain(|id, _| address(&before, *id) == address(members, *id));
         self.hints.retain(|id, _| !members.is_removed(*id));
     }
 
-    /// A member has said in a greeting where it is. True if that is news.
+    /// Records the address from a member's introduction. Returns whether it is new.
     pub(crate) fn hear(&mut self, id: NodeId, address: &str) -> bool {
         if address.is_empty() || self.members.is_removed(id) {
             return false;
@@ -54,7 +53,7 @@ impl Roster {
         news
     }
 
-    /// The other members, in the order of their ids.
+    /// Returns the other members, in the order of their ids.
     pub(crate) fn peers(&self) -> Vec<NodeId> {
         let known = self.members.rows().keys().chain(self.members.outgoing());
         let mut peers: Vec<NodeId> = if self.members.rows().is_empty() {
@@ -68,7 +67,7 @@ impl Roster {
         peers
     }
 
-    /// A member's name, for people.
+    /// Returns the name of a member, for people.
     pub(crate) fn name_of(&self, id: NodeId) -> String {
         let announced = self.members.get(id).map(|member| member.name.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.name.as_str());
@@ -78,14 +77,14 @@ impl Roster {
         }
     }
 
-    /// The name, for people, of the member that is reached at `address`, whatever its id is.
+    /// Returns the name, for people, of the member with this address, whatever its id is.
     pub(crate) fn name_at(&self, address: &str) -> String {
         let known = self.members.rows().keys().chain(self.hints.keys());
         let found = known.copied().find(|id| self.address_of(*id) == Some(address));
         found.map_or_else(|| format!("the member at {address}"), |id| self.name_of(id))
     }
 
-    /// Names and addresses of members, for people: `m2 (10.0.0.2:7400)`.
+    /// Returns the names and addresses of members, for people: `m2 (10.0.0.2:7400)`.
     pub(crate) fn places(&self, members: &[NodeId]) -> Vec<String> {
         let place = |id: &NodeId| match self.address_of(*id) {
             Some(address) => format!("{} ({address})", self.name_of(*id)),
@@ -94,7 +93,7 @@ impl Roster {
         members.iter().map(place).collect()
     }
 
-    /// Where a member is, if that is known.
+    /// Returns the address of a member, if it is known.
     pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
         let announced = self.members.get(id).map(|member| member.address.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.address.as_str());
@@ -102,7 +101,7 @@ impl Roster {
         self.greeted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
-    /// Where a member is, and where it is going to be: each address once.
+    /// Returns the present address of a member and the one it moves to, without duplicates.
     fn places_of(&self, id: NodeId) -> Vec<String> {
         let moves_to = self.members.get(id).and_then(|member| member.moves_to.as_deref());
         let mut places: Vec<String> = Vec::new();
@@ -114,8 +113,9 @@ impl Roster {
         places
     }
 
-    /// Whom this node keeps connections to, and where they are looked for, in turn. Learners talk to voters only, and to
-    /// strangers that have talked to them: a leader whose joining they have not applied yet.
+    /// Returns the members that this node keeps connections to, each with the addresses to try in turn. A learner
+    /// connects to voters, and to unknown members that have contacted it. The latter may be a leader whose joining
+    /// the learner has not applied yet.
     pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let learns = self.members.get(self.me).is_some() && !self.members.is_voter(self.me);
         let stranger = |id: &NodeId| self.members.get(*id).is_none();

@@ -1,12 +1,13 @@
-//! A session as its holders see it: a lease that this node keeps alive, and how long it is believed in.
+//! The state of a session that its users share with the driver: a lease that this node keeps alive, and the time
+//! until which the session may rely on it.
 //!
-//! A session believes in its lease until `valid_until`, counted on this node's own clock from the
-//! moment at which the renewal was *sent*, and shortened by the drift bound: the leader, which counts
-//! from the moment at which it came and waits longer by the drift bound, ends it later than that.
-//! Once `valid_until` has passed without a renewal, the session is lost for good, whatever the leader
-//! thinks: nobody who was told "lost" ever sees it come back.
+//! A session relies on its lease until `valid_until`. That time is measured on this node's clock from when the
+//! renewal was *sent*, and is shortened by the drift bound. The leader measures from when the renewal arrived and
+//! waits longer by the drift bound, so it ends the lease later. If `valid_until` passes without a renewal, the
+//! session is lost permanently, even if the lease still exists. So a user that was told of the loss never sees the
+//! session come back.
 //!
-//! Where a lock delay was asked for, the lease is granted for longer than it is believed in:
+//! With a lock delay, the lease is granted for longer than the session relies on it:
 //!
 //! ```text
 //!   renewal sent          valid_until                         the earliest end of the lease
@@ -27,116 +28,108 @@ use super::inbox::Input;
 use super::settings::Drift;
 use super::shared::Shared;
 
-/// Why a session has ended.
+/// The reason for which a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SessionEndReason {
-    /// It was closed.
+    /// The program closed the session.
     Closed,
-    /// No renewal was confirmed in time: by this node's own clock the lease may have ended.
+    /// No renewal was confirmed in time. By this node's clock, the lease may have expired.
     NotRenewed,
-    /// The lease has ended: it was revoked, or the cluster counted it out.
+    /// The lease was revoked or has expired.
     LeaseEnded,
-    /// It was left to whoever resumes its lease: [`Session::detach`](crate::Session::detach).
+    /// The session was detached, to be resumed later: [`Session::detach`](crate::Session::detach).
     Detached,
-    /// The node has stopped, or is being shut down.
+    /// The node has stopped or is shutting down.
     NodeStopped,
 }
 
 impl std::fmt::Display for SessionEndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            SessionEndReason::Closed => "it was closed",
-            SessionEndReason::NotRenewed => "no renewal was confirmed in time",
-            SessionEndReason::LeaseEnded => "its lease was revoked or has expired",
-            SessionEndReason::Detached => "it was left to whoever resumes its lease",
-            SessionEndReason::NodeStopped => "its node has stopped",
+            SessionEndReason::Closed => "closed",
+            SessionEndReason::NotRenewed => "not renewed in time",
+            SessionEndReason::LeaseEnded => "lease revoked or expired",
+            SessionEndReason::Detached => "detached, to be resumed later",
+            SessionEndReason::NodeStopped => "node stopped",
         })
     }
 }
 
-/// How a session stands, by this node's clock at the moment of the look.
+/// The state of a session at the time of the call, by this node's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
-    /// Its lease lives, at least until this moment.
+    /// The lease exists at least until this time.
     Active(Moment),
-    /// Its lease lives until this moment, but renewals are overdue: less than a third of the time for
-    /// which a renewal is trusted is left. It is confirmed again if one comes through.
+    /// The lease exists at least until this time, but renewals are overdue: less than a third of the time is left for
+    /// which a renewal is trusted. The state returns to `Active` when a renewal succeeds.
     RenewalOverdue(Moment),
-    /// It is over, for good.
+    /// The session has ended permanently.
     Ended(SessionEndReason),
 }
 
-/// Why a lease is not kept alive as it was asked for. Nothing was changed.
+/// The reasons for which the renewals of a lease cannot be resumed as requested. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeSessionError {
-    /// It is a node's own session: it ends with that life of its node, and cannot be taken over.
-    #[error("lease {lease} is the own session of node {node}, which nobody else can keep")]
+    /// The lease belongs to a node's own session. It ends with that incarnation of the node, and no other program can
+    /// resume it.
+    #[error("lease {lease} belongs to the own session of node {node}, which cannot be resumed")]
     NodesOwn {
-        /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The node that owns it.
         node: NodeId,
     },
-    /// The lease does not live longer than the lock delay, so that it could never be believed in.
-    #[error(
-        "the lease lives {lease_ttl:?} without renewal: too short for a lock delay of {delay:?}"
-    )]
+    /// The TTL of the lease is not longer than the lock delay, so that no time would be left in which to rely on it.
+    #[error("the lease TTL of {lease_ttl:?} is not longer than the lock delay of {delay:?}")]
     DelayTooLong {
-        /// How long the lease lives without renewal, the delay included.
+        /// TTL of the lease, including the delay.
         lease_ttl: Duration,
-        /// The delay that was asked for.
+        /// The requested delay.
         delay: Duration,
     },
-    /// This node keeps it alive already, with another lock delay.
-    #[error(
-        "this node keeps the lease already, with a lock delay of {kept:?} and not of {delay:?}"
-    )]
+    /// This node already keeps the lease alive, with another lock delay.
+    #[error("this node already keeps the lease alive with a lock delay of {kept:?}, not {delay:?}")]
     KeptOtherwise {
-        /// The delay that it is kept with.
+        /// The delay with which it is kept.
         kept: Duration,
-        /// The delay that was asked for.
+        /// The requested delay.
         delay: Duration,
     },
 }
 
-/// What the driver has told last of how a session stands.
+/// The session state that was last reported to watchers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Told {
-    /// It is confirmed.
     Active,
-    /// Renewals are overdue.
     RenewalOverdue,
-    /// It is over.
     Ended(SessionEndReason),
 }
 
-/// What a session is opened with.
+/// The options with which a session is opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct SessionTerms {
-    /// How long it is believed in without renewal.
+    /// Time for which the session relies on its lease without a renewal.
     pub(crate) ttl: Duration,
-    /// How much longer its lease lives.
+    /// Lock delay: additional time for which the lease exists.
     pub(crate) delay: Duration,
-    /// What others see of it.
+    /// Label that other clients can see.
     pub(crate) label: String,
-    /// Whether it is the node's own, which nobody can resume.
+    /// Whether it is the node's own session, which cannot be resumed.
     pub(crate) own: bool,
 }
 
-/// A session as its holders see it.
+/// A session that its users share with the driver.
 #[derive(Debug)]
 pub(crate) struct SharedSession {
-    /// The lease.
     pub(crate) lease: LeaseId,
-    /// How long it is believed in without renewal.
+    /// Time for which the session relies on its lease without a renewal.
     pub(crate) ttl: Duration,
-    /// How much longer its lease lives.
+    /// Lock delay: additional time for which the lease exists.
     pub(crate) delay: Duration,
-    /// What others see of it.
+    /// Label that other clients can see.
     pub(crate) label: String,
-    /// Numbers given so far.
+    /// Numbers that were given out so far.
     numbers: AtomicU64,
     belief: Mutex<Belief>,
     told: watch::Sender<Told>,
@@ -149,7 +142,7 @@ struct Belief {
 }
 
 impl Belief {
-    /// Why it has ended, if it has. Looking after `valid_until` ends it.
+    /// Returns the reason for which the session has ended, if it has. A call after `valid_until` ends it.
     fn end(&mut self, now: Moment) -> Option<SessionEndReason> {
         if self.ended.is_none() && now >= self.valid_until {
             self.ended = Some(SessionEndReason::NotRenewed);
@@ -166,7 +159,7 @@ impl SharedSession {
         Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
     }
 
-    /// A session that believes in its lease until then, for the tests of those who look at sessions.
+    /// Returns a session that relies on its lease until `valid_until`, for tests.
     #[cfg(test)]
     pub(crate) fn believed_until(lease: LeaseId, valid_until: Moment) -> Self {
         let (ttl, delay) = (Duration::from_secs(1), Duration::ZERO);
@@ -174,17 +167,18 @@ impl SharedSession {
         Self::new(lease, terms, valid_until)
     }
 
-    /// A number that is given once as long as this node keeps the session, from 1: tells its keys apart.
+    /// Returns a number, from 1, that is unique while this node keeps the session. It distinguishes the keys of the
+    /// session.
     pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Until when the lease is believed in.
+    /// Returns the time until which the session relies on its lease.
     pub(crate) fn valid_until(&self) -> Moment {
         self.belief.lock().unwrap_or_else(PoisonError::into_inner).valid_until
     }
 
-    /// Why the session has ended, if it has. Looking after `valid_until` ends it.
+    /// Returns the reason for which the session has ended, if it has. A call after `valid_until` ends it.
     pub(crate) fn end(&self, now: Moment) -> Option<SessionEndReason> {
         let ended = self.belief.lock().unwrap_or_else(PoisonError::into_inner).end(now);
         if let Some(why) = ended {
@@ -193,12 +187,12 @@ impl SharedSession {
         ended
     }
 
-    /// Why it has ended, if that was told already: without a look at the clock.
+    /// Returns the reason for which the session has ended, if that was already recorded. Does not read the clock.
     pub(crate) fn ended(&self) -> Option<SessionEndReason> {
         self.belief.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
-    /// How it stands. Looking after `valid_until` ends it.
+    /// Returns the state of the session. A call after `valid_until` ends it.
     pub(crate) fn standing(&self, now: Moment, drift: Drift) -> SessionState {
         if let Some(why) = self.end(now) {
             return SessionState::Ended(why);
@@ -210,13 +204,13 @@ impl SharedSession {
         }
     }
 
-    /// Told when renewals become overdue, when one comes through after all, and when the session ends:
-    /// by the driver at its ticks, or by whoever looks first.
+    /// Returns a receiver that is notified when renewals become overdue, when a late renewal succeeds, and when the
+    /// session ends. The driver notifies it at its ticks, unless a user of the session notices the change first.
     pub(crate) fn watch(&self) -> watch::Receiver<Told> {
         self.told.subscribe()
     }
 
-    /// Ends it, and says why it had ended before, if it had.
+    /// Ends the session. Returns the reason for which it had already ended, if it had.
     pub(crate) fn finish(&self, why: SessionEndReason, now: Moment) -> Option<SessionEndReason> {
         let before = {
             let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,7 +222,7 @@ impl SharedSession {
         before
     }
 
-    /// Looks how it stands, and tells whoever waits for a change.
+    /// Returns the state of the session, and notifies the watchers of a change.
     pub(super) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
         let standing = self.standing(now, drift);
         self.tell(match standing {
@@ -242,7 +236,7 @@ impl SharedSession {
     fn tell(&self, news: Told) {
         waking(|| {
             self.told.send_if_modified(|told| {
-                // The end is told once, and nothing after it.
+                // Watchers are notified of the end once, and of nothing after it.
                 let is_news = *told != news && !matches!(told, Told::Ended(_));
                 if is_news {
                     *told = news;
@@ -252,7 +246,7 @@ impl SharedSession {
         });
     }
 
-    /// Believes in the lease until `valid_until`, unless the session has ended.
+    /// Extends the time until which the session relies on its lease, unless the session has ended.
     pub(super) fn renew(&self, valid_until: Moment, now: Moment) {
         let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
         if belief.end(now).is_none() {
@@ -261,42 +255,41 @@ impl SharedSession {
     }
 }
 
-/// How a session is parted with.
+/// The way in which a session, or a claim on it, is given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parting {
-    /// It was closed: the belief in it has ended, its lease is to end.
+    /// The session was closed. It has ended, and its lease must be revoked.
     Closed,
-    /// It was detached: the belief in it has ended, its lease lives on.
+    /// The session was detached. It has ended, and its lease stays.
     Detached,
-    /// A claim on it was dropped: the last one closes it.
+    /// A claim was dropped. If it was the last one, the session is closed.
     Dropped,
-    /// A claim on it was never taken up: if it was the only one, its lease is left as it was.
+    /// A claim was dropped before the caller received it. If it was the only one, the lease stays as it was.
     Declined,
 }
 
-/// A claim on a session of this node: while there is one, the lease is kept alive; when the last one
-/// is dropped, the session is closed. What follows the replica must not hold one: it is held by what
-/// this holds.
+/// A claim on a session of this node. While there is a claim, the lease is kept alive; when the last one is dropped,
+/// the session is closed. A [`Follower`](super::shared::Follower) must not hold a claim, because the claim owns the
+/// state that owns the follower.
 pub(crate) struct Claim {
-    /// Where the session is.
+    /// The state of the node that keeps the session.
     pub(crate) shared: Arc<Shared>,
-    /// The session.
     pub(crate) state: Arc<SharedSession>,
     parting: Parting,
 }
 
 impl Claim {
-    /// A claim that closes the session if nobody takes it up.
+    /// Returns a claim that closes the session if the caller never receives it.
     pub(super) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Dropped }
     }
 
-    /// A claim that leaves the lease alone if nobody takes it up.
+    /// Returns a claim that leaves the lease unchanged if the caller never receives it.
     pub(super) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Declined }
     }
 
-    /// Takes it up.
+    /// Marks the claim as received by its caller.
     pub(crate) fn taken(mut self) -> Self {
         self.parting = Parting::Dropped;
         self
@@ -305,7 +298,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // What has ended was closed already, or runs out by itself.
+        // A session that has ended was already closed, or its lease expires by itself.
         if self.state.end(self.shared.now()).is_none() {
             self.shared.push(Input::PartSession(Arc::clone(&self.state), self.parting));
         }
@@ -322,7 +315,7 @@ mod tests {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
-    /// One that was asked for at 0 and is believed in until 2,700.
+    /// Returns a session that was opened at 0 ms and relies on its lease until 2,700 ms.
     fn state() -> SharedSession {
         let ttl = Duration::from_millis(3000);
         let terms = SessionTerms { ttl, delay: Duration::ZERO, label: String::new(), own: false };

@@ -1,15 +1,15 @@
-//! The sessions of this node, as the driver keeps them: which leases to renew when, what the answers
-//! mean, and what becomes of a session that is parted with.
+//! The sessions of this node, as the driver keeps them: when to renew which lease, how to interpret the answers, and
+//! how sessions end.
 //!
-//! Who opened a lease is in the replicated table of leases; who keeps it alive is known only here.
-//! The leader renews a lease for whoever asks, so several nodes may keep one alive, and each of them
-//! rightly believes in it.
+//! The replicated state records which node opened a lease. Only the nodes that keep it alive know that they do. The
+//! leader renews a lease for any node that asks. So several nodes may keep one lease alive, and all of them may rely
+//! on it.
 //!
 //! ```text
 //!   opened ──────────────────────────▶ kept ──▶ closed, dropped      its lease is revoked
-//!   resumed ──▶ resuming ── renewed ──▶  │ └──▶ detached             its lease runs on
-//!                   └── gone, late       └────▶ not renewed          its lease runs out; the node's
-//!                                                                    own is revoked
+//!   resumed ──▶ resuming ── renewed ──▶  │ └──▶ detached             its lease continues
+//!                   └── gone, late       └────▶ not renewed          its lease expires; that of the
+//!                                                                    node's own session is revoked
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,30 +26,28 @@ use super::session::{
 };
 use super::settings::Drift;
 
-/// How many leases one asking renews at most: it and its answer, of ten bytes each at most, fit into the lane on which
-/// heartbeats go, and do not hold them up.
+/// Maximum number of leases in one renewal request. The request and its answer, with at most ten bytes for each
+/// lease, fit into the lane of the heartbeats without delaying them.
 pub(super) const ASKED_AT_ONCE: usize = 16_384;
 
-/// A wish for a session.
+/// A request to open a session.
 pub(crate) struct SessionOpening {
-    /// How long it is believed in without renewal.
+    /// Time for which the session relies on its lease without a renewal.
     pub(crate) ttl: Duration,
-    /// How much longer its lease lives.
+    /// Lock delay: additional time for which the lease exists.
     pub(crate) delay: Duration,
-    /// What others see of it.
+    /// The label, and whether it is the node's own session.
     pub(crate) info: SessionInfo,
-    /// When it was asked for: the lease is counted from here.
+    /// Time of the request. The validity of the lease is counted from here.
     pub(crate) asked: Moment,
-    /// When to give up.
     pub(crate) deadline: Moment,
-    /// What admission counted for it, in bytes.
+    /// Bytes that admission counts for it.
     pub(crate) bytes: usize,
-    /// Who wants it.
     pub(crate) reply: ReplyTo<Claim>,
 }
 
 impl SessionOpening {
-    /// What makes its lease, which lives for whole milliseconds: never shorter than it was asked for.
+    /// Returns the command that grants the lease. Its TTL is rounded up to whole milliseconds.
     pub(super) fn command(&self) -> Command {
         let delay = if mutant::is(Mutant::B09) { Duration::ZERO } else { self.delay };
         let millis = self.ttl.saturating_add(delay).as_nanos().div_ceil(1_000_000);
@@ -57,55 +55,51 @@ impl SessionOpening {
         Command::Grant { id: None, ttl, session: Some(self.info.clone()) }
     }
 
-    /// What it is opened with.
     pub(super) fn terms(&self) -> SessionTerms {
         let SessionInfo { label, own } = self.info.clone();
         SessionTerms { ttl: self.ttl, delay: self.delay, label, own }
     }
 }
 
-/// A wish to go on with a lease that exists.
+/// A request to resume a session whose lease exists.
 pub(crate) struct SessionResuming {
-    /// Which.
     pub(crate) lease: LeaseId,
-    /// How much of its life is not to be believed in.
+    /// Lock delay: the part of the TTL in which the session must not rely on the lease.
     pub(crate) delay: Duration,
-    /// When to give up.
     pub(crate) deadline: Moment,
-    /// Who wants it.
     pub(crate) reply: ReplyTo<Claim>,
 }
 
-/// What became of a wish to resume.
+/// The result of a request to resume.
 pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SharedSession>>);
 
-/// The sessions of this node.
+/// The sessions that this node keeps alive.
 pub(crate) struct Sessions {
     drift: Drift,
-    /// How long to wait for an answer to a renewal before asking again.
+    /// Time after which an unanswered renewal is sent again.
     ask_again: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
     resuming: BTreeMap<LeaseId, ResumedLease>,
-    /// What was asked, when, by the number of the asking.
+    /// Renewal requests by number, with the time at which they were sent.
     asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
     next_round: u64,
-    /// Nothing is to be renewed before.
+    /// Time before which no renewal is due.
     quiet_until: Moment,
     meters: Arc<Meters>,
 }
 
 struct Kept {
     state: Arc<SharedSession>,
-    /// How many claims there are.
+    /// Number of claims.
     claims: usize,
-    /// Whether it is the node's own.
+    /// Whether it is the node's own session.
     own: bool,
     renew_at: Moment,
 }
 
-/// A lease that is to be kept, and is not believed in yet.
+/// A lease that is to be resumed and has no confirmed renewal yet.
 struct ResumedLease {
-    /// How long it lives, the delay included.
+    /// TTL of the lease, including the delay.
     lease_ttl: Duration,
     label: String,
     ask_at: Moment,
@@ -113,13 +107,12 @@ struct ResumedLease {
 }
 
 impl Sessions {
-    /// No sessions.
     pub(crate) fn new(drift: Drift, ask_again: Duration, meters: Arc<Meters>) -> Self {
         let (sessions, resuming, asked, quiet_until) = Default::default();
         Self { drift, ask_again, sessions, resuming, asked, next_round: 1, quiet_until, meters }
     }
 
-    /// A lease was granted for an opening: keep it alive, for one claim.
+    /// Keeps a newly granted lease alive, with one claim.
     pub(crate) fn opened(
         &mut self,
         lease: LeaseId,
@@ -146,8 +139,8 @@ impl Sessions {
         state
     }
 
-    /// Somebody wants to go on with a lease that lives for `lease_ttl`: believed in from the first
-    /// renewal on that is sent from now on, or at once if this node keeps it already.
+    /// Resumes a lease whose TTL is `lease_ttl`. If this node already keeps it alive, answers at once. Otherwise the
+    /// session begins with the first confirmed renewal that is sent from now on.
     pub(crate) fn resume(
         &mut self,
         waiter: SessionResuming,
@@ -165,7 +158,7 @@ impl Sessions {
                 let answer = kept.claim(delay);
                 return Some((waiter.reply, answer));
             }
-            // One that has ended stays so, for all who were told; this is another one.
+            // An ended session stays ended for all its users. This is a new session for the same lease.
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
@@ -186,7 +179,7 @@ impl Sessions {
         None
     }
 
-    /// One is parted with. Says which lease is to be revoked.
+    /// Gives up a session or a claim on it. Returns the lease to revoke, if any.
     pub(crate) fn part(
         &mut self,
         state: &Arc<SharedSession>,
@@ -194,7 +187,7 @@ impl Sessions {
         now: Moment,
     ) -> Option<LeaseId> {
         let lease = state.lease;
-        // The lease may have been resumed since, by another session of this node.
+        // Another session of this node may have resumed the lease in the meantime.
         let kept = self.sessions.get_mut(&lease).filter(|kept| Arc::ptr_eq(&kept.state, state));
         let is_kept = kept.is_some();
         let last = kept.is_some_and(|kept| {
@@ -202,7 +195,7 @@ impl Sessions {
             kept.claims == 0
         });
         let (goes, revoke) = match parting {
-            // Whoever closed it has ended the belief, and waits for this.
+            // `close` has already ended the session, and waits for the revocation.
             Parting::Closed => (is_kept, true),
             Parting::Detached => (is_kept, false),
             Parting::Dropped => {
@@ -221,7 +214,7 @@ impl Sessions {
         revoke.then_some(lease)
     }
 
-    /// A lease has ended, and all that hangs on it.
+    /// Ends the session of a lease that has ended, and fails the requests to resume it.
     pub(crate) fn lease_ended(&mut self, lease: LeaseId, now: Moment) -> Vec<Resumed> {
         if let Some(kept) = self.sessions.remove(&lease) {
             kept.state.finish(SessionEndReason::LeaseEnded, now);
@@ -231,7 +224,7 @@ impl Sessions {
         waiters.into_iter().map(|waiter| (waiter.reply, gone())).collect()
     }
 
-    /// Ends all, in good order, because the node stops. Says which leases are to be revoked.
+    /// Ends all sessions because the node shuts down. Returns the leases to revoke.
     pub(crate) fn close_all(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         for (lease, kept) in std::mem::take(&mut self.sessions) {
@@ -244,7 +237,7 @@ impl Sessions {
         revoke
     }
 
-    /// Ends all, because the node has stopped. Gives back who wants to resume.
+    /// Ends all sessions because the node has stopped. Returns the callers that wait for a resumption.
     pub(crate) fn stop(&mut self, now: Moment) -> Vec<ReplyTo<Claim>> {
         for (_, kept) in std::mem::take(&mut self.sessions) {
             kept.state.finish(SessionEndReason::NodeStopped, now);
@@ -253,7 +246,8 @@ impl Sessions {
         wanted.flat_map(|wanted| wanted.waiters).map(|waiter| waiter.reply).collect()
     }
 
-    /// The leases to renew now, with the number of the asking; those that one asking does not hold come with the next.
+    /// Returns the leases to renew now, and the number of the request. Leases that exceed the limit are part of the
+    /// next request.
     pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
         if now < self.quiet_until {
             return None;
@@ -274,7 +268,7 @@ impl Sessions {
         }
         let round = self.next_round;
         self.next_round += 1;
-        // An answer that takes longer than a TTL is of no use.
+        // An answer that takes longer than the longest TTL is useless.
         let ttls = self.sessions.values().map(|kept| kept.state.ttl);
         let ttls = ttls.chain(self.resuming.values().map(|wanted| wanted.lease_ttl));
         let longest = ttls.max().unwrap_or_default();
@@ -283,8 +277,8 @@ impl Sessions {
         Some((round, leases))
     }
 
-    /// The leader has answered: these are renewed, and those do not live any more. Says what became of those that
-    /// were to be resumed.
+    /// Processes an answer of the leader: the renewed leases, and those that do not exist any more. Returns the
+    /// results of the requests to resume.
     pub(crate) fn renewed(
         &mut self,
         round: u64,
@@ -313,18 +307,18 @@ impl Sessions {
         resumed
     }
 
-    /// A renewal of a lease that is to be resumed was confirmed.
+    /// Starts the session of a lease that is to be resumed, after a renewal was confirmed.
     fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
         let sent = if mutant::is(Mutant::B70) { now } else { sent };
         let ResumedLease { lease_ttl, label, ask_at, mut waiters } = wanted;
-        // What nobody waits for any more is left alone.
+        // If all callers have gone away, the lease is not kept alive.
         waiters.retain(|waiter| !waiter.reply.is_gone());
         let Some(first) = waiters.first() else { return Vec::new() };
         let (delay, own) = (first.delay, false);
         let ttl = lease_ttl - delay;
         if now >= sent + self.drift.trust_for(ttl) {
-            // It came too late to be believed.
+            // The confirmation came too late to rely on it.
             self.resuming.insert(lease, ResumedLease { lease_ttl, label, ask_at, waiters });
             return Vec::new();
         }
@@ -333,9 +327,9 @@ impl Sessions {
         waiters.into_iter().map(|waiter| (waiter.reply, kept.claim(waiter.delay))).collect()
     }
 
-    /// Ends those that were not renewed in time, tells who waits for a change, and says which leases
-    /// are to be revoked: those that nobody else can keep. The others run out, as late as they must, or
-    /// somebody else has resumed them.
+    /// Ends the sessions that were not renewed in time, and notifies the watchers of changed sessions. Returns the
+    /// leases to revoke: those of the node's own sessions, which cannot be resumed. The other leases expire by
+    /// themselves, or another node has resumed them.
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
@@ -349,7 +343,7 @@ impl Sessions {
         revoke
     }
 
-    /// The wishes to resume whose time is up.
+    /// Fails the requests to resume whose deadline has passed.
     pub(crate) fn give_up(&mut self, now: Moment) -> Vec<Resumed> {
         let mut late = Vec::new();
         self.resuming.retain(|_, wanted| {
@@ -362,19 +356,18 @@ impl Sessions {
         late.into_iter().map(|waiter| (waiter.reply, error())).collect()
     }
 
-    /// The leases of all of them, also of those that are to be resumed.
+    /// Returns the leases of all sessions, including those that are to be resumed.
     pub(crate) fn leases(&self) -> Vec<LeaseId> {
         self.sessions.keys().chain(self.resuming.keys()).copied().collect()
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()
     }
 }
 
 impl Kept {
-    /// One more claim, of somebody who expects this delay.
+    /// Adds a claim for a caller that expects this delay.
     fn claim(&mut self, delay: Duration) -> CallResult<Arc<SharedSession>> {
         let kept = self.state.delay;
         if kept != delay {
@@ -423,7 +416,8 @@ mod tests {
 
     type Answer = oneshot::Receiver<CallResult<Claim>>;
 
-    /// A wish to resume the lease, which lives for `lease_ttl`, and what came of it at once.
+    /// Requests to resume the lease, whose TTL is `lease_ttl`. Returns the receiver and the immediate result, if
+    /// there is one.
     fn resume(
         sessions: &mut Sessions,
         (lease_ttl, delay): (u64, u64),
@@ -537,7 +531,8 @@ mod tests {
 
     #[test]
     fn what_nobody_has_noticed_yet_is_no_orderly_end_either() {
-        // Dropped, or the node shut down, after the belief has ended and before the tick that says so.
+        // The claim is dropped, or the node shut down, after the session has expired and before the tick that reports
+        // it.
         let (mut sessions, state) = one_with(10_000, false);
         assert_eq!(sessions.part(&state, Parting::Dropped, at(2700)), None);
         let (mut sessions, _) = one_with(10_000, false);

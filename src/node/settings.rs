@@ -1,4 +1,4 @@
-//! What a node needs to know, checked. Callers give a `Config`; it becomes this, once, at the edge.
+//! The validated settings of a node, made from a `Config`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,94 +11,92 @@ use crate::warm::WarmCopy;
 
 use super::retain::History;
 
-/// See the module.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// This member.
+    /// The id of this member.
     pub(crate) node: NodeId,
-    /// What it is called, and where the others reach it.
+    /// The name of this member, and the address at which peers reach it.
     pub(crate) contact: Contact,
-    /// Where its host serves clients of its own.
+    /// The addresses at which its program serves clients.
     pub(crate) endpoints: Vec<String>,
-    /// The cluster.
     pub(crate) cluster: ClusterId,
-    /// The members that the configuration names, this one too: those that found the cluster, if it does
-    /// not exist yet.
+    /// The configured members, including this one. They found the cluster if it does not exist yet.
     pub(crate) members: BTreeMap<NodeId, Contact>,
-    /// Whether it is their cluster, so that they may found it.
+    /// Whether this member belongs to the founders, and so may found the cluster.
     pub(crate) founds: bool,
-    /// The members that the configuration names, if the directory is of a cluster that others founded: by name only.
+    /// The configured members if the directory belongs to a cluster with other founders. They are matched by name
+    /// only.
     pub(crate) listed: Vec<Contact>,
-    /// Whether the configuration's token is not the one that the cluster was founded with.
+    /// Whether the configured token differs from the one with which the cluster was founded.
     pub(crate) has_other_token: bool,
-    /// The newest cluster version that it says it understands: this build's, but in tests of upgrades.
+    /// The newest cluster version that this node reports as supported: that of this build, except in tests of
+    /// upgrades.
     pub(crate) supported_version: ClusterVersion,
-    /// Where its data is.
+    /// The data directory.
     pub(crate) dir: PathBuf,
-    /// Time between heartbeats of a leader.
+    /// Time between the heartbeats of a leader.
     pub(crate) heartbeat: Duration,
-    /// A follower that hears nothing for a time drawn from this to twice this stands for election.
+    /// Election timeout. A follower starts an election after a random time without heartbeats, between this and twice
+    /// this.
     pub(crate) election_timeout: Duration,
-    /// How far clocks may be off.
+    /// Bound for the drift of clocks.
     pub(crate) drift: Drift,
-    /// How long sessions live without renewal, unless they say otherwise.
+    /// Default TTL of sessions.
     pub(crate) session_ttl: Duration,
-    /// How long a call may take, unless it says otherwise.
+    /// Default deadline of calls.
     pub(crate) call_deadline: Duration,
-    /// How many wishes of this node may wait for one lock.
+    /// Maximum number of local waiters for one lock.
     pub(crate) lock_waiters_max: usize,
-    /// What people see of the node's session.
+    /// Label of the node's own session.
     pub(crate) label: String,
-    /// How large requests may be.
+    /// Size limits of requests.
     pub(crate) limits: Limits,
-    /// How many writes of this node's callers may be without an answer.
+    /// Maximum number of unanswered writes of local callers.
     pub(crate) open_writes_max: usize,
-    /// How many bytes they may have together.
+    /// Maximum number of bytes of all unanswered writes.
     pub(crate) open_bytes_max: usize,
-    /// How many linearizable reads and waits for revisions may be without an answer.
+    /// Maximum number of unanswered linearizable reads and waits for revisions.
     pub(crate) open_reads_max: usize,
-    /// How many bytes the state may take.
+    /// Maximum size of the state, in bytes.
     pub(crate) quota_bytes: u64,
-    /// How much history is kept.
+    /// The history to keep.
     pub(crate) history: History,
-    /// A snapshot is due when the log has grown by so many bytes, or by half the size of the state, if
-    /// that is more.
+    /// Growth of the log after which a snapshot is due, in bytes. Half the size of the state applies if that is more.
     pub(crate) snapshot_log_bytes: u64,
-    /// The size of a segment of the log, in bytes.
+    /// Size of a log segment, in bytes.
     pub(crate) log_segment_bytes: u64,
-    /// How much of a snapshot is written, or sent, at a time, in bytes.
+    /// Size of the parts in which snapshots are written and sent, in bytes.
     pub(crate) snapshot_part_bytes: usize,
-    /// Where the warm copy of the state is kept, if there is one.
+    /// Location of the warm copy of the state, if there is one.
     pub(crate) warm_copy: Option<WarmCopy>,
-    /// A request that takes longer is worth a line in the log.
+    /// Duration from which a request is logged as slow.
     pub(crate) slow_request: Duration,
-    /// A batch of entries that takes longer to apply is, too.
+    /// Duration from which applying a batch of entries is logged as slow.
     pub(crate) slow_apply: Duration,
 }
 
-/// A member as people name it.
+/// The name and address of a member.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Contact {
-    /// Its name.
     pub(crate) name: String,
-    /// Where the others reach it: `host:port`; empty if nowhere.
+    /// The address at which peers reach it, as `host:port`. Empty if it has none.
     pub(crate) address: String,
 }
 
 impl Settings {
-    /// How the machine is set up.
     pub(crate) fn machine_options(&self) -> MachineOptions {
         MachineOptions { known: self.supported_version, ..MachineOptions::default() }
     }
 
-    /// How many bytes of entries may be under way. The log keeps a segment's worth of room for when its disk
-    /// is full: what was proposed before that was known must leave half of it to what makes room, which comes
-    /// behind.
+    /// Returns the maximum number of bytes of uncommitted entries. The log reserves one segment for a full disk.
+    /// Entries that are proposed before the leader learns of the full disk may use at most half of it. The rest stays
+    /// available for the commands that make room.
     pub(crate) fn uncommitted_bytes_max(&self) -> u64 {
         (self.log_segment_bytes / 2).clamp(1 << 20, 32 << 20)
     }
 
-    /// How often the driver counts a tick of the consensus.
+    /// Returns the time between ticks of the consensus.
     pub(crate) fn tick(&self) -> Duration {
         self.heartbeat / Self::TICKS_A_HEARTBEAT
     }
@@ -106,32 +104,32 @@ impl Settings {
     /// Ticks between heartbeats.
     pub(crate) const TICKS_A_HEARTBEAT: u32 = 4;
 
-    /// Ticks of an election timeout.
+    /// Returns the election timeout in ticks.
     pub(crate) fn election_ticks(&self) -> u32 {
         let ticks = self.election_timeout.as_micros().div_ceil(self.tick().as_micros());
         u32::try_from(ticks).expect("checked when the settings were made")
     }
 }
 
-/// How far the rate of a clock may be off true time, either way.
+/// A bound for the rate error of a clock, in either direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Drift {
     percent: u32,
 }
 
 impl Drift {
-    /// So many percent, below 50.
+    /// Returns a bound of `percent`, which must be below 50.
     pub(crate) fn percent(percent: u32) -> Self {
         assert!(percent < 50, "a drift bound of {percent} percent leaves no time to trust");
         Self { percent }
     }
 
-    /// How long the holder of a lease trusts it, on a clock that may be slow.
+    /// Returns how long the holder of a lease relies on it, on a clock that may be slow.
     pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
         ttl / 100 * (100 - if mutant::is(Mutant::B39) { 0 } else { self.percent })
     }
 
-    /// How long the leader waits before it ends a lease, on a clock that may be fast.
+    /// Returns how long the leader waits before it ends a lease, on a clock that may be fast.
     pub(crate) fn wait_for(self, ttl: Duration) -> Duration {
         ttl.saturating_add(ttl / 100 * if mutant::is(Mutant::B40) { 0 } else { self.percent })
     }

@@ -1,4 +1,4 @@
-//! What a node's handles and its driver have in common.
+//! The state that the handles of a node share with its driver.
 
 use std::any::Any;
 use std::path::PathBuf;
@@ -33,24 +33,23 @@ use super::settings::Settings;
 use super::slow::{Slow, SlowLog};
 use super::status::NodeStatus;
 
-/// Is told, by the driver, of everything that has been applied: how the recipes follow the replica.
-/// Called after readers can see it and before the callers are answered. Must be quick and must not
-/// wait.
+/// Receives every change that the node has applied; the lock table uses it to follow the replica. The driver calls it
+/// after a change is visible to readers and before it answers the callers. Implementations must return quickly and
+/// must not block.
 pub(crate) trait Follower: Any + Send + Sync {
-    /// These changes are visible, up to `visible`; the driver had them at `came`.
+    /// The changes up to `visible` are visible to readers. `came` is the time at which the driver received them.
     fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, came: Moment);
 
-    /// The replica was replaced by a later state: what happened in between is told by nobody.
+    /// The replica was replaced by a later state. The changes in between are not reported.
     fn installed(self: Arc<Self>, visible: Revision);
 
-    /// Time has passed: called at every tick.
+    /// Called at every tick.
     fn tick(self: Arc<Self>, now: Moment);
 
-    /// The node has stopped.
     fn stopped(self: Arc<Self>, reason: &StopReason);
 }
 
-/// A read that admission has counted, until this is dropped.
+/// Releases the admission of a read when dropped.
 #[derive(Default)]
 pub(crate) struct OpenRead(Arc<AtomicUsize>);
 
@@ -60,7 +59,7 @@ impl Drop for OpenRead {
     }
 }
 
-/// Rings once: with the outcome, or, when it is dropped unrung, without.
+/// Calls the hook once: with the outcome, or with `None` if it is dropped before.
 struct Hook<F: FnOnce(Option<&CallResult<Reply>>)>(Option<F>);
 
 impl<F: FnOnce(Option<&CallResult<Reply>>)> Hook<F> {
@@ -79,15 +78,16 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
     }
 }
 
-/// The largest command that is proposed, in bytes: the largest request that a configuration allows, as it is encoded,
-/// and what a recipe may add to one.
+/// Maximum size of a proposed command, in bytes: the encoded size of the largest request that a configuration allows,
+/// plus what a lock operation may add.
 pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
-/// What admission counts for each key that a command passes over, or that its caller is judged by, in bytes: what its
-/// row takes in an answer, without the value, which is shared.
+/// Bytes that admission counts for each key that a command scans, or that the check of its caller's rights scans.
+/// This is the size of its row in an answer, without the value, which is shared.
 const LOOK_BYTES: usize = 160;
 
-/// Adds to a transaction what is to be done behind it, in the same entry. The limits of callers are not for that.
+/// Adds operations to a transaction, to be applied after it in the same entry. The limits of callers do not apply to
+/// them.
 fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
     let Command::Txn(txn) = &mut *command else { return Ok(()) };
     if leaving.is_empty() {
@@ -98,7 +98,7 @@ fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
     fits(command)
 }
 
-/// Whether a command fits into an entry, whoever has made it.
+/// Checks that a command fits into an entry, whatever its origin.
 fn fits(command: &Command) -> Result<(), Rejection> {
     let (bytes, max) = (encoded_len_hint(command), COMMAND_BYTES_MAX);
     if bytes > max {
@@ -107,7 +107,7 @@ fn fits(command: &Command) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// See the module.
+/// The shared state of a node.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) env: Env,
@@ -118,21 +118,20 @@ pub(crate) struct Shared {
     /// Set once, before the node runs.
     pub(crate) follower: OnceLock<Arc<dyn Follower>>,
     stopped: watch::Sender<Option<StopReason>>,
-    /// What the node measures of itself.
     pub(crate) meters: Arc<Meters>,
     pub(crate) slow: SlowLog,
-    /// The same for batches of entries that take long to apply.
+    /// The log of batches of entries that take long to apply.
     pub(crate) slow_applies: SlowLog,
-    /// What the driver wrote down at its last tick.
+    /// The facts that the driver recorded at its last tick.
     sample: Mutex<HealthSample>,
     open_writes: AtomicUsize,
     open_bytes: AtomicUsize,
     open_reads: Arc<AtomicUsize>,
-    /// This node's disk is full.
+    /// Whether this node's disk is full.
     low: AtomicBool,
-    /// This replica holds a state of its cluster.
+    /// Whether this replica holds a state of its cluster.
     has_state: AtomicBool,
-    /// This node is the only member, and leads.
+    /// Whether this node is the only member, and leads.
     alone: AtomicBool,
 }
 
@@ -169,38 +168,38 @@ impl Shared {
         }
     }
 
-    /// The present moment on this node's clock.
+    /// Returns the time on this node's clock.
     pub(crate) fn now(&self) -> Moment {
         self.env.clock.now()
     }
 
-    /// The moment by which a call made now must end.
+    /// Returns the deadline of a call that is made now.
     pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Moment {
         self.now() + timeout.unwrap_or(self.settings.call_deadline)
     }
 
-    /// Why the node has stopped, if it has.
+    /// Returns the reason for which the node has stopped, if it has.
     pub(crate) fn stop_reason(&self) -> Option<StopReason> {
         self.stopped.borrow().clone()
     }
 
-    /// Told when the node stops.
+    /// Returns a receiver that is notified when the node stops.
     pub(crate) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
         self.stopped.subscribe()
     }
 
-    /// The driver's pulse.
+    /// Records the facts of the driver.
     pub(crate) fn record_sample(&self, sample: HealthSample) {
         *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
     }
 
-    /// How the node is now.
+    /// Returns the present health of the node.
     pub(crate) fn health(&self) -> Health {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Health::judge(sample, self.stop_reason(), self.now(), self.settings.election_timeout)
     }
 
-    /// Marks the node as stopped, unless it is already, and tells everybody who waits.
+    /// Marks the node as stopped, unless it already is, and notifies everything that waits.
     pub(crate) fn stop(&self, reason: StopReason) {
         self.in_company();
         let mut first = false;
@@ -232,9 +231,9 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::write`], and tells `hook`, whether anybody waits for the answer or not, the outcome,
-    /// or `None` if there will never be one: not after this, and once. What `leaving` says is carried out
-    /// behind the transaction, in the same entry.
+    /// Like [`Shared::write`], and calls `hook` exactly once: with the outcome, or with `None` if there will never be
+    /// one. The hook runs even if the caller has gone away. The operations in `leaving` are applied after the
+    /// transaction, in the same entry.
     pub(crate) async fn write_hooked(
         &self,
         txn: Txn,
@@ -261,7 +260,7 @@ impl Shared {
         }
     }
 
-    /// Wants a step of the members, and waits until it is applied here. Tells whom it was about.
+    /// Requests a membership change and waits until it is applied here. Returns the id of the affected member.
     pub(crate) async fn step(
         &self,
         membership_request: MembershipRequest,
@@ -272,10 +271,10 @@ impl Shared {
         self.answer(receiver, true).await
     }
 
-    /// Checks a command, asks for admission, and puts it before the driver.
+    /// Checks a command, asks for admission, and queues it for the driver.
     ///
     /// # Errors
-    /// It is not let in: why, and whoever is to be told.
+    /// The reason for which it was not admitted, and the receiver that must be told.
     fn begin_write(
         &self,
         mut command: Command,
@@ -291,11 +290,11 @@ impl Shared {
             Err(error) => {
                 let end = ending(&Err::<(), _>(error.clone()));
                 self.meters.ended(trace.kind, end, Duration::ZERO);
-                tracing::debug!(parent: &trace.span, %error, "not let in");
+                tracing::debug!(parent: &trace.span, %error, "not admitted");
                 return Err((error, reply));
             }
         };
-        tracing::trace!(parent: &trace.span, bytes, "let in");
+        tracing::trace!(parent: &trace.span, bytes, "admitted");
         let span = trace.span.clone();
         let command = match mutant::is(Mutant::M36) {
             false => command,
@@ -305,7 +304,7 @@ impl Shared {
         Ok(span)
     }
 
-    /// For a mutant: a transaction without its conditions, which are judged here and now.
+    /// For a mutant: evaluates the conditions of a transaction here and now, and returns it without them.
     fn judged_here(&self, command: Command) -> Command {
         let Command::Txn(Txn { compares, success, failure }) = command else { return command };
         let held = self.reader.read_txn(&Txn { compares, ..Txn::default() });
@@ -314,19 +313,19 @@ impl Shared {
         Command::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// What admission counts for a command that may come in.
+    /// Checks a command, and returns the bytes that admission counts for it.
     fn let_in(&self, command: &Command) -> CallResult<usize> {
         self.settings.limits.check(command)?;
         self.find_room(command)
     }
 
-    /// As [`Shared::let_in`], for one that is within the limits.
+    /// Like [`Shared::let_in`], for a command that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
         self.room_for(command).map_err(|why| self.shut_or(why))
     }
 
-    /// Why something is not let in. A node that has stopped lets in nothing any more: what else is in the way might pass,
-    /// and whoever waits for that would try for ever.
+    /// Returns the reason for a rejection. If the node has stopped, that is the reason, because the others may pass
+    /// and the caller would retry forever.
     fn shut_or(&self, why: CallError) -> CallError {
         let stopped = |reason| CallError::Stopped { reason, maybe_applied: false };
         self.stop_reason().map_or(why, stopped)
@@ -334,36 +333,37 @@ impl Shared {
 
     fn room_for(&self, command: &Command) -> CallResult<usize> {
         let is_wide = is_wide(command);
-        // Not to be counted first, where there is no room whatever it passes over.
+        // If there is no room at all, avoid the cost of counting keys.
         if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
             return Err(CallError::Busy);
         }
         let mut keys = if is_wide { self.may_look(command)? } else { 0 };
         if let Command::As(caller, deed) = command {
-            // Each replica looks at all of them before it knows whether the caller may.
+            // Each replica scans all of these before it knows whether the caller has the rights.
             keys += self.reader.judged_by(caller, deed);
         }
         if let Some(more) = growth(command, &|key| self.reader.value_len(key)) {
             self.may_grow(more)?;
         }
         let bytes = encoded_len_hint(command);
-        // Where others are always open too, one that is as wide as it may be gets in.
+        // If other commands are always open too, the widest command must still be admitted at times.
         let looked =
             keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
         let bytes = bytes + looked;
         let most = self.settings.open_bytes_max;
-        // An eighth is left to those who look at single keys.
+        // An eighth of the room is reserved for commands on single keys.
         self.admit(bytes, if looked > 0 { most - most / 8 } else { most })?;
         Ok(bytes)
     }
 
-    /// The most that admission counts for one command on account of what it looks at: two of those may be open.
+    /// Returns the maximum that admission counts for the keys that one command scans. Two such commands may be open
+    /// at once.
     fn look_bytes_max(&self) -> usize {
         self.settings.open_bytes_max / 8 * 3
     }
 
-    /// Whether this replica may become so many bytes larger. What is under way at the same time is not
-    /// counted: admission and the consensus bound it.
+    /// Checks whether this replica may grow by `more` bytes. Commands in flight are not counted here; admission and
+    /// consensus bound them.
     fn may_grow(&self, more: u64) -> CallResult<()> {
         if self.low.load(Ordering::Relaxed) {
             return Err(CallError::NoSpace);
@@ -375,9 +375,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a command may look at as many keys as it names, and how many those are; of a deletion no more are
-    /// counted than make a difference. Who has no right to them is not told how many there are: it is refused where
-    /// that is decided.
+    /// Checks whether a command may scan as many keys as it names, and returns their number. For a deletion, counting
+    /// stops where a higher number makes no difference. If the caller has no rights to the keys, their number is not
+    /// revealed; the command is rejected later, where its rights are checked.
     fn may_look(&self, command: &Command) -> Result<usize, Rejection> {
         if let Command::As(caller, deed) = command
             && self.reader.judge(caller, deed).is_err()
@@ -394,7 +394,7 @@ impl Shared {
         }
     }
 
-    /// Whether a transaction may look at as many keys as its ranges name, and how many those are.
+    /// Checks whether a transaction may scan as many keys as its ranges name, and returns their number.
     fn may_pass_over(&self, txn: &Txn) -> Result<usize, Rejection> {
         let max = self.settings.limits.txn_keys_max;
         let count = |max: usize| self.reader.passed_over(txn, max.saturating_add(1));
@@ -407,37 +407,36 @@ impl Shared {
         if keys > max { Err(Rejection::TooManyKeys { max }) } else { Ok(keys) }
     }
 
-    /// Whether this node's disk is full.
+    /// Records whether this node's disk is full.
     pub(crate) fn set_low(&self, low: bool) {
         self.low.store(low, Ordering::Relaxed);
     }
 
-    /// Whether this replica holds a state of its cluster. Before it is founded, before a newcomer was given one, and
-    /// while one that was lost is fetched, what can be read here is empty and means nothing.
+    /// Returns whether this replica holds a state of its cluster. Before the cluster is founded, before a new member
+    /// has received a state, and while a lost state is fetched, the store is empty and must not be read.
     pub(crate) fn has_state(&self) -> bool {
         self.has_state.load(Ordering::Acquire)
     }
 
-    /// From now on it does.
     pub(crate) fn set_has_state(&self) {
         self.has_state.store(true, Ordering::Release);
     }
 
-    /// Proposes a command that must be carried out however long that takes, and calls back. For the
-    /// recipes: it is not counted by admission and not given up.
+    /// Proposes a command that must be applied however long that takes, and calls back. For internal use by locks: it
+    /// bypasses admission and is never given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
         if let Err(rejection) = fits(&command) {
-            tracing::error!(%rejection, "made by a recipe, and more than a log entry holds");
+            tracing::error!(%rejection, "internal command is larger than a log entry");
             return reply.send(Err(rejection.into()));
         }
         let trace = RequestTrace::begin(&command, self.now());
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, trace }));
     }
 
-    /// As [`Shared::insist`], for what callers can ask for without end: counted by admission.
+    /// Like [`Shared::insist`], for operations that callers can request without a limit. Admission counts them.
     ///
     /// # Errors
-    /// [`CallError::Busy`], or a rejection of the limits: nothing will be carried out.
+    /// [`CallError::Busy`], or a violated limit. Nothing will be applied.
     pub(crate) fn insist_admitted(
         &self,
         command: Command,
@@ -446,15 +445,15 @@ impl Shared {
         self.begin_write(command, Vec::new(), None, reply).map(drop).map_err(|(error, _)| error)
     }
 
-    /// There is no other member, this node leads, and readers see all that is committed: nobody has seen more, and what
-    /// is acknowledged from now on this node acknowledges, which shows it to readers first. Holds until
-    /// [`Shared::in_company`].
+    /// Enables local linearizable reads without a question to the leader. The caller guarantees that this node is the
+    /// only member and leads, and that its readers see everything committed. Every later commit is acknowledged by
+    /// this node, after it is visible to readers. Valid until [`Shared::in_company`].
     pub(crate) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }
 
-    /// Something is about to be seen that readers here do not see yet: of another member, or of what is being applied.
-    /// Called before anything is sent to the one, and before anything is done of the other.
+    /// Disables local linearizable reads. Must be called before a change becomes visible elsewhere that readers here
+    /// do not see yet: before anything is sent to another member, and before an entry is applied.
     pub(crate) fn in_company(&self) {
         if !mutant::is(Mutant::B53) {
             self.alone.store(false, Ordering::SeqCst);
@@ -488,7 +487,7 @@ impl Shared {
         self.meters.ended(kind, end, took);
         tracing::debug!(parent: span, outcome = end.as_str(), ?took, "answered");
         let Some(passed_over) = self.is_slow(took, now) else { return };
-        // Where nobody traces reads, the line belongs to what the caller is doing.
+        // If reads are not traced, log the line in the span of the caller.
         let _inside = span.enter();
         let status = self.status.borrow().clone();
         let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader);
@@ -498,8 +497,8 @@ impl Shared {
             Ok(confirmed) => {
                 let (asking, applying) = (confirmed.since(asked), now.since(*confirmed));
                 let most = match asking > applying {
-                    true => "in asking the leader how far it must see",
-                    false => "in waiting until this node had applied as much",
+                    true => "asking the leader for the read index",
+                    false => "waiting until this node had applied that index",
                 };
                 tracing::warn!(
                     node,
@@ -510,7 +509,7 @@ impl Shared {
                     ?applying,
                     ?leader,
                     passed_over,
-                    "a slow request (read): it took {took:.1?}, most of it {most}"
+                    "slow request (read): took {took:.1?}, mostly {most}"
                 );
             }
             Err(_) => tracing::warn!(
@@ -521,13 +520,13 @@ impl Shared {
                 ?leader,
                 unapplied,
                 passed_over,
-                "a slow request (read): it was given up after {took:.1?}"
+                "slow request (read): given up after {took:.1?}"
             ),
         }
     }
 
-    /// Whether a request that took so long, and ends now, deserves a line in the log, and for how many others it
-    /// stands. One without is counted all the same.
+    /// Returns whether to log a request that ends now after `took`, as the number of slow requests that were not
+    /// logged before it. Every slow request is counted.
     pub(crate) fn is_slow(&self, took: Duration, now: Moment) -> Option<u64> {
         let judged = self.slow.judge(took, now);
         if judged != Slow::No {
@@ -539,7 +538,8 @@ impl Shared {
         }
     }
 
-    /// Reads a range of this replica, and counts all of it or only what is answered. One that takes long is said to.
+    /// Reads a range of this replica. If `counted`, counts all of it and not only the returned rows. Logs a slow
+    /// scan.
     pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Rejection> {
         let began = self.now();
         let found = if counted { self.reader.range(range) } else { self.reader.page(range) };
@@ -557,13 +557,13 @@ impl Shared {
                 rows,
                 count,
                 passed_over,
-                "a slow request (range): it took {took:.1?}, all of it in reading this node's replica"
+                "slow request (range): took {took:.1?}, reading this node's replica"
             );
         }
         found
     }
 
-    /// Reads what a transaction reads that writes nothing.
+    /// Runs a transaction that writes nothing.
     pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         self.may_pass_over(txn)?;
         let reply = self.reader.read_txn(txn)?;
@@ -573,13 +573,13 @@ impl Shared {
         Ok(reply)
     }
 
-    /// What admission counts for the writes that it has let in and that have no answer yet, in bytes.
+    /// Returns the bytes that admission counts for unanswered writes.
     pub(crate) fn open_bytes(&self) -> usize {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
-    /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) does so for each snapshot, so that
-    /// a snapshot includes every request that was answered before it.
+    /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) does so for each snapshot, so
+    /// that a snapshot includes every request that was answered before it.
     pub(crate) fn read_gauges(&self) {
         let (meters, reader) = (&self.meters, &self.reader);
         meters.open_bytes.count(self.open_bytes());
@@ -609,21 +609,20 @@ impl Shared {
         self.reach(revision, deadline).await
     }
 
-    /// As [`Shared::at_least`], and what watches the replica has been told of it, too.
+    /// Like [`Shared::at_least`], and also waits until the follower has processed that revision.
     pub(crate) async fn reach(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::AtLeast { revision, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await
     }
 
-    /// Ends at `deadline`, by the driver's ticks, or when the node stops: a timer that needs no runtime.
+    /// Waits until `deadline` or until the node stops. It is driven by the ticks of the driver and needs no runtime.
     pub(crate) async fn sleep_until(&self, deadline: Moment) {
-        // No replica ever reaches it.
+        // No replica ever reaches this revision.
         drop(self.reach(Revision(u64::MAX), deadline).await);
     }
 
-    /// Opens a session of this node, which believes in its lease for `ttl` and whose lease lives for
-    /// `delay` longer.
+    /// Opens a session that relies on its lease for `ttl` without a renewal. The lease exists for `delay` longer.
     pub(crate) async fn open_session(
         &self,
         ttl: Duration,
@@ -639,7 +638,7 @@ impl Shared {
         Ok(self.answer(receiver, true).await?.taken())
     }
 
-    /// Goes on with a lease that exists, of whose life `delay` is not to be believed in.
+    /// Resumes a session whose lease exists. The session does not rely on the last `delay` of the TTL.
     pub(crate) async fn resume_session(
         &self,
         lease: LeaseId,
@@ -655,14 +654,15 @@ impl Shared {
         Ok(self.answer(receiver, false).await?.taken())
     }
 
-    /// Renews a lease, or looks how long it lives: the answer is how long it lives now.
+    /// Renews a lease, or only queries it. Returns its remaining TTL.
     pub(crate) async fn lease_call(
         &self,
         lease: LeaseId,
         lease_request: LeaseRequest,
         deadline: Moment,
     ) -> CallResult<Duration> {
-        // Until it is answered, and no longer: whoever keeps many leases alive looks at one answer after the other.
+        // The admission ends with the answer, not with the future: a caller that keeps many leases alive polls the
+        // futures one by one.
         let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
@@ -670,21 +670,21 @@ impl Shared {
         self.answer(receiver, lease_request == LeaseRequest::Renew).await
     }
 
-    /// Writes a copy of the state to a file.
+    /// Writes a backup of the state to a file.
     pub(crate) async fn backup(&self, path: PathBuf) -> CallResult<SnapshotId> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Backup { path, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await
     }
 
-    /// Moves leadership to a member, or to whoever is best.
+    /// Transfers leadership to a member, or to the best one if `to` is `None`.
     pub(crate) async fn transfer(&self, to: Option<NodeId>, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Transfer { to, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await
     }
 
-    /// Flips a bit of a key's row in memory. True if there is such a key.
+    /// Flips a bit of a key's row in memory. Returns whether the key exists.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) async fn rot(&self, key: Vec<u8>) -> CallResult<bool> {
         let (sender, receiver) = oneshot::channel();
@@ -692,7 +692,7 @@ impl Shared {
         self.answer(receiver, false).await
     }
 
-    /// Hands something to the driver; if it has stopped, its caller is told at once.
+    /// Queues an input for the driver. If the driver has stopped, fails the call at once.
     pub(crate) fn push(&self, input: Input) {
         if let Err(input) = self.inbox.push(input) {
             let reason = self.stop_reason().unwrap_or(StopReason::Shutdown);
@@ -705,7 +705,7 @@ impl Shared {
         }
     }
 
-    /// A write has ended: admission may let another one in.
+    /// Releases the admission of a write that has ended.
     pub(crate) fn release(&self, bytes: usize) {
         if bytes > 0 {
             self.open_writes.fetch_sub(1, Ordering::Relaxed);
@@ -713,7 +713,7 @@ impl Shared {
         }
     }
 
-    /// Counts a read until what is returned is dropped.
+    /// Counts a read until the returned value is dropped.
     fn admit_read(&self) -> CallResult<OpenRead> {
         let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
         let open = OpenRead(Arc::clone(&self.open_reads));
@@ -723,7 +723,7 @@ impl Shared {
         Ok(open)
     }
 
-    /// Counts it, if all that is open takes `most` bytes with it at the most.
+    /// Counts a write, if all open writes then take at most `most` bytes.
     fn admit(&self, bytes: usize, most: usize) -> CallResult<()> {
         assert!(bytes > 0, "a command of no bytes");
         let writes = self.open_writes.fetch_add(1, Ordering::Relaxed) + 1;
@@ -735,8 +735,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Why a call has met its deadline without an effect: while the cluster is not founded, that, with the members that
-    /// are waited for.
+    /// Returns the error for a call that has met its deadline without an effect. While the cluster is not founded,
+    /// the error names the members that the node waits for.
     fn late(&self) -> CallError {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
         match &sample.founding {
@@ -755,10 +755,10 @@ impl Shared {
         match receiver.await {
             Ok(Err(CallError::Deadline { maybe_applied: false })) => Err(self.late()),
             Ok(result) => result,
-            // The driver went away with the call inside: it fell.
+            // The driver dropped the call because it panicked.
             Err(_) => {
                 let reason =
-                    self.stop_reason().unwrap_or_else(|| StopReason::failed("its driver fell"));
+                    self.stop_reason().unwrap_or_else(|| StopReason::failed("the driver panicked"));
                 Err(CallError::Stopped { reason, maybe_applied: changes })
             }
         }

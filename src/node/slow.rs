@@ -1,56 +1,56 @@
-//! The log of slow requests: which ones deserve a line, and how many lines there may be.
+//! Decides which slow requests are logged.
 //!
-//! One line a second at most: a cluster that is slow altogether says so in one line, with the number of
-//! those that it passed over, and not in a hundred thousand. What was asked for before a node knew of a
-//! leader for the first time has waited for that, as every first request does: it is counted, and no line.
+//! At most one line is logged each second, with the number of slow requests since the last line, so that a slow
+//! cluster does not flood the log. Requests that were made before the node first knew a leader are counted but not
+//! logged, because every first request waits for the leader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::model::Moment;
 
-/// How far apart two lines are at least.
+/// Minimum time between two lines.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// See the module. Shared by the driver and the threads of callers.
+/// Limits the log lines about slow requests. Shared by the driver and the threads of callers.
 pub(crate) struct SlowLog {
     threshold: Duration,
-    /// In nanoseconds of the node's clock: no line before.
+    /// Time of the next line, in nanoseconds of the node's clock.
     next: AtomicU64,
     passed_over: AtomicU64,
-    /// When this node first knew of a leader, in nanoseconds of its clock; 0 before.
+    /// Time at which this node first knew a leader, in nanoseconds of its clock. 0 before.
     led_since: AtomicU64,
 }
 
 /// What to do about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Slow {
-    /// It was quick.
+    /// It was not slow.
     No,
-    /// It was slow, and another line has just been written, or there was no leader yet.
+    /// It was slow, but a line was logged recently, or there was no leader yet.
     Counted,
-    /// It was slow: write a line, which also says how many were passed over.
+    /// It was slow: log a line, with the number of those that were not logged.
     Line {
-        /// How many there were since the last line.
+        /// Slow requests since the last line.
         passed_over: u64,
     },
 }
 
 impl SlowLog {
-    /// A request that takes `threshold` is slow.
+    /// A request that takes `threshold` or longer is slow.
     pub(crate) fn new(threshold: Duration) -> Self {
         let [next, passed_over, led_since] = [0; 3].map(AtomicU64::new);
         Self { threshold, next, passed_over, led_since }
     }
 
-    /// This node knows of a leader.
+    /// Records that this node knows a leader.
     pub(crate) fn knows_leader(&self, now: Moment) {
         let (never, now) = (0, nanos(now).max(1));
-        // Only the first one counts.
+        // Only the first call has an effect.
         let _ = self.led_since.compare_exchange(never, now, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Judges a request that took so long and ends now.
+    /// Decides about a request that ends now after `took`.
     pub(crate) fn judge(&self, took: Duration, now: Moment) -> Slow {
         if took < self.threshold {
             return Slow::No;
@@ -63,7 +63,7 @@ impl SlowLog {
         let next = self.next.load(Ordering::Relaxed);
         let due = nanos(now) >= next;
         let later = nanos(now + LINE_EVERY);
-        // Of several threads that see it due, one writes.
+        // If several threads reach the due time, only one logs.
         if due
             && self.next.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {

@@ -1,21 +1,21 @@
-//! The snapshots' own thread: writes them, reads them for others, receives theirs, and makes machines of
-//! them, one small step at a time, so that it can pause between any two.
+//! The thread for snapshots. It writes them, reads them for peers, receives them, and loads received ones into
+//! machines. All work is done in small steps, so that it can pause between any two.
 //!
 //! ```text
 //!   Take     image ──▶ write ... write ──▶ check ... check ──▶ Taken
 //!   Receive  ──▶ Received ──▶ Append ──▶ Received ──▶ ... ──▶ load ... load ──▶ Loaded
-//!   Read     ──▶ (from its beginning: read through ... read through) ──▶ Part
+//!   Read     ──▶ (from its beginning: verify ... verify) ──▶ Part
 //! ```
 //!
-//! A snapshot was sound when it was written. Whoever asks for one from its beginning waits until it was read
-//! through once more, unless that was just done: what has rotted meanwhile is not sent, and this node hears of it
-//! as long as it has the state in memory.
+//! A snapshot was sound when it was written. When a peer asks for it from its beginning, the worker verifies the
+//! whole file again before it sends a part, unless that was done recently. So a file that has rotted in the meantime
+//! is not sent. This node also learns of the damage while it still has the state in memory.
 //!
-//! What is received gets its name once a machine was made of it: a process that dies on the way, for want of memory as
-//! a rule, leaves one file behind, which it takes up again, however often that happens.
+//! A received file gets its final name only after a machine was loaded from it. If the process dies during that,
+//! usually for lack of memory, one unfinished file remains, and the next attempt continues with it.
 //!
-//! What is received goes first; then what is read through and what is written of this node's own take turns, at half
-//! of a core at most. What is received twice, or out of order, is asked for again by whoever gave it.
+//! Received snapshots have priority. Verifying for peers and writing this node's own snapshots alternate, and use at
+//! most half of a core. Parts that arrive twice or out of order are ignored, and the receiver asks for them again.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,74 +33,72 @@ use super::inbox::{Inbox, Input};
 use super::parker::{Parker, Sleeper};
 use super::writing::{WriteError, Writing, Written};
 
-/// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
-/// dropped, and asked for again. As many as peers have under way at once, several times over.
+/// Maximum number of parts that peers may wait for, and of bytes of parts that may wait to be written. Further
+/// requests and parts are dropped and repeated later. Several times the amount that peers normally have in flight.
 const READS_MAX: usize = 128;
 const APPEND_BYTES_MAX: usize = 16 << 20;
 
-/// How long a snapshot that was read through counts as sound: whoever asks again, or comes late, does not have it read
-/// again. Whoever receives it looks for itself.
+/// Time for which a verified snapshot counts as sound, so that it is not verified again for each peer. The receiver
+/// checks it in any case.
 const PROVEN_FOR: Duration = Duration::from_secs(10);
 
-/// Something to do.
+/// A job of the worker.
 pub(crate) enum Job {
-    /// Write this state down.
+    /// Write this state to a snapshot.
     Take(Box<Image>),
     /// Read a part for a peer.
     Read { to: NodeId, id: SnapshotId, offset: u64 },
-    /// Begin to receive a snapshot, or go on with what is here of it.
+    /// Start to receive a snapshot, or continue with the part that is on the disk.
     Receive(SnapshotId),
-    /// A part of it has come.
+    /// A part of a snapshot has arrived.
     Append { id: SnapshotId, offset: u64, data: Bytes },
-    /// Nobody needs it any more, however much of it is here.
+    /// Discard what was received of a snapshot.
     Discard(SnapshotId),
-    /// This one is sound and durable: what is older can go.
+    /// This snapshot is sound and durable: remove older ones.
     Keep {
-        /// Which.
         newest: SnapshotId,
-        /// Older ones that peers still fetch.
+        /// Older snapshots that peers are still fetching.
         served: Vec<SnapshotId>,
     },
-    /// Let go of a state that nobody needs, where nobody waits for that.
+    /// Drop a state on this thread, because that may take long.
     Forget(Box<Machine>),
 }
 
-/// What came of it.
+/// The result of a job.
 pub(crate) enum News {
-    /// A snapshot was written, and is durable.
+    /// A snapshot was written and is durable.
     Taken { id: SnapshotId, members: Members, took: Duration },
-    /// It was not; what is there stays.
+    /// The snapshot could not be written. Existing ones stay.
     NotTaken { why: WriteError },
-    /// A part for a peer; or why that snapshot cannot be sent.
+    /// A part for a peer, or the reason for which the snapshot cannot be sent.
     Part { to: NodeId, id: SnapshotId, offset: u64, data: Result<Bytes, String> },
-    /// So many bytes of a snapshot are here.
+    /// Number of bytes of a snapshot that are on the disk.
     Received { id: SnapshotId, bytes: u64 },
-    /// All of it is here, durable, and this is what it holds.
+    /// The snapshot is complete and durable, and was loaded into this machine.
     Loaded { id: SnapshotId, machine: Box<Machine> },
-    /// It cannot be received now.
+    /// The snapshot cannot be received now.
     NotReceived { id: SnapshotId, why: ReceiveError },
 }
 
-/// Why a snapshot cannot be received.
+/// The reasons for which a snapshot cannot be received.
 #[derive(Debug, Error)]
 pub(crate) enum ReceiveError {
-    /// The file.
     #[error(transparent)]
     File(#[from] SnapshotError),
-    /// No machine can be made of what it holds.
+    /// The content is not a valid state.
     #[error(transparent)]
     State(#[from] RestoreError),
 }
 
 impl ReceiveError {
-    /// Whether only a newer build can read it: to fetch it again is of no use.
+    /// Returns whether only a newer build can read the snapshot, so that fetching it again is useless.
     pub(crate) fn needs_upgrade(&self) -> bool {
         matches!(self, Self::File(SnapshotError::Newer { .. }))
             || matches!(self, Self::State(RestoreError::Outgrown(_)))
     }
 }
 
-/// Jobs on their way to the worker.
+/// The queue of jobs for the worker.
 pub(crate) struct SnapshotQueue {
     state: Mutex<State>,
     parker: Parker,
@@ -110,9 +108,9 @@ pub(crate) struct SnapshotQueue {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// How many of them are reads for peers.
+    /// Number of queued reads for peers.
     reads: usize,
-    /// What those hold that append.
+    /// Bytes of queued parts.
     append_bytes: usize,
     closed: bool,
     waits: bool,
@@ -129,8 +127,8 @@ impl Sleeper for State {
 }
 
 impl State {
-    /// Whether a job is one too many: peers must not fill the memory. All others are the driver's own,
-    /// which bounds them.
+    /// Counts a job, and returns whether it exceeds the limits. Only the jobs that peers cause are limited; the
+    /// driver bounds the others itself.
     fn is_full_for(&mut self, job: &Job) -> bool {
         match job {
             Job::Read { .. } => {
@@ -147,13 +145,14 @@ impl State {
 }
 
 impl SnapshotQueue {
-    /// An empty queue. `on_push` is called after each job, for whoever runs the worker without waiting.
+    /// Returns an empty queue. `on_push` is called after each job, for a harness that runs the worker without
+    /// blocking.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { state: Mutex::default(), parker: Parker::default(), on_push }
     }
 
-    /// Queues a job, unless too many of its kind wait: one snapshot at a time is the driver's to see to,
-    /// but peers ask for parts, and send them, as often as they like.
+    /// Queues a job, unless too many of its kind are queued. The driver takes and fetches one snapshot at a time, but
+    /// peers may request and send parts at any rate.
     pub(crate) fn push(&self, job: Job) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,12 +165,12 @@ impl SnapshotQueue {
         (self.on_push)();
     }
 
-    /// How many jobs wait.
+    /// Returns the number of queued jobs.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).jobs.len()
     }
 
-    /// The worker ends; what is not done is left as it is.
+    /// Closes the queue and ends the worker. Queued jobs are not done.
     pub(crate) fn close(&self) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +180,7 @@ impl SnapshotQueue {
         (self.on_push)();
     }
 
-    /// Waits for a job; `None` when the queue is closed. Empty after `at_most`.
+    /// Waits for jobs, at most for `at_most`, and takes them. Returns `None` when the queue is closed.
     fn take(&self, at_most: Option<Duration>) -> Option<VecDeque<Job>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.parker.wait(state, at_most);
@@ -190,7 +189,7 @@ impl SnapshotQueue {
     }
 }
 
-/// See the module.
+/// The part that runs on the snapshot thread.
 pub(crate) struct SnapshotWorker {
     env: Env,
     folder: Folder,
@@ -201,20 +200,20 @@ pub(crate) struct SnapshotWorker {
     writing: Option<Own>,
     receiving: Option<Receiving>,
     proving: Option<Proving>,
-    /// The last one that was read through, and when.
+    /// The last snapshot that was verified, and the time.
     proven: Option<(SnapshotId, Moment)>,
-    /// Whether it is the turn of what is written.
+    /// Whether the next step writes this node's own snapshot.
     writes_next: bool,
 }
 
-/// A snapshot of this node's own on its way to the disk.
+/// A snapshot of this node's state that is being written.
 struct Own {
     writing: Writing,
     members: Members,
     began: Moment,
 }
 
-/// A snapshot on its way from a peer into a machine.
+/// A snapshot that is being received and loaded into a machine.
 struct Receiving {
     id: SnapshotId,
     stage: ReceivingStage,
@@ -226,25 +225,23 @@ enum ReceivingStage {
     Loading { check: Check, restore: Restore },
 }
 
-/// A snapshot that is read through before it is sent.
+/// A snapshot that is being verified before it is sent.
 struct Proving {
     id: SnapshotId,
     reader: Reader,
-    /// Who waits for which parts of it.
+    /// The parts that peers wait for.
     asks: BTreeSet<(NodeId, u64)>,
 }
 
 /// What a worker should do after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SnapshotTurn {
-    /// There is more to do.
     Worked,
-    /// There is nothing to do.
     Idle,
 }
 
 impl SnapshotWorker {
-    /// A worker on the snapshots of `folder`, which writes and sends them in parts of so many bytes.
+    /// Returns a worker for the snapshots of `folder`. It writes and sends them in parts of `part_bytes`.
     pub(crate) fn new(
         env: Env,
         folder: Folder,
@@ -268,13 +265,13 @@ impl SnapshotWorker {
         }
     }
 
-    /// Works until the queue is closed.
+    /// Runs until the queue is closed.
     pub(crate) fn run(&mut self) {
         let mut patience = None;
         while let Some(jobs) = self.queue.take(patience) {
             let began = self.env.clock.now();
             patience = match self.work(jobs) {
-                // As long a pause as it has worked.
+                // Pause for as long as the step took.
                 SnapshotTurn::Worked if self.receiving.is_none() => {
                     Some(self.env.clock.now().since(began))
                 }
@@ -284,7 +281,7 @@ impl SnapshotWorker {
         }
     }
 
-    /// Does a step, without waiting: for whoever runs a node by hand.
+    /// Does one step without waiting. For a harness that schedules the parts of a node itself.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> SnapshotTurn {
         match self.queue.take(Some(Duration::ZERO)) {
@@ -313,7 +310,7 @@ impl SnapshotWorker {
     fn take(&mut self, job: Job) {
         match job {
             Job::Take(image) => {
-                // The driver has one under way at a time.
+                // The driver takes one snapshot at a time.
                 let (members, began) = (image.head().members.clone(), self.env.clock.now());
                 self.writing = Some(Own { writing: Writing::Waiting(*image), members, began });
             }
@@ -323,7 +320,7 @@ impl SnapshotWorker {
             Job::Discard(id) => self.discard(id),
             Job::Keep { newest, served } => {
                 if let Err(error) = self.folder.remove_older(newest, &served) {
-                    tracing::warn!(%error, "an older snapshot cannot be removed now");
+                    tracing::warn!(%error, "cannot remove an older snapshot");
                 }
             }
             Job::Forget(machine) => drop(machine),
@@ -332,7 +329,7 @@ impl SnapshotWorker {
 
     // ---- writing ----------------------------------------------------------------------------------
 
-    /// A step of what is to be written. Whether there was anything to do.
+    /// Does a step of writing. Returns whether there was anything to do.
     fn write_on(&mut self) -> bool {
         let Some(Own { writing, members, began }) = self.writing.take() else { return false };
         match writing.step(self.part_bytes, |head| self.folder.begin(head)) {
@@ -348,7 +345,7 @@ impl SnapshotWorker {
 
     // ---- sending ----------------------------------------------------------------------------------
 
-    /// A part for a peer: at once, unless that peer begins with this snapshot.
+    /// Sends a part to a peer: at once, unless the peer starts with this snapshot and it must be verified.
     fn read(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
         let now = self.env.clock.now();
         let is_proven =
@@ -357,7 +354,7 @@ impl SnapshotWorker {
             Some(Proving { id: same, asks, .. }) if *same == id => {
                 let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();
                 if offset == 0 || waits {
-                    // One too many is asked for again.
+                    // If there are too many, the peer asks again.
                     if asks.len() < READS_MAX {
                         asks.insert((to, offset));
                     }
@@ -365,7 +362,7 @@ impl SnapshotWorker {
                 }
             }
             _ if is_proven => {}
-            // Another one first. It is asked for again.
+            // Another snapshot is being verified. The peer asks again.
             Some(_) if offset == 0 => return,
             None if offset == 0 => match self.folder.open_id(id) {
                 Ok(reader) => {
@@ -393,7 +390,7 @@ impl SnapshotWorker {
         }
     }
 
-    /// Reads on in what is to be sent. Whether there was anything to do.
+    /// Does a step of verifying. Returns whether there was anything to do.
     fn prove_on(&mut self) -> bool {
         let Some(Proving { id, mut reader, asks }) = self.proving.take() else { return false };
         let whole = match reader.pass() {
@@ -422,7 +419,7 @@ impl SnapshotWorker {
                 let bytes = partial.length();
                 return self.tell(News::Received { id, bytes });
             }
-            // It is all here, and will be told.
+            // The whole snapshot is on the disk, and the result of loading it will be reported.
             Some(receiving) if receiving.id == id => return,
             _ => self.receiving = None,
         }
@@ -442,12 +439,12 @@ impl SnapshotWorker {
         };
         match partial.append(offset, data) {
             Ok(Appended::Written) => return self.parts(id, partial),
-            // Doubled or too early: whoever asks knows how far it is.
+            // A duplicate or an early part. The peer knows from `Received` how much is here.
             Ok(Appended::Elsewhere) => {}
-            // Asked for again after a while. What is here stays, and is not read through anew.
+            // The driver asks for this part again later. What is on the disk stays and is not checked again.
             Ok(Appended::NoRoom) => tracing::warn!(
                 index = %id.index,
-                "there is no room on the disk for the rest of a snapshot; it is tried again"
+                "no disk space for the rest of a snapshot, retrying"
             ),
             Err(error) => return self.not_received(id, error),
         }
@@ -457,11 +454,11 @@ impl SnapshotWorker {
     fn discard(&mut self, id: SnapshotId) {
         match self.receiving.take_if(|receiving| receiving.id == id) {
             Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) => partial.discard(),
-            // What is being loaded goes with it.
+            // This drops the partly loaded machine too.
             Some(_) => {}
             None => {
                 if let Err(error) = self.folder.forget(id) {
-                    tracing::warn!(%error, "what was received of a snapshot cannot be removed now");
+                    tracing::warn!(%error, "cannot remove a partial snapshot");
                 }
             }
         }
@@ -481,7 +478,7 @@ impl SnapshotWorker {
         self.tell(News::Received { id, bytes });
     }
 
-    /// Begins to make a machine of what is here.
+    /// Starts to load the complete file into a machine.
     fn load(&self, partial: Partial) -> Result<ReceivingStage, ReceiveError> {
         let check = partial.seal()?;
         let restore = Restore::new(self.options.clone(), check.head().clone())?;
@@ -493,7 +490,7 @@ impl SnapshotWorker {
         self.tell(News::NotReceived { id, why: why.into() });
     }
 
-    /// A step of what is being received and needs no further part. Whether there was anything to do.
+    /// Does a step of loading. Returns whether there was anything to do.
     fn receive_on(&mut self) -> bool {
         let Some(Receiving { id, stage }) = self.receiving.take() else { return false };
         let stage = match stage {
@@ -539,7 +536,7 @@ mod tests {
     use crate::model::{ClusterId, LogIndex, Term};
     use crate::sim::{HookedDisk, SimDisk};
 
-    /// A clock that a test moves, in seconds.
+    /// A clock that the test advances, in seconds.
     #[derive(Default)]
     struct HeldClock(AtomicU64);
 
@@ -549,7 +546,7 @@ mod tests {
         }
     }
 
-    /// A worker that a test runs by hand, on a disk that counts how often a file is opened.
+    /// A worker that a test runs step by step, on a disk that counts how often a file is opened.
     struct Bench {
         disk: Arc<SimDisk>,
         clock: Arc<HeldClock>,
@@ -583,7 +580,7 @@ mod tests {
             Self { disk, clock, opened, worker, queue, inbox }
         }
 
-        /// How often a file was opened for a job, and what came of it.
+        /// Runs a job. Returns how often a file was opened, and the results.
         fn does(&mut self, job: Job) -> (usize, Vec<News>) {
             let before = self.opened.load(Ordering::Relaxed);
             self.queue.push(job);

@@ -1,7 +1,7 @@
-//! What this node has of snapshots, and what it is about: when one is due, how far the log may be cut,
-//! and how one is fetched from a peer.
+//! Tracks the snapshots of this node. Decides when one is due, how far the log may be truncated at its front, and
+//! which parts to fetch from a peer.
 //!
-//! Invariant: knows no file and no message; the driver asks and acts.
+//! Invariant: touches no files and sends no messages; the driver does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,48 +9,47 @@ use std::time::Duration;
 use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
 use crate::mutant::{self, Mutant};
 
-/// How many parts of a snapshot are asked for ahead.
+/// Number of parts that are requested ahead.
 const WINDOW_PARTS: u64 = 4;
 
-/// A snapshot that could not be written is tried again after so long; where the disk has no room for it after twice as
-/// long each time, at most so long: each attempt takes all the room that there is, for a while.
+/// Delay before a failed snapshot is tried again. While the disk has no space for it, the delay doubles up to the
+/// maximum, because each attempt temporarily takes all the free space.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
 
-/// What could not be received is fetched again after twice as long each time, at most so long.
+/// Maximum delay before a snapshot that could not be received is fetched again. The delay doubles with each attempt.
 const FETCH_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
 
-/// How much of the log a lagging or fetching member may hold, as a multiple of what makes a snapshot
-/// due. Beyond that it gets a newer snapshot.
+/// The size up to which the log is kept for a lagging or fetching member, as a multiple of the size that makes a
+/// snapshot due. Beyond that size, the member is sent a newer snapshot.
 const HELD_LOG_FACTOR: u64 = 4;
 
-/// More bytes of log than any that a snapshot would wait for.
+/// A size of the log that makes any snapshot due.
 pub(crate) const LOG_BYTES_OVERDUE: u64 = 1 << 60;
 
-/// See the module.
+/// The state of this node's snapshots. See the module.
 pub(crate) struct Snapshots {
-    /// A snapshot is due when so many bytes of entries were applied since the last one, or half the
-    /// size of the state, if that is more.
+    /// Bytes of applied entries after which a snapshot is due. Half the size of the state applies if that is more.
     log_bytes_min: u64,
-    /// How much is asked for at a time.
+    /// Number of bytes to request at a time.
     part_bytes: u64,
-    /// How long nothing may come of a question before it is put again.
+    /// Time after which an unanswered request is repeated.
     patience: Duration,
     newest: Option<(SnapshotId, Members)>,
     is_taking: bool,
     not_before: Moment,
-    /// How long to wait when the next one finds no room.
+    /// Delay after the next failure for lack of space.
     no_room_pause: Duration,
-    /// Bytes of entries applied since the newest snapshot.
+    /// Bytes of the entries applied since the newest snapshot.
     log_bytes: u64,
-    /// Bytes of entries applied since the one that is being taken was begun.
+    /// Bytes of the entries applied since the current snapshot was started.
     log_bytes_while_taking: u64,
     fetch: Option<Fetch>,
-    /// What is not fetched any more, and may have left a part of a file behind.
+    /// A snapshot whose fetch was abandoned, and which may have left a partial file.
     left: Option<SnapshotId>,
-    /// What could not be received: how often in a row, and from when on it is worth another attempt.
+    /// A snapshot that could not be received: the number of failures in a row, and the time of the next attempt.
     failed: Option<(SnapshotId, u32, Moment)>,
-    /// Peers that fetch a snapshot of this node, and until when they are believed to.
+    /// Peers that are fetching a snapshot from this node, and the time until which they are believed to.
     serving: BTreeMap<NodeId, (SnapshotId, Moment)>,
 }
 
@@ -59,19 +58,19 @@ pub(crate) struct Snapshots {
 struct Fetch {
     from: NodeId,
     id: SnapshotId,
-    /// What is on this node's disk.
+    /// Bytes that are on this node's disk.
     received: u64,
-    /// Up to where it was asked for.
+    /// Offset up to which it was requested.
     asked: u64,
-    /// When something came last, or was asked for again.
+    /// Time of the last progress or repeated request.
     heard: Moment,
-    /// When more of it reached this node's disk.
+    /// Time at which more of it reached this node's disk.
     grew: Moment,
 }
 
 impl Snapshots {
-    /// A node that has `newest`, and has applied so many bytes of entries since; and a part of `left`. It asks for
-    /// `part_bytes` at a time.
+    /// Returns the state of a node that has `newest`, has applied `log_bytes` of entries since, and has a partial
+    /// file of `left`. It requests `part_bytes` at a time.
     pub(crate) fn new(
         log_bytes_min: u64,
         part_bytes: u64,
@@ -100,12 +99,12 @@ impl Snapshots {
 
     // ---- taking -----------------------------------------------------------------------------------
 
-    /// The newest one that is durable here, with the members as of its index.
+    /// Returns the newest durable snapshot, with its members.
     pub(crate) fn newest(&self) -> Option<&(SnapshotId, Members)> {
         self.newest.as_ref()
     }
 
-    /// An entry of so many bytes was applied.
+    /// Counts an entry that was applied.
     pub(crate) fn applied(&mut self, bytes: usize) {
         self.log_bytes += bytes as u64;
         self.log_bytes_while_taking += bytes as u64;
@@ -115,8 +114,8 @@ impl Snapshots {
         self.log_bytes_min.max(state_bytes / 2)
     }
 
-    /// Whether one should be taken now, of a state of so many bytes, which are asked for only if that
-    /// matters. `wanted`: a peer needs one that is newer than what there is.
+    /// Returns whether a snapshot should be taken now. `state_bytes` is called only if the size of the state matters.
+    /// `wanted` is set if a peer needs a newer snapshot than the newest one.
     pub(crate) fn is_due(
         &self,
         state_bytes: impl FnOnce() -> u64,
@@ -129,13 +128,13 @@ impl Snapshots {
         !self.is_taking && now >= self.not_before && (wanted || grown())
     }
 
-    /// One is being taken.
+    /// Records that a snapshot was started.
     pub(crate) fn begun(&mut self) {
         self.is_taking = true;
         self.log_bytes_while_taking = 0;
     }
 
-    /// It is durable.
+    /// Records that the snapshot is durable.
     pub(crate) fn taken(&mut self, id: SnapshotId, members: Members) {
         self.is_taking = false;
         self.log_bytes = self.log_bytes_while_taking;
@@ -143,7 +142,7 @@ impl Snapshots {
         self.has(id, members);
     }
 
-    /// It has failed; whether because the disk has no room for it.
+    /// Records that the snapshot has failed. `for_want_of_room` is set if the disk had no space for it.
     pub(crate) fn not_taken(&mut self, for_want_of_room: bool, now: Moment) {
         self.is_taking = false;
         self.not_before = now + TRY_AGAIN_AFTER;
@@ -153,14 +152,14 @@ impl Snapshots {
         }
     }
 
-    /// This one is durable here, and sound.
+    /// Records a sound and durable snapshot.
     fn has(&mut self, id: SnapshotId, members: Members) {
         if self.newest.as_ref().is_none_or(|(newest, _)| newest.index < id.index) {
             self.newest = Some((id, members));
         }
     }
 
-    /// It is not sound any more. Whether it was the newest: then another is due at once.
+    /// Records that a snapshot is damaged. Returns whether it was the newest one; another one is due at once then.
     pub(crate) fn lost(&mut self, id: SnapshotId) -> bool {
         let was_newest = self.newest.take_if(|(newest, _)| *newest == id).is_some();
         if was_newest {
@@ -171,8 +170,8 @@ impl Snapshots {
 
     // ---- cutting the log --------------------------------------------------------------------------
 
-    /// Up to where the log may be cut, if at all. `slowest` is what the slowest member that is there has
-    /// of the log, as far as this node knows; `log_bytes` is the size of the log.
+    /// Returns the index up to which the log may be truncated at its front, if any. `slowest` is the last entry that
+    /// the slowest active member is known to have. `log_bytes` is the size of the log.
     pub(crate) fn cut(
         &self,
         slowest: Option<LogIndex>,
@@ -181,7 +180,7 @@ impl Snapshots {
         now: Moment,
     ) -> Option<LogIndex> {
         let (newest, _) = self.newest.as_ref()?;
-        // However much they need it, the log does not grow without end for them.
+        // The log must not grow without a limit, even if peers need it.
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
         }
@@ -192,18 +191,18 @@ impl Snapshots {
         fetching.chain(slowest).chain([newest.index]).min()
     }
 
-    /// A peer asks for a part of one. Whether this node may have it.
+    /// Records that a peer requests a part of a snapshot.
     pub(crate) fn serve(&mut self, to: NodeId, id: SnapshotId, now: Moment) {
         self.serving.insert(to, (id, now + self.patience * 4));
     }
 
-    /// Older ones that are still being fetched by somebody.
+    /// Returns the snapshots that peers are still fetching.
     pub(crate) fn served(&self, now: Moment) -> Vec<SnapshotId> {
         let served = self.serving.values().filter(|(_, until)| *until > now);
         served.map(|(id, _)| *id).collect()
     }
 
-    /// Forgets those that do not ask any more. Whether there were any.
+    /// Forgets the peers that have stopped asking. Returns whether there were any.
     pub(crate) fn end_serving(&mut self, now: Moment) -> bool {
         let before = self.serving.len();
         self.serving.retain(|_, (_, until)| *until > now);
@@ -212,12 +211,12 @@ impl Snapshots {
 
     // ---- fetching ---------------------------------------------------------------------------------
 
-    /// Whether one is worth an attempt: it was not found to be of no use just now.
+    /// Returns whether a snapshot may be fetched: no recent attempt failed.
     pub(crate) fn may_fetch(&self, id: SnapshotId, now: Moment) -> bool {
         self.failed.is_none_or(|(failed, _, until)| failed != id || now >= until)
     }
 
-    /// A peer has one that this node needs. False if it is being fetched already.
+    /// Starts to fetch a snapshot that a peer has and this node needs. Returns false if it is already being fetched.
     pub(crate) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) -> bool {
         if let Some(fetch) = &mut self.fetch
             && fetch.id == id
@@ -226,20 +225,20 @@ impl Snapshots {
             return false;
         }
         self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now, grew: now });
-        // Whoever receives it removes what is here of others.
+        // The worker removes partial files of other snapshots when it receives this one.
         self.left = None;
         true
     }
 
-    /// Which one is being fetched, and from whom.
+    /// Returns the snapshot that is being fetched, and its source.
     pub(crate) fn fetching(&self) -> Option<(NodeId, SnapshotId)> {
         self.fetch.map(|fetch| (fetch.from, fetch.id))
     }
 
-    /// So much of it is on this node's disk.
+    /// Records that `bytes` of the snapshot are on this node's disk.
     pub(crate) fn received(&mut self, id: SnapshotId, bytes: u64, now: Moment) {
         if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.id == id) {
-            // The first word of the worker says where to begin; what is here is not asked for again.
+            // The first report of the worker tells where to start. What is on the disk is not requested again.
             fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
             fetch.heard = now;
@@ -247,7 +246,7 @@ impl Snapshots {
         }
     }
 
-    /// From which byte on the next part is to be asked for, and of whom.
+    /// Returns the next part to request, and from which peer.
     pub(crate) fn ask(&mut self) -> Option<(NodeId, SnapshotId, u64)> {
         let fetch = self.fetch.as_mut()?;
         let is_open = fetch.asked < fetch.id.bytes
@@ -260,9 +259,8 @@ impl Snapshots {
         Some((fetch.from, fetch.id, offset))
     }
 
-    /// Time has passed: what was lost on the way is asked for again. A snapshot that is whole here and
-    /// not in place yet is asked for at its end, so that whoever offers it knows of the work on it: that
-    /// question is returned.
+    /// Requests lost parts again after a while. If a snapshot is complete but not installed yet, returns it so that
+    /// the driver asks for its end: the peer that offers it then knows that this node is working on it.
     pub(crate) fn tick(&mut self, now: Moment) -> Option<(NodeId, SnapshotId)> {
         let fetch = self.fetch.as_mut()?;
         if fetch.asked == u64::MAX || now.since(fetch.heard) <= self.patience {
@@ -276,12 +274,12 @@ impl Snapshots {
         None
     }
 
-    /// Whether the one that is being fetched is whole on this node's disk, and is being checked or read.
+    /// Returns whether the snapshot is complete on this node's disk, and is being checked or loaded.
     pub(crate) fn has_whole(&self) -> bool {
         self.fetch.is_some_and(|fetch| fetch.received == fetch.id.bytes)
     }
 
-    /// Gives up a fetch of which nothing has come for long: its source may be gone.
+    /// Abandons a fetch that has made no progress for long, because its source may be gone.
     pub(crate) fn give_up_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
         let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;
@@ -290,7 +288,8 @@ impl Snapshots {
         }
     }
 
-    /// Gives up a fetch of what the replica has by now, unless all of it is here; or what an earlier one has left.
+    /// Abandons an incomplete fetch of a snapshot that the replica has overtaken, or returns the partial file of an
+    /// earlier one. The result is to be discarded.
     pub(crate) fn end_overtaken_fetch(&mut self, applied: LogIndex) -> Option<SnapshotId> {
         let whole = self.has_whole();
         let overtaken = self.fetch.take_if(|fetch| !whole && fetch.id.index <= applied);
@@ -298,14 +297,15 @@ impl Snapshots {
         overtaken.map(|fetch| fetch.id).or(left)
     }
 
-    /// It cannot be had from whom it was asked of. What is here of it stays: another may have the rest.
+    /// Ends a fetch because its source does not have the snapshot. The partial file stays, since another peer may
+    /// have the rest.
     pub(crate) fn end_fetch(&mut self, id: SnapshotId) {
         if self.fetch.take_if(|fetch| fetch.id == id).is_some() {
             self.left = Some(id);
         }
     }
 
-    /// It cannot be received, or is of no use.
+    /// Records that a snapshot cannot be received or used.
     pub(crate) fn not_received(&mut self, id: SnapshotId, now: Moment) {
         self.end_fetch(id);
         let before = self.failed.filter(|(failed, ..)| *failed == id);
@@ -314,12 +314,12 @@ impl Snapshots {
         self.failed = Some((id, times, now + pause));
     }
 
-    /// It is here, and in memory.
+    /// Ends a fetch whose snapshot is complete and in memory.
     pub(crate) fn fetched(&mut self, id: SnapshotId) {
         self.fetch.take_if(|fetch| fetch.id == id);
     }
 
-    /// A fetched one was installed: it is this node's newest.
+    /// Records that a fetched snapshot was installed, and is this node's newest one.
     pub(crate) fn installed(&mut self, id: SnapshotId, members: Members) {
         self.log_bytes = 0;
         self.has(id, members);
@@ -343,7 +343,7 @@ mod tests {
         NodeId::new(number).unwrap()
     }
 
-    /// How much these ask for at a time.
+    /// Number of bytes that these tests request at a time.
     const PART: u64 = 16 << 10;
 
     fn snapshots() -> Snapshots {

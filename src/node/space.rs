@@ -1,48 +1,48 @@
-//! Who has room on its disk, as the members tell each other.
+//! Tracks which members have disk space, as they report to each other.
 //!
-//! A member whose disk is full says so, and says it again and again; when it has room, it says so once.
-//! What was not said again for a while is forgotten, so a lost message does no harm for long. Who has
-//! said nothing has room.
+//! A member whose disk is full reports that repeatedly. When it has space again, it reports that once. A report that
+//! is not repeated for a while expires, so the loss of a message does no lasting harm. A member that has reported
+//! nothing has space.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{Moment, NodeId};
 
-/// See the module.
+/// The members whose disks are full.
 #[derive(Debug)]
 pub(crate) struct SpaceTable {
     me: NodeId,
     low: bool,
-    /// Members that have said that they are full, and when.
+    /// Members that have reported a full disk, with the time of the report.
     peers: BTreeMap<NodeId, Moment>,
-    /// How often it is said.
+    /// Time between two reports.
     every: Duration,
-    /// When to say it next.
+    /// Time of the next report.
     next: Moment,
 }
 
-/// How often something can be lost before it is forgotten.
+/// Number of report intervals after which a report expires.
 const FORGOTTEN_AFTER: u32 = 4;
 
 impl SpaceTable {
-    /// Everybody has room. Who is full says so every so often.
+    /// Returns a table in which all members have space. A member with a full disk reports every `every`.
     pub(crate) fn new(me: NodeId, every: Duration, now: Moment) -> Self {
         Self { me, low: false, peers: BTreeMap::new(), every, next: now }
     }
 
-    /// What this node's log says. Whether that is news.
+    /// Records the state of this node's disk. Returns whether it has changed.
     pub(crate) fn own(&mut self, low: bool, now: Moment) -> bool {
         self.next = now;
         std::mem::replace(&mut self.low, low) != low
     }
 
-    /// Whether this node's disk is full.
+    /// Returns whether this node's disk is full.
     pub(crate) fn is_low(&self) -> bool {
         self.low
     }
 
-    /// What another member says.
+    /// Records the report of another member.
     pub(crate) fn hear(&mut self, peer: NodeId, low: bool, now: Moment) {
         if low {
             self.peers.insert(peer, now);
@@ -51,7 +51,7 @@ impl SpaceTable {
         }
     }
 
-    /// Time passes. Whether this node should say again that it is full.
+    /// Expires old reports. Returns whether this node should repeat its own.
     pub(crate) fn tick(&mut self, now: Moment) -> bool {
         let forgotten = self.every * FORGOTTEN_AFTER;
         self.peers.retain(|_, said| now.since(*said) < forgotten);
@@ -62,12 +62,12 @@ impl SpaceTable {
         due
     }
 
-    /// Whether a member has room, as far as is known.
+    /// Returns whether a member has disk space, as far as is known.
     pub(crate) fn has_room(&self, member: NodeId) -> bool {
         if member == self.me { !self.low } else { !self.peers.contains_key(&member) }
     }
 
-    /// Whether enough of these have room to store what is proposed.
+    /// Returns whether a majority of these voters has disk space for new entries.
     pub(crate) fn quorum_has_room(&self, voters: impl Iterator<Item = NodeId>) -> bool {
         let (mut all, mut with_room) = (0, 0);
         for voter in voters {

@@ -1,90 +1,90 @@
-//! What a node says about itself.
+//! The status that a node reports about itself.
 
 use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term};
 
-/// The part that a node plays in the consensus.
+/// The role of a node in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Role {
-    /// It has not met the other founding members yet.
+    /// The node has not met the other founding members yet.
     Founding,
-    /// The state that its log begins with was lost; it fetches it from another member.
+    /// The node has lost the state that its log begins with, and fetches it from another member.
     Restoring,
-    /// It follows a leader, or waits for one.
+    /// The node follows a leader, or waits for one.
     Follower,
-    /// It stands for election.
+    /// The node is a candidate in an election.
     Candidate,
-    /// It leads.
+    /// The node is the leader.
     Leader,
-    /// It has stopped.
+    /// The node has stopped.
     Stopped,
 }
 
-/// What a node says about itself; see [`Node::status`](crate::Node::status).
+/// Status of a node; see [`Node::status`](crate::Node::status).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NodeStatus {
-    /// Its id.
+    /// Id of the node.
     pub id: NodeId,
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// The part it plays.
+    /// Role of the node.
     pub role: Role,
-    /// What all members of the cluster understand, as of what it has applied.
+    /// The cluster version that all members support, as of the entries that this node has applied.
     pub version: ClusterVersion,
-    /// Its term.
+    /// Current term.
     pub term: Term,
-    /// Who leads, as far as it knows.
+    /// The leader, if the node knows one.
     pub leader: Option<NodeId>,
-    /// The revision that its readers see.
+    /// The newest revision that is visible to readers of this node.
     pub revision: Revision,
-    /// The last log index that it knows to be committed.
+    /// Index of the last entry that the node knows to be committed.
     pub commit: LogIndex,
-    /// The last log index that it has applied.
+    /// Index of the last applied entry.
     pub applied: LogIndex,
-    /// The last entry of its log.
+    /// Index of the last entry of the log.
     pub last: LogIndex,
-    /// All members, itself too, in the order of their ids, as its replica has them. Empty before its
-    /// cluster is founded.
+    /// All members including this one, in the order of their ids, as of the entries that it has applied. Empty before
+    /// the cluster is founded.
     pub members: Vec<MemberStatus>,
-    /// Requests made on it that have no answer yet.
+    /// Number of requests of this node without an answer.
     pub open_requests: usize,
-    /// Sessions that it keeps alive.
+    /// Number of sessions that the node keeps alive.
     pub sessions: usize,
-    /// The founding members that it has not met.
+    /// The founding members that the node has not met.
     pub unmet: Vec<NodeId>,
-    /// Whether replicas differ without a majority, so that writes are refused.
+    /// Whether replicas differ without a majority, so that writes are rejected.
     pub diverged: bool,
-    /// The digest of the replica, with the index that it was taken at.
+    /// The digest of the replica, and the index at which it was computed.
     pub digest: (LogIndex, u64),
 }
 
-/// A member, as another one sees it.
+/// A member of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemberStatus {
-    /// Its id.
+    /// Id of the member.
     pub id: NodeId,
-    /// Its name.
+    /// Name of the member.
     pub name: String,
-    /// Where it is reached, `host:port`; empty if nowhere.
+    /// Address at which peers reach it, as `host:port`. Empty if it has none.
     pub address: String,
-    /// Where its host serves clients of its own: see [`Config::endpoints`](crate::Config::endpoints).
+    /// Addresses at which its program serves clients: see [`Config::endpoints`](crate::Config::endpoints).
     pub endpoints: Vec<String>,
-    /// Whether it votes.
+    /// Voter or learner.
     pub role: MemberRole,
-    /// How far its log is, if the node that is asked leads.
+    /// Replication progress. Known only if the node that reports it is the leader.
     pub progress: Option<Progress>,
 }
 
-/// How far a member's log is, as the leader knows.
+/// The replication progress of a member, as the leader knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Up to here it has said that its log is the leader's.
+    /// Index up to which its log is known to match that of the leader.
     pub matched: LogIndex,
-    /// How many entries of the leader's log it lacks.
+    /// Number of entries of the leader's log that it lacks.
     pub behind: u64,
-    /// Whether it was heard of within an election timeout.
+    /// Whether the leader has heard from it within an election timeout.
     pub active: bool,
 }

@@ -1,15 +1,16 @@
-//! Changes of the members that callers on this node want, until the leader has made them.
+//! Membership changes that callers on this node have requested and that are not completed.
 //!
-//! A wish is put to whoever leads, again and again until it is answered. That is safe, since a wish
-//! that has come true already is answered as one that has just been granted. The caller hears of it
-//! when this node's own replica has applied it.
+//! A request is sent to the leader and repeated until it is answered. That is safe, because a leader answers a change
+//! that is already in effect as if it had just made it. The caller is answered when this node's replica has applied
+//! the change.
 //!
-//! A rejection is final only if no other asking may still be granted: each has a number of its own, and is open until
-//! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms, and
-//! refuses nothing that has come true: unless it was undone since.
+//! A rejection is final only if no other attempt can still succeed. Each attempt has its own number. It is open until
+//! it is answered, or until a leader of a later term rejects the request. That leader has applied everything that
+//! remains of earlier terms, and it does not reject a change that is in effect. It may however reject one that was
+//! made and then undone.
 //!
-//! That another change is under way passes by itself, so such a wish is asked for again, too, until its time is up. Then
-//! that is why it did not come true, if no asking is open.
+//! A rejection because another change is in progress is temporary. Such a request is repeated until its deadline. If
+//! no attempt is open at the deadline, the request fails with `Pending`, and otherwise its outcome is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,38 +21,37 @@ use crate::model::{
 
 use super::answer::{CallError, ReplyTo, StopReason};
 
-/// How many wishes of one node may be open: more than an operator has, and less than a storm of
-/// joining processes could heap up.
+/// Maximum number of open requests of one node. Operators need fewer; the limit protects against many joining
+/// processes.
 const OPEN_MAX: usize = 256;
 
-/// See the module.
+/// The open membership requests of this node.
 pub(crate) struct Steps {
     next: u64,
     open: BTreeMap<u64, PendingChange>,
     ask_again_after: Duration,
 }
 
-/// One number counts wishes and askings.
+/// Requests and attempts are numbered by one counter.
 struct PendingChange {
-    /// Askings without an answer, and in which term the leader led that was asked.
+    /// Unanswered attempts: the term of the leader that was asked, and the number.
     asked: BTreeSet<(Term, u64)>,
     membership_request: MembershipRequest,
     deadline: Moment,
     reply: ReplyTo<NodeId>,
     ask_at: Moment,
-    /// It was refused last because another change is under way.
+    /// Whether the last rejection was because another change is in progress.
     waits: bool,
-    /// The leader has made it, there.
+    /// The member and the entry of the change, once the leader has made it.
     done: Option<(NodeId, LogIndex)>,
 }
 
 impl Steps {
-    /// Nobody wants anything.
     pub(crate) fn new(ask_again_after: Duration) -> Self {
         Self { next: 1, open: BTreeMap::new(), ask_again_after }
     }
 
-    /// Takes a wish.
+    /// Adds a request.
     pub(crate) fn add(
         &mut self,
         membership_request: MembershipRequest,
@@ -76,33 +76,33 @@ impl Steps {
         self.next += 1;
     }
 
-    /// The next one to put to the leader of `term`, under a number of its own.
+    /// Returns the next request to send to the leader of `term`, and the number of the attempt.
     pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MembershipRequest)> {
         let due = |wanted: &&mut PendingChange| wanted.done.is_none() && wanted.ask_at <= now;
         let wanted = self.open.values_mut().find(due)?;
         let round = self.next;
         self.next += 1;
         wanted.asked.insert((term, round));
-        // Less and less often: a rejection is final only where no asking is open.
+        // The intervals grow, because a rejection is final only if no attempt is open.
         let open = u32::try_from(wanted.asked.len()).unwrap_or(u32::MAX);
         wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
         Some((round, wanted.membership_request.clone()))
     }
 
-    /// An asking did not leave this node.
+    /// Removes an attempt that was not sent.
     pub(crate) fn not_asked(&mut self, round: u64) {
         if let Some((_, asking, wanted)) = self.asking(round) {
             wanted.asked.remove(&asking);
         }
     }
 
-    /// The leader has answered.
+    /// Processes an answer of the leader.
     pub(crate) fn answered(&mut self, round: u64, answer: MemberAnswer) {
         let Some((number, asking, wanted)) = self.asking(round) else { return };
         wanted.asked.remove(&asking);
         match answer {
             MemberAnswer::Done { id, index } => wanted.done = Some((id, index)),
-            // It is asked again.
+            // It will be sent again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
                 if says_never(&wanted.membership_request, &rejection) {
@@ -120,7 +120,7 @@ impl Steps {
         }
     }
 
-    /// The asking of a number: of which wish.
+    /// Returns the request that an attempt belongs to.
     fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut PendingChange)> {
         self.open.iter_mut().find_map(|(number, wanted)| {
             let asking = *wanted.asked.iter().find(|(_, asked)| *asked == round)?;
@@ -128,22 +128,22 @@ impl Steps {
         })
     }
 
-    /// This replica has applied everything up to `index`.
+    /// Answers the requests whose change is applied on this replica.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         for (wanted, id) in self.take(|wanted| wanted.done.filter(|(_, at)| *at <= index)) {
             wanted.reply.send(Ok(id.0));
         }
     }
 
-    /// Another leader: asks at once.
+    /// Sends all requests again after a change of the leader.
     pub(crate) fn leader_changed(&mut self, now: Moment) {
         for wanted in self.open.values_mut() {
             wanted.ask_at = now;
         }
     }
 
-    /// Gives up those whose time is up: they may have come true, or may still, unless it is known that each asking was
-    /// refused.
+    /// Fails the requests whose deadline has passed. Their outcome is unknown, unless every attempt is known to be
+    /// rejected.
     pub(crate) fn expire(&mut self, now: Moment) {
         let over = |wanted: &PendingChange| {
             (wanted.deadline <= now || wanted.reply.is_gone()).then_some(())
@@ -157,7 +157,7 @@ impl Steps {
         }
     }
 
-    /// Takes those out of which `what` says something.
+    /// Removes and returns the requests for which `what` returns a value.
     fn take<T>(&mut self, what: impl Fn(&PendingChange) -> Option<T>) -> Vec<(PendingChange, T)> {
         let found: Vec<(u64, T)> =
             self.open.iter().filter_map(|(round, wanted)| Some((*round, what(wanted)?))).collect();
@@ -165,7 +165,7 @@ impl Steps {
         found.into_iter().filter_map(&mut take).collect()
     }
 
-    /// The node stops.
+    /// Fails all requests when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         for wanted in std::mem::take(&mut self.open).into_values() {
             let reason = reason.clone();
@@ -174,13 +174,14 @@ impl Steps {
     }
 }
 
-/// Whether a leader that refuses so says that no earlier one has made it. What was made, and undone by somebody else,
-/// looks like what never was: a member that was promoted and is removed, a place that was taken and is left.
+/// Returns whether this rejection implies that no earlier leader has made the change. A change that was made and then
+/// undone by another request looks as if it had never been made: for example, a member that was promoted and then
+/// removed, or a reserved place that was taken and then left.
 fn says_never(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
     match membership_request {
-        // It is there, and who is removed never comes back.
+        // The member exists. A removed member never comes back, so it was not removed.
         MembershipRequest::Remove(_) => true,
-        // It is there, and does not vote, as it always did.
+        // The member exists and is a learner. A voter never becomes a learner, so it was not promoted.
         MembershipRequest::Promote(_) => !matches!(rejection, MembershipError::Unknown(_)),
         MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => false,
     }
@@ -191,18 +192,18 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// What callers are told, in order.
+    /// The results that callers received, in order.
     #[derive(Default)]
     struct Told(Arc<Mutex<Vec<Result<NodeId, CallError>>>>);
 
     impl Told {
-        /// Somebody who waits for an answer.
+        /// Returns the receiver of a new caller.
         fn caller(&self) -> ReplyTo<NodeId> {
             let told = Arc::clone(&self.0);
             ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
         }
 
-        /// What has been told since this was asked last.
+        /// Takes the results since the last call.
         fn take(&self) -> Vec<Result<NodeId, CallError>> {
             std::mem::take(&mut self.0.lock().unwrap())
         }
@@ -243,7 +244,8 @@ mod tests {
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
 
-        // An old rejection comes late, when a second asking may have been granted: it is, or time is up.
+        // A late rejection arrives while a second attempt may have succeeded. Either that one is answered, or the
+        // deadline passes.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(first, refused());
@@ -252,7 +254,7 @@ mod tests {
         steps.applied(LogIndex(9));
         assert_eq!(told.take(), [Ok(id)]);
 
-        // What is made stays made.
+        // A change that was made is not affected by a rejection of another attempt.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(10) });
@@ -260,11 +262,11 @@ mod tests {
         steps.applied(LogIndex(10));
         assert_eq!(told.take(), [Ok(id)]);
 
-        // The leader that was asked first is gone, and has left nothing that the next one had not applied.
+        // The leader of the first attempt is gone. The next leader has applied everything that the first one left.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
-        // One that never left can not be granted.
+        // An attempt that was never sent cannot succeed.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.not_asked(first);
@@ -284,7 +286,7 @@ mod tests {
             (MembershipError::Pending, true),
         ] {
             steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
-            // A leader that has not answered, and a later one that has no such member any more.
+            // A leader does not answer, and a later leader does not know the member any more.
             let _ = steps.ask(Term(1), at(0)).unwrap();
             let (second, _) = steps.ask(Term(2), at(100)).unwrap();
             steps.answered(second, MemberAnswer::Refused(rejection.clone()));
@@ -295,7 +297,7 @@ mod tests {
             };
             assert_eq!(told.take(), [Err(expected)]);
         }
-        // Where nobody else was asked it is told at once.
+        // If only one leader was asked, the caller is answered at once.
         steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
         let (only, _) = steps.ask(Term(2), at(0)).unwrap();
         steps.answered(only, MemberAnswer::Refused(MembershipError::Unknown(id)));
@@ -311,7 +313,7 @@ mod tests {
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).map(|asked| asked.0);
 
-        // It is granted once the other one is made.
+        // The request succeeds once the other change is complete.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let first = ask(&mut steps, 1, 0).unwrap();
         steps.answered(first, pending());
@@ -321,7 +323,8 @@ mod tests {
         steps.applied(LogIndex(9));
         assert_eq!(told.take(), [Ok(id)]);
 
-        // Or it is not, and that is known as long as no asking is open. Who has lost the lead meanwhile changes nothing.
+        // Otherwise it fails, and that is certain if no attempt is open. An answer from a leader that has lost its
+        // leadership changes nothing.
         let busy = || Err(CallError::Members(MembershipError::Pending));
         let unknown = || Err(CallError::Deadline { maybe_applied: true });
         for (last, expected) in [
@@ -340,7 +343,8 @@ mod tests {
             steps.expire(at(1000));
             assert_eq!(told.take(), [expected]);
         }
-        // A leader of a later term has applied what was asked of earlier ones: what is left open of these is no doubt.
+        // A leader of a later term has applied the requests to earlier leaders, so their open attempts leave no
+        // doubt.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
         steps.answered(second, pending());

@@ -1,5 +1,5 @@
-//! Runs a node for real: the driver and the log each on a thread of their own, so that a host program
-//! whose executor hangs costs the node neither its leadership nor its leases.
+//! Runs the parts of a node on threads of their own. If the executor of the host program hangs, the node keeps its
+//! leadership and its leases.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,19 +20,18 @@ use super::log_worker::LogWorker;
 use super::shared::Shared;
 use super::snapshot_worker::SnapshotWorker;
 
-/// How long a shutdown waits for the threads to end.
+/// Maximum time that a shutdown waits for the threads.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
 
-/// A running node.
 pub(crate) struct Running {
     shared: Arc<Shared>,
     threads: Arc<Threads>,
 }
 
-/// What a shutdown left behind.
+/// The result of a shutdown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ShutdownReport {
-    /// The threads that had not ended: they hang in the disk.
+    /// The threads that had not ended, because they are blocked in the disk.
     pub(crate) hanging: Vec<&'static str>,
 }
 
@@ -79,7 +78,8 @@ impl Running {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The operating system gives no thread. Those that it gave end, and let go of the directory.
+    /// The operating system could not start a thread. The threads that were started end, and the directory is
+    /// released.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
         let Assembled {
             mut driver,
@@ -91,7 +91,7 @@ impl Running {
         } = node;
         let threads = Arc::new(Threads::default());
         let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
-        // First, since it ends the others.
+        // The driver comes first, because it ends the other threads.
         running.spawn(DRIVER, {
             let shared = Arc::clone(&shared);
             move || run_driver(&mut driver, &shared, &threads)
@@ -113,36 +113,36 @@ impl Running {
         Ok(running)
     }
 
-    /// Stops the node in good order: its session ends, leadership is handed over. One that is held
-    /// still goes on for that: nobody could let it go afterwards.
+    /// Stops the node in an orderly way: it closes its session and transfers leadership. A paused node is resumed for
+    /// that, because it could not be resumed afterwards.
     pub(crate) fn stop(&self) {
         drop(self.shared.inbox.push(Input::Stop));
         self.resume();
     }
 
-    /// Stops the node as a crash would: nothing is handed over, nothing is said.
+    /// Stops the node as a crash would, without a transfer or a message to peers.
     pub(crate) fn abort(&self) {
         drop(self.shared.inbox.push(Input::Abort));
         self.resume();
     }
 
-    /// Holds the driver still, as a stopped process would be.
+    /// Pauses the driver, as if the process were stopped.
     #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn pause(&self) {
         self.threads.lock().paused = true;
     }
 
-    /// Lets it go on.
+    /// Resumes a paused driver.
     pub(crate) fn resume(&self) {
         self.threads.lock().paused = false;
         self.threads.changed.notify_all();
     }
 
-    /// Waits until the threads have ended, but no longer than a second.
+    /// Waits at most one second for the threads to end.
     pub(crate) async fn ended(&self) -> ShutdownReport {
         let (sender, receiver) = oneshot::channel();
         let threads = Arc::clone(&self.threads);
-        // Waiting needs a timer, and no runtime is to be relied upon.
+        // The wait needs a timer, and must not depend on a runtime.
         let waiter = thread::Builder::new().name("bowline-shutdown".into()).spawn(move || {
             let state = threads.lock();
             let (state, _) = threads
@@ -181,8 +181,8 @@ fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
         }
     }));
     if let Err(panic) = fell {
-        // The driver is half-way through something: it must not run again.
-        let reason = StopReason::failed(format!("its driver fell: {}", words_of(&*panic)));
+        // The driver may have stopped in the middle of a change, and must not run again.
+        let reason = StopReason::failed(format!("the driver panicked: {}", words_of(&*panic)));
         shared.stop(reason.clone());
         driver.abandon(&reason);
     }
@@ -190,38 +190,41 @@ fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
 
 fn run_log(worker: &mut LogWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        let why = format!("its thread fell: {}", words_of(&*panic));
+        let why = format!("the log thread panicked: {}", words_of(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
     }
 }
 
 fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        let why = format!("the thread of its snapshots fell: {}", words_of(&*panic));
+        let why = format!("the snapshot thread panicked: {}", words_of(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
     }
 }
 
 fn run_backups(worker: &BackupWorker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        // The node goes on: it never needs its backups.
-        tracing::error!(why = words_of(&*panic), "no backups are written any more");
+        // The node continues, since it does not need backups.
+        tracing::error!(why = words_of(&*panic), "backup thread panicked, backups are disabled");
         worker.fell();
     }
 }
 
 fn run_warm(worker: &mut warm::Worker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        // The node goes on: it never needs its warm copy.
-        tracing::error!(why = words_of(&*panic), "the warm copy of the state is kept no more");
+        // The node continues, since it does not need its warm copy.
+        tracing::error!(
+            why = words_of(&*panic),
+            "warm copy thread panicked, the warm copy is disabled"
+        );
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<String>()
         .cloned()
         .or_else(|| panic.downcast_ref::<&str>().map(|words| (*words).to_owned()))
-        .unwrap_or_else(|| "it said nothing".to_owned())
+        .unwrap_or_else(|| "no message".to_owned())
 }

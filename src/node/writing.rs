@@ -1,5 +1,5 @@
-//! A state on its way into a file, one small step at a time, so that whoever writes it can do something else between any
-//! two.
+//! Incremental snapshot writer: each step does a bounded amount of work, so that the caller can do something else
+//! between any two.
 
 use thiserror::Error;
 
@@ -7,49 +7,47 @@ use crate::machine::{Image, ImageError};
 use crate::model::{SnapshotId, StateHead};
 use crate::snapshot::{Check, SnapshotError, Writer};
 
-/// How much of a state is written, or sent, at a time, if nobody says otherwise.
+/// Default size of the parts in which a state is written or sent, in bytes.
 pub(crate) const PART_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// The progress of writing a state to a file.
 pub(super) enum Writing {
-    /// Its file is not there yet.
+    /// The file does not exist yet.
     Waiting(Image),
-    /// Its rows are being written.
+    /// The rows are being written.
     Rows {
-        /// What is left.
+        /// The remaining rows.
         image: Image,
-        /// Where.
         writer: Writer,
     },
-    /// It is being read back.
+    /// The file is being read back.
     Checking(Check),
 }
 
-/// What a step came to.
+/// The result of a step.
 #[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
 pub(super) enum Written {
     /// There is more to do.
     On(Writing),
-    /// It is whole, sound and durable.
+    /// The file is complete, sound and durable.
     Done(SnapshotId),
 }
 
-/// Why a state cannot be written down.
+/// The reasons for which a state cannot be written.
 #[derive(Debug, Error)]
 pub(crate) enum WriteError {
-    /// It is not there any more, or is not what was applied.
+    /// The state was released, or its rows are damaged in memory.
     #[error(transparent)]
     State(#[from] ImageError),
-    /// The file.
     #[error(transparent)]
     File(#[from] SnapshotError),
 }
 
 impl Writing {
-    /// Does a step: of the rows, `part_bytes` or about that. `begin` makes its file.
+    /// Does a step, which writes about `part_bytes`. `begin` creates the file.
     ///
     /// # Errors
-    /// Why it cannot be written.
+    /// The file cannot be written.
     pub(super) fn step(
         self,
         part_bytes: usize,

@@ -1,8 +1,8 @@
-//! Random histories: log entries and questions, drawn from a seed.
+//! Random histories: log entries and queries, generated from a seed.
 //!
-//! Keys, leases, nodes and values are few, so that requests meet; a wide history has many keys more,
-//! so that scans are long. What is drawn depends on the seed
-//! of the step and on the state it falls on, so a step means something in a shortened history, too.
+//! There are few keys, leases, nodes and values, so that requests conflict. A wide history has many more keys, so
+//! that scans are long. The content of a step depends on its seed and on the state before it, so that a step stays
+//! meaningful when a history is shortened.
 
 use std::ops::Range as Span;
 use std::time::Duration;
@@ -15,18 +15,17 @@ use bowline::model::{
 };
 use bytes::Bytes;
 
-/// The term of every entry.
 pub(crate) const TERM: Term = Term(7);
 
-/// How deep transactions are nested at most.
+/// Maximum depth of nested transactions.
 const DEPTH_MAX: u64 = 3;
 
-/// A small generator of random numbers (splitmix64), or the bytes of a fuzzer for as long as there are some.
+/// A small random number generator (splitmix64), which first uses up the bytes of a fuzzer.
 #[derive(Clone)]
 pub(crate) struct Random {
     state: u64,
     is_wide: bool,
-    /// The last comes first.
+    /// In reverse order.
     bytes: Vec<u8>,
 }
 
@@ -35,18 +34,18 @@ impl Random {
         Self { state: seed, is_wide: false, bytes: Vec::new() }
     }
 
-    /// For a wide history.
+    /// Returns a generator for a wide history.
     pub(crate) fn wide(seed: u64) -> Self {
         Self { is_wide: true, ..Self::new(seed) }
     }
 
-    /// Each number is one of these bytes, as far as they go.
+    /// Returns a generator that first returns these bytes, each as a number.
     #[allow(dead_code, reason = "for fuzzers")]
     pub(crate) fn fed(bytes: &[u8]) -> Self {
         Self { bytes: bytes.iter().rev().copied().collect(), ..Self::new(0) }
     }
 
-    /// Whether no bytes are left.
+    /// Returns whether the bytes are used up.
     #[allow(dead_code, reason = "for fuzzers")]
     pub(crate) fn is_spent(&self) -> bool {
         self.bytes.is_empty()
@@ -63,7 +62,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -76,24 +75,24 @@ impl Random {
         &from[self.below(from.len() as u64) as usize]
     }
 
-    /// Up to `max` of something.
+    /// Returns up to `max` values.
     fn some<T>(&mut self, max: u64, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
         (0..self.below(max + 1)).map(|_| one(self)).collect()
     }
 }
 
-/// Where the store stands: what a drawn revision is near to.
+/// The present revisions of the store, near which random revisions are chosen.
 #[derive(Clone, Copy)]
 pub(crate) struct Now {
     pub(crate) revision: Revision,
     pub(crate) compacted: Revision,
 }
 
-/// A node that makes requests, and what it has asked for so far.
+/// A node that makes requests, and the requests that it has made.
 struct Node {
     id: NodeId,
     incarnation: Incarnation,
-    /// The number of its next request.
+    /// Number of its next request.
     next: u64,
     /// Numbers that it left out and may still use.
     skipped: Vec<u64>,
@@ -101,7 +100,7 @@ struct Node {
     windows: Vec<AckWindow>,
 }
 
-/// Everybody who asks.
+/// All nodes that make requests.
 pub(crate) struct Authors {
     nodes: Vec<Node>,
 }
@@ -119,7 +118,7 @@ impl Authors {
         Self { nodes: (1..=3).map(node).collect() }
     }
 
-    /// The items of one log entry.
+    /// Returns the items of one log entry.
     pub(crate) fn entry(&mut self, random: &mut Random, now: Now) -> Vec<Item> {
         random.some(3, |random| match random.below(20) {
             0 => Item::Expire {
@@ -133,7 +132,7 @@ impl Authors {
         })
     }
 
-    /// The id of a request, mostly one that was made.
+    /// Returns the id of a request, mostly of one that was made.
     pub(crate) fn request_id(&self, random: &mut Random) -> RequestId {
         let node = random.pick(&self.nodes);
         match node.sent.len() as u64 {
@@ -157,7 +156,7 @@ impl Node {
         }
         let again = !self.sent.is_empty() && random.percent(25);
         let (incarnation, requests) = if again {
-            // Requests that travel once more: of one life, in any order, perhaps long closed.
+            // Repeated requests of one incarnation, in any order, some of which may have been completed long ago.
             let (first, _) = random.pick(&self.sent).clone();
             let life: Vec<_> =
                 self.sent.iter().filter(|(id, _)| id.incarnation == first.incarnation).collect();
@@ -179,7 +178,7 @@ impl Node {
             (self.incarnation, requests)
         };
         let window = match self.windows.len() as u64 {
-            // One that was overtaken.
+            // An outdated window.
             old if old > 0 && random.percent(20) => {
                 self.windows[random.below(old) as usize].clone()
             }
@@ -189,7 +188,7 @@ impl Node {
         Proposal { node: self.id, incarnation, window, requests }
     }
 
-    /// The number for a new request: mostly the next one.
+    /// Returns the number for a new request, mostly the next one.
     fn number(&mut self, random: &mut Random) -> u64 {
         if !self.skipped.is_empty() && random.percent(30) {
             let at = random.below(self.skipped.len() as u64) as usize;
@@ -203,7 +202,8 @@ impl Node {
         self.next - 1
     }
 
-    /// Mostly what a careful node would say, and sometimes that something in use is closed.
+    /// Returns a window: mostly one that a correct node would send, and sometimes one that marks a request in use as
+    /// completed.
     fn window(&self, random: &mut Random) -> AckWindow {
         let frontier = self.next.saturating_sub(random.below(8));
         let lowest = frontier.saturating_sub(8).max(1);
@@ -220,12 +220,12 @@ impl Node {
     }
 }
 
-/// A command that passes the limits, as every caller sees to.
+/// Returns a command that passes the limits, as all callers ensure.
 fn command(random: &mut Random, now: Now) -> Command {
     let limits = Limits::default();
     loop {
         let command = match random.below(100) {
-            // What an alarm forbids is refused until it is ended: soon.
+            // Alarms are ended often, because commands are rejected while one is active.
             0..6 => Command::Alarm(match random.below(3) {
                 0 => AlarmChange::End(alarm(random)),
                 _ => AlarmChange::EndAll,
@@ -263,7 +263,7 @@ fn alarm(random: &mut Random) -> Alarm {
     Alarm { member: random.percent(50).then(|| *random.pick(&members())), kind }
 }
 
-/// A put that may be refused: with this chance, in percent, it keeps a value or a lease.
+/// Returns a put. With a chance of `keeps` percent each, it keeps the value or the lease, and may then be rejected.
 fn put(random: &mut Random, keeps: u64) -> Put {
     Put {
         key: key(random),
@@ -302,7 +302,7 @@ fn txn(random: &mut Random, now: Now, depth: u64, only_reads: bool) -> Txn {
     }
 }
 
-/// A transaction that is answered beside the log.
+/// Returns a transaction that reads without the log.
 pub(crate) fn read_txn(random: &mut Random, now: Now) -> Txn {
     txn(random, now, 1, true)
 }
@@ -326,7 +326,7 @@ fn compare(random: &mut Random, now: Now) -> Compare {
     }
 }
 
-/// A range of any kind, at any revision.
+/// Returns a range of any kind, at any revision.
 pub(crate) fn range(random: &mut Random, now: Now) -> Range {
     let bounded = random.percent(25);
     let bound = |random: &mut Random| {
@@ -360,7 +360,7 @@ pub(crate) fn range(random: &mut Random, now: Now) -> Range {
     }
 }
 
-/// A revision: mostly one that can be read, now and then one too old or too new.
+/// Returns a revision: mostly a readable one, and sometimes one that is too old or too new.
 pub(crate) fn revision(random: &mut Random, now: Now) -> Revision {
     let (oldest, newest) = (now.compacted.get(), now.revision.get());
     Revision(match random.below(10) {
@@ -370,7 +370,7 @@ pub(crate) fn revision(random: &mut Random, now: Now) -> Revision {
     })
 }
 
-/// A revision to compact at: mostly a little further on, so that some history stays.
+/// Returns a revision to compact at, mostly slightly newer than the last, so that some history stays.
 fn compaction(random: &mut Random, now: Now) -> Revision {
     let (oldest, newest) = (now.compacted.get(), now.revision.get());
     Revision(match random.below(10) {
@@ -380,7 +380,7 @@ fn compaction(random: &mut Random, now: Now) -> Revision {
     })
 }
 
-/// Keys that are each other's neighbours and prefixes.
+/// Keys that are neighbours and prefixes of each other.
 const KEYS: [&[u8]; 9] = [b"\0", b"a", b"a\0", b"aa", b"ab", b"b", b"b\xff", b"c", b"\xff"];
 
 fn key(random: &mut Random) -> Bytes {
@@ -390,14 +390,14 @@ fn key(random: &mut Random) -> Bytes {
     Bytes::from_static(random.pick::<&[u8]>(&KEYS))
 }
 
-/// How many keys a wide history has beside the others.
+/// Number of additional keys in a wide history.
 const WIDE_KEYS: u64 = 700;
 
 fn wide_key(number: u64) -> Bytes {
     format!("k{number:03}").into()
 }
 
-/// Puts every key of a wide history.
+/// Returns the items that put every key of a wide history.
 pub(crate) fn wide_start() -> Vec<Item> {
     let ops_max = Limits::default().txn_ops_max as u64;
     let txn = |first: u64| Txn {
@@ -415,7 +415,7 @@ pub(crate) fn wide_start() -> Vec<Item> {
     })]
 }
 
-/// A range of keys of any kind.
+/// Returns a key range of any kind.
 pub(crate) fn keys(random: &mut Random) -> KeyRange {
     let start = key(random);
     match random.below(10) {
@@ -428,7 +428,7 @@ pub(crate) fn keys(random: &mut Random) -> KeyRange {
     }
 }
 
-/// The length of a long value, which is held apart from its row and is too much for a kept answer.
+/// Length of a long value. It is stored separately from its row, and is too long for the dedup table.
 pub(crate) const LONG_BYTES: usize = 2000;
 
 fn value(random: &mut Random) -> Bytes {
@@ -438,7 +438,7 @@ fn value(random: &mut Random) -> Bytes {
     }
 }
 
-/// A lease id: a few small ones, and two far away.
+/// Returns a lease id: a small one, or one of two large ones.
 pub(crate) fn lease_id(random: &mut Random) -> LeaseId {
     let id = match random.below(12) {
         0 => u64::MAX,

@@ -1,7 +1,7 @@
-//! The language of the scripts: what a line asks for, and how an answer is written down.
+//! The language of the scripts: commands, and the format of answers.
 //!
-//! A command is a line, or a line with lines below it that stand further in (a transaction, a
-//! proposal). Words are separated by spaces:
+//! A command is a line, or a line with indented lines below it (a transaction, a proposal). Words are separated by
+//! spaces:
 //!
 //! ```text
 //! put KEY VALUE [lease=ID] [prev]        keep-value for VALUE keeps the value, lease=keep the lease
@@ -16,20 +16,20 @@
 //! grant ID|any ttl=MILLISECONDSms [session=LABEL | own-session=LABEL]
 //! revoke ID
 //! raise KIND [member=N] | end KIND [member=N] | end-all [member=N]         alarms: nospace, corrupt
-//! expire ID... [term=N]                  an entry of the leader, which counted in that term
-//! propose node=N life=N frontier=N [open=A..B,C..D]
-//!   SEQ COMMAND                          requests as they travel: by number, in one proposal
+//! expire ID... [term=N]                  an entry of the leader of that term
+//! propose node=N life=N frontier=N [open=A..B,C..D]                        life: the incarnation
+//!   SEQ COMMAND                          the requests of one proposal, by number
 //! answer node=N life=N SEQ
-//! read                                   a transaction that only reads, beside the log
-//! events [KEYS] from=REVISION            what a watch would see; prev: with the rows before
+//! read                                   a transaction that only reads, without the log
+//! events [KEYS] from=REVISION            the events of a watch; prev: with the rows before
 //! lease ID | leases | alarms | revision
-//! hold | publish                         stop and go on showing readers what was applied
+//! hold | publish                         stop, and resume, making applied changes visible
 //! ```
 //!
-//! KEYS: `a` one key, `a..c` half-open, `a..` from there on, `a*` a prefix, `*` every key. Bytes that
-//! are not letters are written `\x00`; `""` is no bytes; `x{9}` is nine times `x`. Before a line of a
-//! transaction, `9x` stands for nine such lines, each with its number for `#`. Lease ids are
-//! hexadecimal. A put, a transaction and so on are requests of node 9, numbered from 1.
+//! KEYS: `a` one key, `a..c` half-open, `a..` from there on, `a*` a prefix, `*` every key. Bytes that are not letters
+//! are written `\x00`; `""` is the empty string; `x{9}` is nine times `x`. Before a line of a transaction, `9x`
+//! stands for nine such lines, in which `#` is replaced by the number of the line. Lease ids are hexadecimal. A put,
+//! a transaction and so on are requests of node 9, numbered from 1.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -44,7 +44,7 @@ use bytes::Bytes;
 
 use crate::subject::Lease;
 
-/// What a script asks for.
+/// A command of a script.
 pub(crate) enum Step {
     Request(Command),
     Propose(Proposal),
@@ -61,14 +61,14 @@ pub(crate) enum Step {
     Publish,
 }
 
-/// A line with the lines that stand further in below it.
+/// A line with the indented lines below it.
 pub(crate) struct Block<'a> {
     text: &'a str,
     below: Vec<Block<'a>>,
 }
 
 impl<'a> Block<'a> {
-    /// Makes blocks of lines, by how far they stand in.
+    /// Parses lines into blocks by their indentation.
     pub(crate) fn parse(lines: &[&'a str]) -> Vec<Block<'a>> {
         let indent = |line: &str| line.len() - line.trim_start().len();
         let mut blocks = Vec::new();
@@ -84,7 +84,7 @@ impl<'a> Block<'a> {
 
 type Parsed<T> = Result<T, String>;
 
-/// The words of one command: positions, flags, and `name=value`.
+/// The words of one command: positional words, flags, and `name=value`.
 struct Words<'a> {
     line: &'a str,
     words: Vec<&'a str>,
@@ -125,7 +125,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Reads a command.
+/// Parses a command.
 pub(crate) fn parse(block: &Block<'_>) -> Parsed<Step> {
     let mut words = Words::new(block.text);
     let step = match words.next("a command")? {
@@ -160,7 +160,7 @@ pub(crate) fn parse(block: &Block<'_>) -> Parsed<Step> {
     Ok(step)
 }
 
-/// The term that the scripts' entries are written in.
+/// The term of the scripts' entries.
 pub(crate) const TERM: Term = Term(3);
 
 fn parse_command(block: &Block<'_>) -> Parsed<Command> {
@@ -418,10 +418,10 @@ fn bytes(text: &str) -> Parsed<Bytes> {
 
 // ---- answers ----
 
-/// More results than this in one branch are not all written down.
+/// Maximum number of results of one branch that are written in full.
 const RESULTS_MAX: usize = 8;
 
-/// The lines for what became of a request.
+/// Returns the lines for the outcome of a request.
 pub(crate) fn outcome(outcome: &Outcome) -> Vec<String> {
     match outcome {
         Err(refusal) => vec![format!("refused: {refusal}")],
@@ -456,7 +456,7 @@ fn reply(reply: &Reply) -> Vec<String> {
     }
 }
 
-/// The line for alarms.
+/// Returns the line for alarms.
 pub(crate) fn alarms_line(alarms: &[Alarm]) -> String {
     let mut line = "alarms:".to_owned();
     for Alarm { member, kind } in alarms {
@@ -466,7 +466,7 @@ pub(crate) fn alarms_line(alarms: &[Alarm]) -> String {
     line
 }
 
-/// The lines for a transaction.
+/// Returns the lines for a transaction.
 pub(crate) fn txn_lines(txn: &TxnReply) -> Vec<String> {
     let branch = if txn.succeeded { "then" } else { "else" };
     let mut lines = vec![format!("{branch} revision={}", txn.revision)];
@@ -486,7 +486,7 @@ pub(crate) fn txn_lines(txn: &TxnReply) -> Vec<String> {
     lines
 }
 
-/// The lines for a range.
+/// Returns the lines for a range.
 pub(crate) fn range_lines(range: &RangeReply) -> Vec<String> {
     let more = if range.more { " more" } else { "" };
     with_rows(format!("revision={} count={}{more}", range.revision, range.count), &range.kvs, "")
@@ -502,7 +502,7 @@ fn with_rows<'a>(
     lines
 }
 
-/// The line for a row.
+/// Returns the line for a row.
 fn row(kv: &KeyValue) -> String {
     let mut line = format!(
         "{}={} create={} mod={} version={}",
@@ -518,12 +518,12 @@ fn row(kv: &KeyValue) -> String {
     line
 }
 
-/// The lines for an event.
+/// Returns the lines for an event.
 pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
     let head = match event.kind {
         EventKind::Put => format!("{} put {}", event.revision(), row(&event.kv)),
         EventKind::Delete => {
-            // Whatever else a deletion tells would be a surprise, so it is shown.
+            // A deletion has no further fields. If it has, they are shown.
             let bare = KeyValue {
                 key: event.kv.key.clone(),
                 value: Bytes::new(),
@@ -540,7 +540,7 @@ pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
     with_rows(head, event.prev.iter().filter(|_| prev), "was ")
 }
 
-/// The line for a lease.
+/// Returns the line for a lease.
 pub(crate) fn lease_line(id: LeaseId, lease: &Lease, keys: &[Bytes]) -> String {
     let mut line = format!("lease={id} ttl={:?}", lease.ttl);
     let mut add = |text: std::fmt::Arguments<'_>| {
@@ -555,7 +555,7 @@ pub(crate) fn lease_line(id: LeaseId, lease: &Lease, keys: &[Bytes]) -> String {
     line
 }
 
-/// Bytes as text; long ones cut.
+/// Formats bytes as text, and shortens long ones.
 pub(crate) fn short(bytes: &[u8]) -> String {
     const SHOWN: usize = 40;
     match bytes {

@@ -1,8 +1,8 @@
-//! A store that is obviously right and nothing else: what the state machine is judged by.
+//! A store that is obviously correct: the reference for the state machine.
 //!
-//! It keeps every state that there ever was, whole, and looks through all rows for everything. What
-//! it leaves out: limits, digests, memory, speed. It is written from what etcd documents and from
-//! `bowline::model`; it shares no code with `bowline::machine`.
+//! It keeps every past state as a whole, and scans all rows for everything. It has no limits, digests, memory
+//! accounting or speed. It follows the documentation of etcd and `bowline::model`, and shares no code with
+//! `bowline::machine`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,21 +18,21 @@ use bytes::Bytes;
 
 use crate::subject::{Applied, Lease, LeaseNews, Subject};
 
-/// Ids chosen above this do not move the count of those that the store makes. (The scripts and the
-/// histories choose ids far from it.)
+/// Ids above this that a caller chose do not affect the ids that the store assigns. (The scripts and the histories
+/// choose ids far from it.)
 const MINTED_MAX: u64 = 1 << 31;
 
-/// An answer with more bytes than this is kept without its rows, for a request that comes again.
+/// Size above which an answer is kept without its rows, for a repeated request.
 const ANSWER_BYTES_MAX: usize = 1 << 10;
 
-/// What a row, or the result of an operation, counts for in an answer beside its key and value.
+/// Bytes that a row, or the result of an operation, counts in an answer in addition to its key and value.
 const PART_BYTES: usize = 96;
 
-/// What is known of one node's requests, in its newest life.
+/// The requests of one node in its newest incarnation.
 #[derive(Clone)]
 struct Life {
     incarnation: Incarnation,
-    /// Everything the node ever said in this life about which requests are closed.
+    /// All windows that the node sent in this incarnation.
     windows: Vec<AckWindow>,
     answers: BTreeMap<u64, Outcome>,
 }
@@ -51,13 +51,13 @@ impl Life {
 pub(crate) struct Naive {
     /// `states[n]` is the store at revision n + 1.
     states: Vec<State>,
-    /// `events[n]` is what revision n + 1 did.
+    /// `events[n]` are the events of revision n + 1.
     events: Vec<Vec<Event>>,
     compacted: Option<Revision>,
     leases: BTreeMap<LeaseId, Lease>,
     /// Every id that a lease ever had.
     lease_ids: BTreeSet<LeaseId>,
-    /// What readers see: the revision, and the compacted one.
+    /// The revision that is visible to readers, and the compacted one.
     shown: (Revision, Option<Revision>),
     lives: BTreeMap<NodeId, Life>,
     alarms: BTreeSet<Alarm>,
@@ -208,7 +208,7 @@ impl Naive {
             let life =
                 |lease: &Lease| lease.session.as_ref().map(|(_, incarnation, _)| *incarnation);
             let mut ghosts: Vec<_> = ghosts.map(|(id, lease)| (life(lease), *id)).collect();
-            // The oldest life first.
+            // The oldest incarnation first.
             ghosts.sort();
             for (_, ghost) in ghosts {
                 self.end(ghost);
@@ -222,13 +222,13 @@ impl Naive {
         Ok(Reply::Grant(GrantReply { revision: self.now_revision(), id, ttl }))
     }
 
-    /// Ids that nobody chose are small numbers counted upwards, none that was ever used.
+    /// Returns the next id that the store assigns: a small number that was never used, in increasing order.
     fn mint(&self) -> LeaseId {
         let small = self.lease_ids.iter().map(|id| id.get()).filter(|id| *id <= MINTED_MAX);
         LeaseId::new(small.max().unwrap_or(0) + 1).expect("not 0")
     }
 
-    /// Ends a lease that exists: its keys are deleted, in key order, in one revision.
+    /// Ends an existing lease. Its keys are deleted in key order, in one revision.
     fn end(&mut self, id: LeaseId) -> u64 {
         let (_, keys) = self.lease(id).expect("checked by the caller");
         let mut draft = self.draft();
@@ -241,7 +241,7 @@ impl Naive {
         keys.len() as u64
     }
 
-    // ---- what is judged before anything is written ----
+    // ---- checks before anything is written ----
 
     fn check_put(&self, put: &Put) -> Result<(), Rejection> {
         self.check_lease(put)?;
@@ -265,7 +265,8 @@ impl Naive {
         Ok(())
     }
 
-    /// All steps in their order, each put by what it keeps first: the order in which etcd looks.
+    /// Checks all operations in order, and of each put first the value or lease that it keeps. etcd checks in the
+    /// same order.
     fn check_path(
         &self,
         path: &Path<'_>,
@@ -303,7 +304,7 @@ impl Naive {
         Draft::new(self.now_revision(), self.now().clone())
     }
 
-    /// The revision that a request made, if it changed anything.
+    /// Appends the revision that a request made, if it changed anything.
     fn keep(&mut self, draft: Draft) {
         if !draft.events.is_empty() {
             self.applied.changes.push((draft.now(), draft.events.clone()));
@@ -313,7 +314,7 @@ impl Naive {
     }
 }
 
-/// Whether a command is there to add keys or leases, in whichever branch.
+/// Returns whether a command adds keys or leases in any branch.
 fn adds(command: &Command) -> bool {
     let puts = |ops: &[Op]| {
         ops.iter().any(|op| match op {
@@ -384,7 +385,7 @@ impl Subject for Naive {
         });
         let mut events: Vec<Event> = seen.cloned().collect();
         for event in &mut events {
-            // The row before the change was a row of the revision before.
+            // The row before the change belongs to the revision before.
             if compacted.is_some_and(|compacted| event.revision() <= compacted) {
                 event.prev = None;
             }
@@ -415,7 +416,7 @@ impl Subject for Naive {
     }
 }
 
-/// What is kept of an answer.
+/// Returns the part of an answer that is kept.
 fn kept(outcome: &Outcome) -> Outcome {
     fn rows<'a>(kvs: impl IntoIterator<Item = &'a KeyValue>) -> usize {
         kvs.into_iter().map(|kv| PART_BYTES + kv.key.len() + kv.value.len()).sum()
@@ -443,7 +444,7 @@ fn kept(outcome: &Outcome) -> Outcome {
     }
 }
 
-/// Whether the revision that a range asks for can be read where `newest` and `compacted` are so.
+/// Checks that the revision of a range is readable, given the newest and the compacted revision.
 fn check_revision(
     range: &Range,
     (newest, compacted): (Revision, Option<Revision>),

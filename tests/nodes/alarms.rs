@@ -1,4 +1,5 @@
-//! Alarms that were raised for a cluster: they stand on every node and through everything, and what must go on goes on.
+//! Tests of cluster alarms: they are active on every node and survive failovers and restarts, and operations that
+//! must continue do so.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use bowline::{
 
 const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
 
-/// A log that is cut every few hundred writes.
+/// Truncates the log every few hundred writes.
 fn small(config: Config) -> Config {
     config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
 }
@@ -46,7 +47,7 @@ fn puts_are_refused(node: &Node, kind: AlarmKind) {
     assert!(error.to_string().contains("bowline alarm disarm"), "{error}");
 }
 
-/// Entries that grow the log and not the state.
+/// Appends entries that grow the log and not the state.
 fn delete_many(node: &Node) -> Revision {
     let client = node.client();
     let long = |n: u32| format!("none/{n}/{}", "x".repeat(900));
@@ -84,7 +85,7 @@ fn an_alarm_stands_on_all_members_through_failover_and_restarts_of_all_until_it_
         puts_are_refused(cluster.node(member), AlarmKind::NoSpace);
     }
     end(cluster.node(two), FULL);
-    // Ended is ended everywhere, as soon as somebody was told so.
+    // Once the end of an alarm is acknowledged, it has ended on every member.
     for member in 0..3 {
         cluster.node(member).client().put("k", "again").block().unwrap();
         assert!(cluster.node(member).client().read_alarms().block().unwrap().is_empty());
@@ -109,7 +110,7 @@ fn a_member_that_was_away_learns_of_alarms_from_a_snapshot_and_starts_again_from
     while taken() < before + 2 {
         delete_many(cluster.node(leader));
     }
-    // It fetches one, and begins with its own the next time.
+    // It fetches a snapshot, and at its next start uses its own.
     for installs in [1, 0] {
         cluster.restart(away).block().unwrap();
         let client = cluster.node(away).client();
@@ -177,14 +178,14 @@ fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_lin
         assert_eq!(came.unwrap_err(), refused(kind), "no new sessions");
         let entered = waiter.mutex("third").try_lock().block();
         assert_eq!(entered.unwrap_err(), LockError::Store(refused(kind)));
-        // The hold goes to who was in line before, with a transaction that does nothing else.
+        // The lock goes to a request that was already queued, by a transaction that does nothing else.
         held.release().block().unwrap();
         let guard = waits.as_mut().block().unwrap();
         let refusal = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
         assert_eq!(refusal, bowline::GuardError::Store(refused(kind)));
         drop(other);
         while !near.client().range(KeyRange::prefix("other/")).block().unwrap().kvs.is_empty() {}
-        // Longer than the sessions live without being renewed.
+        // Longer than the TTL of the sessions.
         let renewed = || near.client().renew(session.lease()).block().unwrap();
         assert_eq!(renewed(), ttl);
         while near.client().lease_info(lease).block().unwrap().is_some() {}

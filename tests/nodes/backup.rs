@@ -1,5 +1,5 @@
-//! What is taken from one cluster begins another one, and never the same: backups, restores, and what a
-//! minority that is left can still give.
+//! Tests of backups: a restore from a backup starts a new cluster that is never confused with the original one, and
+//! the data of a remaining minority can be recovered.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::loopback;
 
-/// A log that is cut every few hundred writes.
+/// Truncates the log every few hundred writes.
 fn small(config: Config) -> Config {
     let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
     config.call_deadline(Duration::from_secs(30))
@@ -39,7 +39,7 @@ fn stop(node: Node) {
     assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
-/// Three members of a new cluster, with addresses and directories of their own, made from a backup.
+/// Three members of a new cluster that is restored from a backup, with addresses and directories of their own.
 struct Place {
     dir: TempDir,
     addresses: Vec<(String, String)>,
@@ -55,7 +55,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// The configuration of a member, whose data is in a directory with this name.
+    /// Returns the configuration of a member whose data is in the directory `data`.
     fn config(&self, name: &str, data: &str) -> Config {
         small(Config::new(self.path(data), name).members(self.addresses.clone()))
     }
@@ -83,7 +83,7 @@ fn wait_for(node: &Node, condition: impl FnMut(&NodeStatus) -> bool) -> NodeStat
     status
 }
 
-/// A backup of a single node with `keys` keys.
+/// Returns a backup of a single node with `keys` keys.
 fn some_backup(dir: &Path, name: &str, keys: usize) -> PathBuf {
     let node = Node::start(Config::new(dir.join(format!("{name}.data")), "solo")).block().unwrap();
     for key in 0..keys {
@@ -110,7 +110,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     let lease = client.grant(Duration::from_secs(600)).block().unwrap();
     client.put("leased", "v").lease(lease.id).block().unwrap();
 
-    // Somebody writes all the time.
+    // A thread writes during the whole backup.
     let (done, writes) = (Arc::new(AtomicBool::new(false)), cluster.node(1).client());
     let written = Arc::new(AtomicU64::new(0));
     let writer = thread::spawn({
@@ -147,7 +147,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     assert!(info.revision >= early && info.revision <= last, "{info:?}");
     assert_eq!(info.members.rows().len(), 3);
     assert_eq!(info.leases, 2);
-    // What the cluster had at this revision, but for what leases held, is what the new one has.
+    // The new cluster has the state of the old one at this revision, without the keys that were bound to leases.
     let then = client.range(KeyRange::all()).revision(info.revision).block().unwrap();
     assert_eq!(info.keys, then.kvs.len() as u64);
     let kept: BTreeMap<_, _> = then
@@ -178,7 +178,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
     assert!(next.token() > token && next.token().revision().get() > last.get() + 900_000_000);
     next.release().block().unwrap();
 
-    // It is a cluster like any other: it is killed and starts again, and takes snapshots.
+    // The new cluster works like any other: it restarts after a crash, and takes snapshots.
     let begun = place.path("a/snap-0000000000000002-0000000000000001.snapshot");
     for n in 0..10_000 {
         client.put(format!("more/{:02}", n % 50), "v".repeat(900)).block().unwrap();
@@ -205,7 +205,7 @@ fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_tha
     for name in ["a", "b", "c"] {
         place.restore(&file, name, name);
     }
-    // Two of them find nobody to begin with, and are stopped.
+    // Two of the members wait in vain for the third, and are stopped.
     for name in ["a", "b"] {
         let node = place.start(name, name);
         wait_for(&node, |status| status.role == Role::Founding);
@@ -214,14 +214,14 @@ fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_tha
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
     let expected = everything(&nodes[0]);
     assert_eq!(expected.len(), 20);
-    // Nobody has taken a snapshot: the restart begins with what was restored.
+    // No member has taken a snapshot, so a restart uses the restored one.
     for node in nodes {
         stop(node);
     }
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
     assert_eq!(everything(&nodes[1]), expected);
 
-    // Whoever joins does not begin with nothing.
+    // A new member receives the restored state.
     let joiner = Config::new(place.path("d"), "d").join([&place.addresses[1].1]);
     let joiner = joiner.advertise(loopback::address());
     let joiner = Node::start(joiner).block().unwrap();
@@ -248,7 +248,7 @@ fn a_member_whose_restored_state_is_damaged_gets_it_from_the_others() {
     for name in ["a", "b", "c"] {
         place.restore(&file, name, name);
     }
-    // Before it has met the others there is nobody to ask.
+    // Before the member has met the others, it has no peer to ask for the state.
     damage();
     let error = Node::start(place.config("a", "a")).block().unwrap_err().to_string();
     assert!(error.contains("is damaged at byte"), "{error}");
@@ -287,7 +287,7 @@ fn members_made_from_different_backups_or_with_different_jumps_never_form_a_clus
     for node in nodes {
         stop(node);
     }
-    // With those that are made from the same one it is.
+    // Members that are restored from the same backup found a cluster.
     place.restore(&one, "c", "c-again");
     let nodes =
         [("a", "a"), ("b", "again"), ("c", "c-again")].map(|(name, data)| place.start(name, data));
@@ -305,7 +305,8 @@ fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
     let [a, b, c] = nodes;
     stop(a);
     stop(b);
-    // Two are restored, at the addresses of those that are lost. The third lives, and has not heard.
+    // Two members are restored at the addresses of the lost ones. The third is alive and does not know of the
+    // restore.
     for name in ["a", "b"] {
         place.restore(&file, name, &format!("new-{name}"));
     }
@@ -471,7 +472,8 @@ fn what_was_never_agreed_on_is_recovered_and_named() {
     let client = cluster.node(leader).client();
     let agreed = client.put("agreed", "v").block().unwrap().revision;
     cluster.all_at(agreed).block().unwrap();
-    // What comes while it stands still goes to its own log, before it can notice that nobody follows.
+    // Entries that arrive while the leader is paused reach only its own log, before it can notice that it has no
+    // followers.
     cluster.pause(leader);
     for other in (0..3).filter(|member| *member != leader) {
         cluster.kill(other).block();

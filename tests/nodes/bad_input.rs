@@ -1,5 +1,5 @@
-//! Bad input is met everywhere: each is refused in clear words, and a write and a read afterwards show
-//! that it did no damage.
+//! Tests of invalid input: it is rejected with a clear error, and a write and a read afterwards show that it did no
+//! damage.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -34,7 +34,7 @@ fn quick(members: usize) -> Cluster {
     })
 }
 
-/// A start that is refused, in these words.
+/// Expects that the start fails with an error that contains `words`.
 fn refused(config: Config, words: &str) -> StartError {
     let error = Node::start(config).block().expect_err(words);
     assert!(error.to_string().contains(words), "{error} lacks {words:?}");
@@ -47,7 +47,7 @@ fn works(kv: &Client) {
     assert_eq!((row.value.as_ref(), row.mod_revision), (&b"of no damage"[..], put.revision));
 }
 
-/// Where the members of a cluster are that is never started.
+/// Returns the addresses of a cluster that is never started.
 fn three() -> [(&'static str, &'static str); 3] {
     [("a", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")]
 }
@@ -98,7 +98,7 @@ fn a_node_with_data_ignores_how_it_would_found_or_join() {
         works(&node.client());
         assert!(testing::shutdown(node).block().hanging.is_empty());
     }
-    refused(Config::new(dir.path(), "other"), "the directory is that of member \"solo\"");
+    refused(Config::new(dir.path(), "other"), "the directory belongs to member \"solo\"");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
     );
     let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
     assert_eq!(kind(nobody, "not joined: deadline exceeded"), JoinErrorKind::TimedOut);
-    // Neither is in the way of another start.
+    // Neither failure prevents a later start.
     let joined = Node::start(joins("red")).block().unwrap();
     works(&joined.client());
     assert_eq!(founder.members().rows().len(), 2);
@@ -211,14 +211,14 @@ fn a_member_whose_disk_was_wiped_stops_and_the_other_two_go_on() {
         assert_eq!(kv.get("k").block().unwrap().unwrap().value, "v");
         works(&kv);
     }
-    // It does not get in by insisting.
+    // A repeated attempt to join does not succeed either.
     cluster.kill(1).block();
     cluster.restart(1).block().unwrap();
     why_it_stopped(cluster.node(1));
     works(&cluster.node(0).client());
 }
 
-/// Who has lost a disk is told by itself, or by whoever refuses it.
+/// Returns whether the error is about the lost disk, as reported by the member itself or by a peer that rejects it.
 fn is_about_the_lost_disk(why: &str) -> bool {
     why.contains("must be replaced under a new id")
         || why.contains("that lost its disk cannot return")
@@ -238,7 +238,7 @@ fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
         cluster.restart(member).block().unwrap();
     }
     for member in [1, 2] {
-        // Nothing that looks like an empty store, ever.
+        // The result must never look like an empty store.
         let answer = cluster.node(member).client().get("k").block();
         assert!(matches!(answer, Err(Error::Stopped { .. })), "m{member} answers {answer:?}");
         let why = why_it_stopped(cluster.node(member));
@@ -250,7 +250,7 @@ fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
     let read = kv.get("k").deadline(Duration::from_millis(500)).block();
     assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
     let put = kv.put("k", "w").deadline(Duration::from_millis(500)).block();
-    // Whether it believed to lead when it was asked decides what it can say.
+    // The effect depends on whether the member still believed that it was the leader.
     assert!(matches!(put, Err(Error::Deadline { .. })), "{put:?}");
     assert_eq!(kv.get("k").local().block().unwrap().unwrap().value, "v");
 }
@@ -280,7 +280,7 @@ fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
         let why = why_it_stopped(cluster.node(member));
         assert!(is_about_the_lost_disk(&why), "{why:?}");
     }
-    // Alone it cannot know how much of its log was committed; it has it all.
+    // The third member alone cannot know how much of its log was committed, but it has all of it.
     assert_eq!(cluster.node(0).stop_reason(), None);
     let log = fs::read(cluster.data_dir(0).join("0000000001.log")).unwrap();
     assert!(log.windows(8).any(|bytes| bytes == b"precious"));
@@ -349,7 +349,7 @@ fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
         let compares = (0..129).fold(kv.txn(), |txn, _| txn.when(Compare::exists("k")));
         let error = refusal(compares.commit().block().unwrap_err());
         assert_eq!(error, "too many operations in txn request: 129, at most 128");
-        // Nothing of all that took a revision. What is as large as may be is taken.
+        // No rejected write used a revision. A write of the maximum size is accepted.
         let put = kv.put(vec![b'k'; 4096], vec![0; 1 << 20]).block().unwrap();
         assert_eq!(put.revision, before.next());
         kv.delete(vec![b'k'; 4096]).block().unwrap();
@@ -394,7 +394,7 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
         assert_eq!(end, WatchError::Compacted { asked, compacted });
         assert!(watch.next().block().is_none());
     }
-    // A watch may begin in the future, and begins there.
+    // A watch may start at a future revision.
     let mut watch = first.watch("k").from(Revision(8)).block().unwrap();
     for i in 5..8 {
         first.put("k", i.to_string()).block().unwrap();
@@ -437,7 +437,7 @@ fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
     }
 }
 
-/// Three nodes on sockets, in this process.
+/// Starts three nodes on sockets in this process.
 fn on_sockets(dir: &Path) -> (Vec<Node>, Vec<SocketAddr>) {
     let addresses: Vec<SocketAddr> = (0..3).map(|_| loopback::address().parse().unwrap()).collect();
     let members = || addresses.iter().enumerate().map(|(i, at)| (format!("n{i}"), at.to_string()));
@@ -449,7 +449,7 @@ fn on_sockets(dir: &Path) -> (Vec<Node>, Vec<SocketAddr>) {
     ((0..3).map(node).collect(), addresses)
 }
 
-/// The first words of a member that speaks these versions.
+/// Returns the first bytes of a member that supports these protocol versions.
 fn preface(least: u16, greatest: u16) -> Vec<u8> {
     let mut bytes = b"bowline\0".to_vec();
     bytes.extend_from_slice(&least.to_le_bytes());
@@ -476,7 +476,8 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
         preface(1, 1)[..9].to_vec(),
         vec![0; 1 << 20],
     ];
-    // Silent ones stay for the whole of it, more than may be in their handshake at a time.
+    // Connections that send nothing stay open during the whole test. There are more of them than may be in a
+    // handshake at a time.
     let silent: Vec<TcpStream> = addresses
         .iter()
         .flat_map(|at| (0..100).map(move |_| TcpStream::connect(at).unwrap()))
@@ -485,7 +486,7 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
         for (node, address) in nodes.iter().zip(&addresses) {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            // It may be closed before all is written.
+            // The connection may be closed before all bytes are written.
             drop(stream.write_all(bytes));
             drop(stream.shutdown(std::net::Shutdown::Write));
             let mut answer = Vec::new();
@@ -506,7 +507,7 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
     }
 }
 
-/// As `anyhow` prints it, for one: an error, and each source behind it.
+/// Returns the texts of an error and of its sources, as `anyhow` prints them.
 fn chain(error: &dyn StdError) -> Vec<String> {
     let (mut said, mut source) = (vec![error.to_string()], error.source());
     while let Some(error) = source {

@@ -1,4 +1,4 @@
-//! A network that swallows what members send each other, and is sound again later.
+//! A test with a network that loses all traffic of one member for a while.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,20 +10,20 @@ use bowline::{Blocking, Config, Node};
 
 use crate::loopback;
 
-/// Long enough that open connections are given up and new attempts are under way.
+/// Long enough that open connections are given up and new attempts are in progress.
 const SWALLOWED_FOR: Duration = Duration::from_secs(4);
 
-/// A relay before a member: others dial it instead.
+/// A relay in front of a member. Peers dial the relay.
 struct Relay {
-    /// Where the member is dialed, and where it listens.
+    /// The address that peers dial, and the one on which the member listens.
     address: String,
     listens: String,
 }
 
-/// Which of the relays' connections are swallowed.
+/// Determines which connections of the relays lose their traffic.
 #[derive(Clone)]
 struct Hole {
-    /// The address of the member that is cut off.
+    /// Address of the member that is cut off.
     around: Arc<String>,
     is_open: Arc<AtomicBool>,
 }
@@ -47,7 +47,7 @@ impl Relay {
 }
 
 impl Hole {
-    /// Passes on what comes, until one end closes. The caller's first words hold its own address.
+    /// Forwards traffic until one end closes. The first bytes of a caller contain its own address.
     fn relay(&self, mut near: TcpStream, to: &str, is_around: bool) {
         let mut first = vec![0; 16 << 10];
         let Ok(len @ 1..) = near.read(&mut first) else { return };
@@ -77,7 +77,8 @@ impl Hole {
     }
 }
 
-/// With the default timeouts. Before, a handshake that had begun in the black hole was waited for: four seconds.
+/// Uses the default timeouts. Earlier versions waited four seconds for a handshake that had started before the
+/// network was back.
 #[test]
 fn a_cut_off_member_reads_again_soon_after_the_network_is_back() {
     let dir = tempfile::tempdir().unwrap();

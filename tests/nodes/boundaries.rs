@@ -1,5 +1,5 @@
-//! Sizes at which the code goes over to a next page, chunk, message or entry are each crossed once, with the sizes of a
-//! release: most tests stay below them.
+//! Tests that cross each size limit at which the code moves to a next page, chunk, message or entry, with the sizes
+//! of a release build. Most other tests stay below these sizes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn alone() -> (tempfile::TempDir, Node) {
     (dir, node)
 }
 
-/// Puts these keys, many at once.
+/// Puts many keys in each transaction.
 fn put_all(kv: &Client, keys: &[String], value: &str) {
     for keys in keys.chunks(128) {
         let puts = keys.iter().map(|key| Op::put(key.clone(), value.to_owned()));
@@ -26,13 +26,13 @@ fn put_all(kv: &Client, keys: &[String], value: &str) {
     }
 }
 
-/// Pages of the index have 128 keys, pages of a read 1,024 rows.
+/// Pages of the index have 128 keys, and pages of a read 1,024 rows.
 #[test]
 fn ranges_cross_the_pages_of_the_index_and_of_a_read() {
     let (_dir, node) = alone();
     let kv = node.client();
     let all: Vec<String> = (0..2_200).map(|number| format!("k/{number:05}")).collect();
-    // From both ends, so that pages are split in the middle and at their ends.
+    // The keys are added from both ends, so that pages are split in the middle and at their ends.
     let (low, high) = all.split_at(1_100);
     put_all(&kv, high, "v");
     put_all(&kv, &low.iter().rev().cloned().collect::<Vec<_>>(), "v");
@@ -44,7 +44,7 @@ fn ranges_cross_the_pages_of_the_index_and_of_a_read() {
         assert!(keys == wanted, "{limit}");
         assert_eq!((reply.count, reply.more), (2_200, limit < 2_200), "{limit}");
     }
-    // Pages become small, and empty.
+    // Pages become small and empty.
     for keys in all[128..2_100].chunks(128) {
         let deletes = keys.iter().map(|key| Op::delete(key.clone()));
         deletes.fold(kv.txn(), |txn, delete| txn.then(delete)).commit().block().unwrap();
@@ -98,7 +98,7 @@ fn watches_and_compactions_cross_the_chunks_of_the_history() {
     }
 }
 
-/// An entry ends at most 1,000 leases, and 4,000 may be on their way to their end.
+/// One entry ends at most 1,000 leases, and at most 4,000 expiries are in flight.
 #[test]
 fn thousands_of_leases_end_together() {
     let (_dir, node) = alone();
@@ -107,7 +107,7 @@ fn thousands_of_leases_end_together() {
     let grants: Vec<_> =
         (0..4_500).map(|_| Begun::asked(kv.grant(Duration::from_secs(2)))).collect();
     let leases: Vec<_> = grants.into_iter().map(|grant| grant.finish().unwrap().id).collect();
-    // Some may have ended already on a slow machine; a put for them is refused.
+    // On a slow machine some leases may have expired already, and a put for them is rejected.
     let puts: Vec<_> = leases
         .iter()
         .map(|lease| Begun::asked(kv.put(format!("k/{lease}"), "v").lease(*lease)))
@@ -118,7 +118,7 @@ fn thousands_of_leases_end_together() {
     assert_eq!(kv.get_prefix("k/").block().unwrap().count, 0);
 }
 
-/// An entry of a resize rewrites at most 100 rows.
+/// One entry of a resize rewrites at most 100 rows.
 #[test]
 fn resize_lets_hundreds_of_waiters_in() {
     let cluster = lasting(1);
@@ -135,7 +135,7 @@ fn resize_lets_hundreds_of_waiters_in() {
     until_places(cluster.node(0), "s", 0);
 }
 
-/// A message has at most 4,096 entries and about 1 MiB; a frame is read in pieces of 64 KiB.
+/// A message has at most 4,096 entries and about 1 MiB. A frame is read in pieces of 64 KiB.
 #[test]
 fn member_that_was_cut_off_catches_up_over_many_messages() {
     let cluster = lasting(3);
@@ -147,7 +147,7 @@ fn member_that_was_cut_off_catches_up_over_many_messages() {
     for put in puts {
         put.finish().unwrap();
     }
-    // Around the sizes at which bodies are copied, read and sent otherwise.
+    // Sizes around the limits at which bodies are copied, read and sent in another way.
     let mut large = BTreeMap::new();
     for size in [16 << 10, 64 << 10, 512 << 10, 1_000_000] {
         for size in [size - 64, size - 1, size, size + 1] {
@@ -191,7 +191,7 @@ fn snapshot_of_many_megabytes_is_restored() {
     node.shutdown().block();
 }
 
-/// An entry claims at most 50 slots.
+/// One entry claims at most 50 slots.
 #[test]
 fn permits_claim_more_slots_than_fit_into_one_entry() {
     let cluster = lasting(1);

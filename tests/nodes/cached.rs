@@ -1,4 +1,4 @@
-//! Views of a prefix that are kept by a watch.
+//! Tests of cached views of a prefix.
 
 use std::future::Future;
 use std::pin::pin;
@@ -188,7 +188,7 @@ fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() 
     let mut cached = kv.cached_prefix("c/").block().unwrap();
     let before = cached.view().unwrap();
     kv.delete("c/gone").block().unwrap();
-    // More than a watch keeps for who does not look.
+    // More events than a watch buffers.
     for i in 0..600 {
         kv.put(format!("c/{}", i % 7), i.to_string()).block().unwrap();
     }
@@ -198,7 +198,7 @@ fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() 
     assert!(view.revision() >= revision && revision > before.revision());
     let truth = kv.range(KeyRange::prefix("c/")).block().unwrap().kvs;
     assert!(view.iter().map(|(_, row)| row).eq(&truth));
-    // And goes on from there.
+    // The view continues from there.
     kv.put("c/new", "").block().unwrap();
     assert!(cached.changed().block().unwrap().get("c/new").is_some());
 }

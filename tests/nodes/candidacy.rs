@@ -1,5 +1,5 @@
-//! Candidacies that stand by themselves: what is seen of them at a look, who waits for them, how their
-//! terms end, and that no two lead at once.
+//! Tests of the `Candidacy` API: the state that it reports, waiting for a term, the end of terms, and mutual
+//! exclusion of leaders.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,13 +23,13 @@ use crate::stage::{
 
 type Elected = Result<Arc<Leadership>, LockError>;
 
-/// A task that waits for its term.
+/// Starts a task that waits for a term.
 fn waits(candidacy: &Arc<Candidacy>) -> Begun<Elected> {
     let candidacy = Arc::clone(candidacy);
     Begun::new(async move { candidacy.elected().await })
 }
 
-/// Waits for a term, and not for ever.
+/// Waits for a term, with a time limit.
 fn elected(candidacy: &Arc<Candidacy>) -> Elected {
     let (sender, answer) = mpsc::channel();
     let candidacy = Arc::clone(candidacy);
@@ -88,7 +88,7 @@ fn all_who_wait_are_told_and_who_gives_up_waiting_does_not_leave_the_line() {
     assert_eq!(tokens, [second.leadership().unwrap().token(); 3]);
 }
 
-/// Whoever looks takes the news; those who wait must hear of them all the same.
+/// A state query consumes the notification, and waiting tasks must be woken all the same.
 #[test]
 fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
     let cluster = lasting(1);
@@ -152,7 +152,7 @@ fn a_term_that_is_lost_to_somebody_else_is_over_and_it_stands_again() {
         let loss = term.lost().block();
         assert_eq!(std::mem::discriminant(&loss), std::mem::discriminant(&expected), "{loss:?}");
         assert!(!term.is_leader());
-        // By waiting in one term, by looking in the next.
+        // It learns of its election by waiting in the first terms, and by a query in the later ones.
         let next = match round < 2 {
             true => elected(&candidacy).unwrap(),
             false => {
@@ -180,7 +180,7 @@ fn who_is_put_out_of_the_line_stands_again_at_its_end() {
     let line = session(&cluster, 2).election("jobs").candidates().unwrap();
     kv.delete(line[1].key.clone()).block().unwrap();
     let order = || {
-        // Polled, since it waits: nobody else looks.
+        // The waiting future must be polled, because nothing else advances the candidacy.
         assert!(waiting.poll().is_none());
         let line = session(&cluster, 2).election("jobs").candidates().unwrap();
         line.iter().map(|place| place.reason.to_vec()).collect::<Vec<_>>() == [b"a", b"c", b"b"]
@@ -248,7 +248,7 @@ fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
     assert!(!kept.is_leader());
     assert_eq!(kept.lost().block(), LostReason::Released);
     waiting.finish().unwrap();
-    // One that waits leaves nothing behind either, nor one whose entering is on its way.
+    // A candidacy that waits, or whose request is still in flight, leaves nothing behind either.
     let third = stand(&cluster, 2, "c");
     until_places(cluster.node(0), "jobs", 2);
     drop(third);
@@ -273,7 +273,7 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
 
     let [closing, _] = sessions;
     let closing = Begun::asked(async move { closing.close().await });
-    // From the call on.
+    // As soon as `close` is called.
     assert!(!first.is_leader() && first.leadership().is_none() && first.position().is_none());
     assert_eq!(elected(&first).unwrap_err(), closed);
     closing.finish().unwrap();
@@ -295,7 +295,7 @@ fn the_end_of_its_node_is_its_end() {
     let error = elected(&first).unwrap_err();
     assert!(matches!(error, LockError::NodeStopped(_) | LockError::SessionEnded(_)), "{error:?}");
     drop(first);
-    // The next life ends the session of this one.
+    // The next incarnation ends the session of this one.
     cluster.restart(one).block().unwrap();
     elected(&second).unwrap();
     cluster.shutdown(two).block();
@@ -326,7 +326,7 @@ fn withdrawn_it_has_left_nothing_in_the_line() {
     for round in 0..40 {
         let candidacy = stand(&cluster, one, "b");
         if round % 2 == 0 {
-            // Else the outcome of its entering is not known yet.
+            // In the other rounds, the outcome of the request is not known yet.
             until_places(cluster.node(two), "jobs", 2);
         }
         assert_eq!(into_inner(candidacy).withdraw().block(), Ok(Released::Now));
@@ -336,7 +336,7 @@ fn withdrawn_it_has_left_nothing_in_the_line() {
     let LeaderEvent::Leads(before) = line else { panic!("somebody leads") };
     assert_eq!(into_inner(holder).withdraw().block(), Ok(Released::Now));
     assert_eq!(places(cluster.node(one), "jobs"), 0);
-    // It came to its turn, and nobody has looked.
+    // It is elected, and the candidacy was not queried since.
     let candidacy = stand(&cluster, one, "b");
     let observer = session(&cluster, two).election("jobs");
     let is_it = || observer.leader().block().unwrap().is_some_and(|now| now.since > before.since);
@@ -377,7 +377,7 @@ fn cut_off_it_does_not_claim_to_have_withdrawn() {
     let error = into_inner(candidacy).withdraw().block().unwrap_err();
     assert_eq!(error.effect(), bowline::Effect::Unknown, "{error:?}");
     cluster.heal();
-    // The node goes on trying.
+    // The node retries.
     until_places(cluster.node(two), "jobs", 1);
 }
 
@@ -392,7 +392,7 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     let nameless = Arc::new(session(&cluster, 0).election("").candidacy("a"));
     assert_eq!(elected(&nameless).unwrap_err(), LockError::EmptyName);
 
-    // Under an alarm nobody comes into a line: who stands then leads when it has been ended.
+    // During an alarm, no request can be queued. The candidate leads after the alarm has ended.
     let alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
     let mine = session(&cluster, 0);
     let kv = cluster.node(0).client();
@@ -403,7 +403,7 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     kv.change_alarms(AlarmChange::End(alarm)).block().unwrap();
     elected(&candidacy).unwrap();
 
-    // As many as may stand on one node: the next waits until there is room.
+    // The limit of waiters on this node is reached, and the next candidate waits for room.
     let full = with(1, |config| config.lock_waiters_max(2));
     let mut all: Vec<_> = ["a", "b"].map(|value| stand(&full, 0, value)).into();
     let one_more = stand(&full, 0, "c");
@@ -414,7 +414,7 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     other.finish().unwrap();
 }
 
-/// Looks from where it is woken, as an executor does that polls in its wakers.
+/// A waker that queries the candidacy, like an executor that polls in its wakers.
 struct LooksWhenWoken {
     candidacy: OnceLock<Arc<Candidacy>>,
     woken: AtomicU64,
@@ -432,7 +432,7 @@ impl Wake for LooksWhenWoken {
 #[test]
 fn who_is_woken_may_look_from_wherever_it_is_woken() {
     let cluster = lasting(1);
-    // The driver may find the end of the session first: then the others do.
+    // In some rounds the driver may detect the end of the session first; then other rounds must cover the query.
     for ends in [false, true, true, true, true] {
         let session = another_session(&cluster, 0, "candidate");
         let held = session.election("jobs").campaign("before").block().unwrap();
@@ -451,7 +451,7 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
             until_true(cluster.node(0), "it is woken", || looks.led.load(Ordering::SeqCst) > 0);
             continue;
         }
-        // The look itself finds the end of the session, and wakes who waits.
+        // The query itself detects the end of the session, and wakes the waiting task.
         let (sender, looked) = mpsc::channel();
         let look = Arc::clone(&candidacy);
         thread::spawn(move || {
@@ -467,10 +467,10 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
     }
 }
 
-/// From when to when it surely led, by the one clock of this machine.
+/// The intervals in which a candidate surely led, by the one clock of this machine.
 type Spells = Arc<Mutex<Vec<(Moment, Moment, Token)>>>;
 
-/// Notes for how long each term is believed in, until the candidacy is over.
+/// Records the interval of each term, until the candidacy ends.
 fn note_terms(
     candidacy: &Candidacy,
     stop: &AtomicBool,
@@ -526,7 +526,8 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
             0 => cluster.kill(leads).block(),
             1 => cluster.partition(&[leads]),
             _ => {
-                // Its belief ends first: a key that is just deleted would be missed by its node for a moment.
+                // A forced release ends the holder's belief first. If the key were simply deleted, its node would
+                // learn of it a moment later.
                 let other = cluster.node((leads + 1) % 3);
                 loop {
                     until_true(other, "somebody stands", || places(other, "jobs") > 0);
@@ -536,7 +537,7 @@ fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
                         break;
                     }
                 }
-                // It stands again by itself.
+                // It becomes a candidate again by itself.
                 continue;
             }
         }

@@ -1,5 +1,5 @@
-//! What `docs/operating/certificates.md` says, done: its commands make an authority and certificates, and
-//! a cluster runs with them.
+//! Runs the commands of `docs/operating/certificates.md`, and starts a cluster with the certificates that they
+//! create.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::loopback;
 
 const PAGE: &str = include_str!("../../docs/operating/certificates.md");
 
-/// The shell commands of the page, block by block.
+/// Returns the shell commands of the page, one text for each block.
 fn blocks() -> Vec<String> {
     PAGE.split("```sh\n")
         .skip(1)

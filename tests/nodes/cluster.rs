@@ -1,4 +1,4 @@
-//! Real nodes in one process: what a program that embeds them sees, told by what it does.
+//! Tests of several real nodes in one process, as seen by programs that embed them.
 
 use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex};
@@ -92,7 +92,8 @@ fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
     let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(1)));
     let leader = cluster.leader().block().unwrap();
     let kv = cluster.node(leader).client();
-    // What comes while it stands still goes to its own log, before it can notice that nobody follows.
+    // Entries that arrive while the leader is paused reach only its own log, before it can notice that it has no
+    // followers.
     cluster.pause(leader);
     cluster.partition(&[leader]);
     let put = Begun::new(kv.put("k", "v").deadline(STEADY));
@@ -120,7 +121,7 @@ fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
     assert_eq!(cluster.node(old).client().get("k").block().unwrap().unwrap().value, "new");
 }
 
-/// Whatever else of a program still has it in its hands.
+/// Shutdown works while other parts of the program still hold the node.
 #[test]
 fn a_node_is_stopped_in_good_order_while_others_use_it() {
     async {
@@ -136,7 +137,7 @@ fn a_node_is_stopped_in_good_order_while_others_use_it() {
         assert!(matches!(node.client().get("k").await, Err(Error::Stopped { .. })));
         assert!(node.shutdown().await.hanging.is_empty(), "a second time there is nothing to do");
         uses.join().unwrap();
-        // Its directory is free, though it is still there.
+        // The directory is free, although the node value still exists.
         let again = start().await;
         assert_eq!(again.client().get("k").await.unwrap().unwrap().value, "v");
         assert!(again.shutdown().await.hanging.is_empty());
@@ -214,7 +215,7 @@ fn a_lock_is_free_after_its_holder_has_crashed() {
 
 #[test]
 fn a_member_that_comes_back_does_not_wait_for_its_own_ghost() {
-    // Sessions that would outlive the test.
+    // The sessions would outlive the test.
     let options = ClusterOptions::new(3)
         .configure(|config| config.session_ttl(LONG))
         .wait_limit(Duration::from_secs(20));
@@ -236,7 +237,7 @@ fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
     let guard = mortal(&cluster, holder).mutex("lock").lock().block().unwrap();
     cluster.pause(holder);
-    // Sent while the holder still believes in its lock, and proposed only after the next one has written.
+    // Sent while the holder still believes that it holds the lock, and proposed after the next holder has written.
     let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
     assert!(guard.is_held());
     let next = cluster.node(other).session().block().unwrap().mutex("lock").lock().block().unwrap();
@@ -287,7 +288,7 @@ fn a_wait_that_is_given_up_leaves_nothing_behind() {
     let waiting = Begun::new(other.mutex("lock").lock().deadline(STEADY * 2));
     until_places(cluster.node(1), "lock", 2);
     assert_eq!(waiting.finish().unwrap_err(), LockError::TimedOut { before: 1 });
-    // One that was never polled has done nothing; one that is dropped midway leaves.
+    // A future that was never polled has done nothing. One that is dropped later leaves the queue.
     drop(other.mutex("lock").lock());
     guard.release().block().unwrap();
     let kv = cluster.node(2).client();
@@ -349,7 +350,7 @@ fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
     kv.put("short", "v").lease(lease.id).block().unwrap();
     kv.put("long", "v").lease(session.lease()).block().unwrap();
     until_deleted(&kv, "short");
-    // It is renewed, again and again, and its key is still there when without that it would have ended.
+    // The lease is renewed several times, and its key still exists when the lease would have expired otherwise.
     let first = session.valid_until();
     while session.valid_until() < first + STEADY {
         kv.put("tick", "v").block().unwrap();
@@ -391,7 +392,7 @@ fn a_shutdown_leaves_no_thread_behind() {
     assert!(report.hanging.is_empty(), "{report:?}");
     let late = client.put("k", "v").block().unwrap_err();
     assert!(matches!(late, Error::Stopped { effect: Effect::NotApplied, .. }), "{late:?}");
-    // And the directory is free again.
+    // The directory is free again.
     let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     assert_eq!(node.client().get("k").block().unwrap().unwrap().value, "v");
 }
@@ -404,7 +405,7 @@ fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
     let leader = cluster.leader().block().unwrap();
     let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
     let term = cluster.node(leader).status().term;
-    // Nothing of the host runs for longer than a TTL: this thread is all there is of it.
+    // The host program does nothing for longer than a TTL, since this thread is all of it.
     let (_hold, wait) = std::sync::mpsc::channel::<()>();
     assert!(wait.recv_timeout(STEADY + STEADY / 2).is_err());
     assert!(guard.is_held());
@@ -418,7 +419,7 @@ fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() 
     let leader = cluster.leader().block().unwrap();
     let (other, third) = ((leader + 1) % 3, (leader + 2) % 3);
     let guard = cluster.node(leader).session().block().unwrap().mutex("l").lock().block().unwrap();
-    // The transferee hears nothing of it: until the leader gives up, it takes no proposals.
+    // The new leader receives nothing. Until the old leader gives up the transfer, it accepts no proposals.
     cluster.cut(leader, third);
     let node = cluster.node(leader);
     let to = cluster.node(third).status().id;
@@ -428,7 +429,7 @@ fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() 
     drop(guard);
     node.client().put("k", "v").block().unwrap();
     let waiter = cluster.node(other).session().block().unwrap();
-    // Its session lives on: only a release frees it.
+    // The session still exists, so only a release frees the lock.
     assert!(waiter.mutex("l").lock().deadline(SOON).block().unwrap().is_held());
     cluster.heal();
 }
@@ -470,7 +471,7 @@ fn ready_resolves_once_a_leader_serves() {
         node.ready().block().unwrap();
         assert!(node.status().leader.is_some());
     }
-    // Acknowledged writes are still there.
+    // Acknowledged writes are still visible.
     let put = cluster.node(0).client().put("k", "v").block().unwrap();
     cluster.node(1).ready().block().unwrap();
     assert!(cluster.node(1).client().revision() >= put.revision);

@@ -1,4 +1,4 @@
-//! What a lock answers at the edges: one test for each case that lock services get wrong.
+//! Tests of the edge cases that lock services often get wrong, one test each.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -29,7 +29,7 @@ fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
     let other = session(&cluster, 1);
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
     let believed = guard.valid_until();
-    // The end of a lease, however it comes about, is an entry of the log.
+    // A lease ends by a log entry, whatever the reason.
     cluster.node(2).client().revoke(held.lease()).block().unwrap();
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::LeaseEnded));
     assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
@@ -70,7 +70,7 @@ fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_li
 fn a_release_by_who_does_not_hold_has_no_effect() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
-    // By name and token, never by the name alone.
+    // A release needs the name and the token.
     let token = guard.token();
     let gone = Released::AlreadyLost(LostReason::Released);
     let another = session(&cluster, 1).mutex("lock");
@@ -95,7 +95,7 @@ fn a_release_whose_request_is_lost_is_carried_out_once() {
     let error = guard.release().block().unwrap_err();
     assert_eq!(error, Error::Deadline { effect: Effect::Unknown });
     cluster.heal();
-    // The node goes on trying, and what it tries again takes nobody else's place.
+    // The node retries, and a retry does not affect another request.
     let next = first.finish().unwrap();
     cluster.node(one).client().put("k", "v").block().unwrap();
     assert!(next.is_held());
@@ -113,7 +113,8 @@ fn a_release_whose_answer_is_lost_is_carried_out_once() {
     let first = stand_in_line(&other, cluster.node(two), "lock");
     let third = another_session(&cluster, two, "third");
     let mut second = stand_in_line(&third, cluster.node(two), "lock");
-    // The request leaves the node, and nothing reaches the node. Paused, it cannot notice that before it has asked.
+    // The request leaves the node, but no answer arrives. While the node is paused, it cannot notice the cut before
+    // it has sent the request.
     cluster.pause(one);
     let mut release = Begun::new(guard.release());
     cluster.cut(leader, one);
@@ -123,7 +124,7 @@ fn a_release_whose_answer_is_lost_is_carried_out_once() {
     assert!(release.poll().is_none(), "its answer was not delivered");
     cluster.heal();
     assert_eq!(release.finish().unwrap(), Released::Now);
-    // The node has repeated its request: that releases the lock of no other session.
+    // The node has repeated its request, which does not release the lock of another session.
     cluster.node(one).client().put("k", "v").block().unwrap();
     assert!(next.is_held());
     assert!(second.poll().is_none());
@@ -147,7 +148,8 @@ fn an_acquire_whose_answer_is_lost_takes_one_place() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
-    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    // The request arrives, but no answer comes back. While the node is paused, it cannot notice the cut before it has
+    // sent the request.
     cluster.pause(one);
     let mut call = Begun::new(mine.mutex("lock").lock());
     cluster.cut(leader, one);
@@ -195,7 +197,7 @@ fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
     cluster.partition(&[one]);
     drop(Begun::new(mine.mutex("lock").lock()));
     cluster.heal();
-    // Whatever became of its entering: nobody waits for it.
+    // Whatever the outcome of the request is, its caller has gone away.
     let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(two), "lock", 1);
     assert!(next.is_held());
@@ -228,12 +230,12 @@ fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resour
 fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
     let cluster = lasting(1);
     let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
-    // Paused, it has no answer for the first look.
+    // While the node is paused, the first poll gets no answer.
     cluster.pause(0);
     let first = Begun::new(one.mutex("lock").lock().max_hold(Duration::from_millis(50)));
     cluster.resume(0);
     until_places(cluster.node(0), "lock", 1);
-    // Its executor hangs: nobody looks at the first until another has the lock.
+    // The executor of the first request hangs: it is not polled until another request has acquired the lock.
     let second = two.mutex("lock").lock().deadline(SOON).block().unwrap();
     let missed = first.finish().unwrap_err();
     assert_eq!(missed, LockError::LostBeforeDelivery(LostReason::HeldTooLong));
@@ -271,7 +273,7 @@ fn a_change_of_leader_loses_no_lock_and_no_place() {
 #[test]
 fn a_lease_gets_its_full_ttl_from_a_new_leader() {
     let mut cluster = lasting(3);
-    // Nobody renews it.
+    // The lease is not renewed.
     let ttl = STEADY * 3;
     let kv = cluster.node(0).client();
     let lease = kv.grant(ttl).block().unwrap().id;
@@ -280,7 +282,7 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
     let (leader, one, _) = roles(&cluster);
     let killed = cluster.node(one).now();
     cluster.kill(leader).block();
-    // Whoever leads now does so since then, and does not know how long it had lived.
+    // The new leader was elected after that time, and does not know how long the lease had lived.
     until_deleted(&cluster.node(one).client(), "bound");
     let ended = cluster.node(one).now();
     assert!(ended >= killed + ttl, "it ended at {ended:?}, its leader at {killed:?}");
@@ -293,7 +295,7 @@ fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirme
     assert!(matches!(guard.state(), LockState::Held(_)));
     cluster.kill(1).block();
     cluster.kill(2).block();
-    // Of the sixty seconds it believes in 54, and two renewals are due within 36.
+    // Of the 60 seconds, the session relies on 54, and two renewals are due within 36.
     clocks[0].jump(Duration::from_secs(40));
     assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
     assert!(guard.is_held());
@@ -319,7 +321,7 @@ fn a_node_that_restarts_ends_its_old_session_at_once() {
     let waiting = stand_in_line(&other, cluster.node(two), "lock");
     cluster.kill(one).block();
     cluster.restart(one).block().unwrap();
-    // Its TTL is ten minutes.
+    // The TTL is ten minutes.
     let begun = cluster.node(two).now();
     assert!(waiting.finish().unwrap().is_held());
     assert!(cluster.node(two).now().since(begun) < SOON);
@@ -370,7 +372,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     let (token, lease) = (guard.token(), guard.session().lease());
     let file = dir.path().join("backup");
     node.backup(&file).block().unwrap();
-    // What the old cluster granted after the backup is below what the new one grants.
+    // Tokens that the old cluster granted after the backup are lower than those of the new one.
     guard.release().block().unwrap();
     let newest = node.session().block().unwrap().mutex("lock").lock().block().unwrap().token();
     assert!(newest > token);
@@ -390,7 +392,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
-/// The limit counts the requests of one node for one lock, of all its sessions.
+/// The limit counts the requests of all sessions of one node for one lock.
 #[test]
 fn a_full_queue_rejects_requests_and_goes_on_serving() {
     let cluster = lasting_with(2, |config| config.lock_waiters_max(2));
@@ -429,7 +431,7 @@ fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
     assert!(session(&cluster, two).mutex("lock").lock().block().is_ok());
 }
 
-/// They are released by no holder, so a request would wait behind them until their session ends.
+/// No holder releases these keys, so a request would wait behind them until their session ends.
 #[test]
 fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     let cluster = lasting(1);
@@ -449,7 +451,7 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     }
     let text = mismatch.to_string();
     assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
-    // Behind a lock too: the request would be next once the holder releases.
+    // The same for a request behind a holder: it would be next once the holder releases.
     let guard = other.mutex("late").lock().block().unwrap();
     kv.put("late/ready", "1").lease(owner.lease()).block().unwrap();
     let third = another_session(&cluster, 0, "third");
@@ -462,13 +464,13 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     kv.put("older/ready", "2").lease(owner.lease()).block().unwrap();
     assert_eq!(waiting.finish().map(drop), Err(mismatch));
     assert!(guard.is_held());
-    // Without a lease it is no part of the queue, and blocks nothing.
+    // A key without a lease is not part of the queue, and blocks nothing.
     kv.put("plain/settings", "1").block().unwrap();
     assert!(other.mutex("plain").lock().block().is_ok());
     drop(group);
 }
 
-/// The nodes are killed, so no session is closed in order; the lease outlives them in the log.
+/// The nodes are killed, so no session is closed; the lease outlives them in the log.
 #[test]
 fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
     let mut cluster = lasting(3);
@@ -504,7 +506,7 @@ fn two_kinds_on_one_name_are_refused() {
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
     until_places(cluster.node(1), "name", 1);
     guard.release().block().unwrap();
-    // The kind goes with the last who is there.
+    // The kind is forgotten with the last entry.
     assert!(other.semaphore("name", 3).acquire().block().is_ok());
 }
 
@@ -547,7 +549,7 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let acquire = Begun::new(mine.mutex("other").lock());
     drop(guard);
     mine.detach();
-    // The node has seen that the session is over, before it knows what came of the transaction.
+    // The node sees the end of the session before it knows the outcome of the transaction.
     let over = LockError::SessionEnded(SessionEndReason::Detached);
     assert_eq!(acquire.finish().unwrap_err(), over);
     cluster.heal();
@@ -555,7 +557,7 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     drop(open);
 }
 
-/// An executor that has gone to pieces.
+/// An executor whose wakers panic.
 struct Falls(AtomicU64);
 
 impl Wake for Falls {
@@ -574,12 +576,12 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     let falls = Arc::new(Falls(AtomicU64::new(0)));
     let waker = Waker::from(Arc::clone(&falls));
     let client = node.client();
-    // What the driver answers, what a lock is granted by, and the end of a session.
+    // Three wake-ups: by an answer of the driver, by a granted lock, and by the end of a session.
     let mut put = Box::pin(client.put("key", "value").into_future());
     let mut acquire = Box::pin(other.mutex("lock").lock().into_future());
     let mut ended = Box::pin(other.ended());
     let mut context = Context::from_waker(&waker);
-    // Paused, the node has no answer for the first look.
+    // While the node is paused, the first poll gets no answer.
     cluster.pause(0);
     assert!(put.as_mut().poll(&mut context).is_pending());
     cluster.resume(0);
@@ -610,7 +612,7 @@ fn recipes_wake_an_executor_that_panics_as_the_node_does() {
     let mut begin = |call: Pin<Box<dyn Future<Output = ()>>>| {
         waits.push(call);
         let call = waits.last_mut().expect("it was just put there");
-        // Paused, the node has no answer for the first look.
+        // While the node is paused, the first poll gets no answer.
         cluster.pause(0);
         assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         cluster.resume(0);

@@ -1,5 +1,5 @@
-//! Elections: work that runs only while its node leads, over losses, kills and partitions; and holds that
-//! are taken up again in the program's next life.
+//! Tests of elections: work that runs only while its node leads, during losses, kills and partitions; and holds that
+//! are resumed after a restart of the program.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -23,7 +23,7 @@ use crate::stage::{
     until_places, until_true, with_clocks,
 };
 
-/// Counts how often work has begun, and how often it has ended or was dropped.
+/// Counts how often work was started, and how often it has ended or was dropped.
 #[derive(Clone, Default)]
 struct Counted {
     begun: Arc<AtomicU64>,
@@ -53,14 +53,14 @@ impl Drop for Inside {
     }
 }
 
-/// Deletes the leader's key, as somebody else would who means no good.
+/// Deletes the leader's key, as a foreign client might.
 fn evict(node: &Node, election: &str) {
     let election = node.session().block().unwrap().election(election.to_owned());
     let leader = election.leader().block().unwrap().expect("somebody leads");
     node.client().delete(leader.key).block().unwrap();
 }
 
-/// Work that does not listen.
+/// Runs work that never ends by itself.
 async fn work_for_ever(session: Session, counted: Counted) -> Result<(), LeadError> {
     let work = async |_| {
         let _inside = counted.enter();
@@ -120,7 +120,7 @@ fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
         }
         kv.delete(leadership.key().clone()).await.unwrap();
         sender.send(leadership.lost().await).unwrap();
-        // It stands again only when this has ended.
+        // It becomes a candidate again only when this work has ended.
         assert_eq!(election.leader().await.unwrap(), None);
         "of the first term"
     };
@@ -162,7 +162,7 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
         until_places(cluster.node(0), "jobs", member as u64 + 1);
         all.push((session, running));
     }
-    // The second, which waits, first.
+    // First the second one, which waits.
     for (session, running) in all.into_iter().rev() {
         session.close().block().unwrap();
         let error = running.finish().unwrap_err();
@@ -173,7 +173,7 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
     assert!(counted.begun() <= 1, "who never led is told nothing");
 }
 
-/// Leads by its node until it is told to stop; says who has led when, and with which session.
+/// Leads by its node until it is told to stop. Reports each term with its member and session.
 fn lead_by_node(
     node: &Node,
     sender: &mpsc::Sender<(NodeId, LeaseId, Token)>,
@@ -231,7 +231,7 @@ fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
     for session in sessions {
         session.ended().block();
     }
-    // Nobody can lead now: what comes from here on is from after the outage.
+    // No member can lead now, so later reports are from after the outage.
     while terms.try_recv().is_ok() {}
     cluster.heal();
     while !running.is_empty() {
@@ -244,7 +244,7 @@ fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
     }
 }
 
-/// Of Kubernetes' "release on cancel", which let the next one lead while the work still ran.
+/// With Kubernetes' "release on cancel", the next instance may lead while the work still runs.
 #[test]
 fn nobody_else_leads_before_the_work_has_ended() {
     let cluster = lasting(3);
@@ -267,7 +267,7 @@ fn nobody_else_leads_before_the_work_has_ended() {
             leads.send(()).unwrap();
             let request = leadership.asked_to_release().await;
             assert!(leadership.is_leader() && !request.reason.is_empty());
-            // It takes its time, and still leads.
+            // The work ends slowly, and still leads.
             leadership.proclaim("a, ending").await.unwrap();
             at_the_end.store(true, Ordering::SeqCst);
             "ended in order"
@@ -297,7 +297,7 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
         pending::<()>().await;
     };
     let stop = std::future::ready(());
-    // Told before it leads, it does not stand.
+    // If it is stopped before it leads, it never becomes a candidate.
     assert_eq!(election.leader_task("a").run_until(stop, grace, work).block(), Ok(None));
     assert_eq!(counted.begun(), 0);
 
@@ -340,13 +340,13 @@ fn value_of_another_lock_kind_is_rejected() {
     assert_eq!(refused, Err(GuardError::ReservedValue));
 }
 
-/// From when to when work was inside and surely led, by the one clock of this machine.
+/// The intervals in which work ran and surely led, by the one clock of this machine.
 type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
 
-/// Notes it when it is dropped.
+/// Records its interval when it is dropped.
 struct Spell {
     begun: Moment,
-    /// The moment before it was last found to lead: the thread that ends the work may be late.
+    /// The time before it was last found to lead, because the thread that ends the work may be late.
     last: Option<Moment>,
     spells: Spells,
 }
@@ -379,7 +379,7 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
                     }
                     let said = leadership.proclaim(member.to_string()).await;
                     if said == Err(GuardError::NotHeld) {
-                        // The loss is seen at the next await point.
+                        // The loss is noticed at the next await point.
                         pending::<()>().await;
                     }
                 }
@@ -452,7 +452,7 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
 
 #[test]
 fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one() {
-    /// As many as wait for who does not look.
+    /// The number of events that an observer buffers.
     const QUEUE: usize = 256;
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
@@ -466,7 +466,7 @@ fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one
     for n in 0..QUEUE {
         first.proclaim(format!("a{n}")).block().unwrap();
     }
-    // Nothing else fits, and of this only is left that it was deleted.
+    // This event does not fit any more, and after the compaction only its deletion is left.
     first.resign().block().unwrap();
     let gone = kv.get("jobs").block().map(|_| kv.revision()).unwrap();
     kv.compact(gone).block().unwrap();
@@ -498,7 +498,7 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     let resume = |by: &Session, ticket: &SavedHold| by.mutex("import").resume(ticket).block();
     assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
     assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
-    // Whoever held it there may believe in it still, as long as its session lives.
+    // The original holder on that node may still believe in its hold while its session is active.
     let elsewhere = resume(&session(&cluster, two), &ticket).unwrap_err();
     let own = cluster.node(two).status().id;
     assert_eq!(elsewhere, ResumeError::AnotherNode { ticket: ticket.node(), own });
@@ -520,13 +520,13 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
         assert!(next.is_held() && next.token() > last);
         assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::Over);
         last = next.token();
-        // A task of the same session waits behind it, with a key of its own.
+        // A task of the same session waits after it, with a key of its own.
         let waits = stand_in_line(&mine, cluster.node(one), "import");
         drop(waits);
         until_places(cluster.node(one), "import", 1);
         guard = Some(next);
     }
-    // Long after its driver has looked, the guard stands.
+    // The guard is still valid long after the driver has run.
     let guard = guard.unwrap();
     guard.txn().then(bowline::Op::put("imported", "1")).commit().block().unwrap();
     assert!(guard.is_held());
@@ -645,7 +645,7 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
     let guard = next.mutex("import").resume(&ticket).block().unwrap();
     let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
     assert!(!late.then(bowline::Op::put("imported", "late")).commit().block().unwrap().succeeded);
-    // A reader's place is no mutex's.
+    // The entry of a reader cannot be resumed as a mutex.
     let other = next.mutex("table").resume(&table.parse().unwrap()).block().unwrap_err();
     assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
     kv.revoke(lease).block().unwrap();
@@ -685,7 +685,7 @@ fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
     let node = cluster.node(one);
     let mine = node.open_session().ttl(LONG).block().unwrap();
     let guard = mine.mutex("import").lock().block().unwrap();
-    // By its own clock the session is over; by the leader's, its lease has just begun.
+    // By its own clock the session has expired. By the leader's clock, its lease has just begun.
     clocks[one].jump(2 * LONG);
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     let kept = node.resume_session(mine.lease()).block().unwrap();

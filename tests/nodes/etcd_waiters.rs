@@ -1,6 +1,6 @@
-//! One line, with clients of two kinds: Bowline's mutex and election, and waiters that do, by hand, what
-//! etcd's concurrency packages do. They use the same keys and the same transactions; etcd's wait by
-//! watching the deletion of the key just before their own.
+//! Tests of one lock queue with two kinds of clients: Bowline's mutex and election, and waiters that do manually what
+//! etcd's concurrency packages do. All use the same keys and transactions. etcd's clients wait by watching for the
+//! deletion of the key just before their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,16 +15,15 @@ use bowline::{
 
 use crate::stage::{Begun, another_session, lasting, mortal, session, until_places};
 
-/// A holder of a lock that was taken as etcd's clients take it.
+/// A holder that acquired the lock as etcd's clients do.
 struct EtcdLock {
     kv: Client,
     key: String,
 }
 
 impl EtcdLock {
-    /// `concurrency.Mutex.Lock`: put the own key if it is not there, see who is first, wait for the
-    /// deletion of the newest key that is older than the own, until there is none; then look whether the
-    /// own key is still there.
+    /// `concurrency.Mutex.Lock`: puts its own key if it does not exist, and waits for the deletion of the newest key
+    /// that is older than its own, until there is none. Then it checks that its own key still exists.
     async fn lock(kv: &Client, name: &str, lease: LeaseId) -> Result<Self, Error> {
         let key = format!("{name}/{lease}");
         let put = Put {
@@ -56,7 +55,7 @@ impl EtcdLock {
         Ok(Self { kv: kv.clone(), key })
     }
 
-    /// The newest key of the line that is older than this revision, and when that was so.
+    /// Returns the newest key in the queue that is older than this revision, and the revision of the read.
     async fn before(
         kv: &Client,
         name: &str,
@@ -69,13 +68,13 @@ impl EtcdLock {
         Ok(reply.kvs.into_iter().next().map(|row| (row, revision)))
     }
 
-    /// `Mutex.Unlock`: delete the key, whatever it is by now.
+    /// `Mutex.Unlock`: deletes the key without a condition.
     async fn unlock(self) -> Result<(), Error> {
         self.kv.delete(self.key).await.map(drop)
     }
 }
 
-/// What all of them do while they hold: exactly one at a time.
+/// Checks that exactly one client holds the lock at a time.
 #[derive(Default)]
 struct Ledger {
     inside: AtomicUsize,
@@ -150,7 +149,7 @@ fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
 
 #[test]
 fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_at_a_time() {
-    // Dying sessions of both kinds end by their TTL.
+    // The sessions of both kinds on the killed node end by their TTL.
     let mut cluster = lasting(3);
     let runtime = runtime();
     let ledger = Arc::new(Ledger::default());

@@ -1,5 +1,5 @@
-//! Items of a queue that are worked off under a lock: the result, the acknowledgement and the release are
-//! one step, or none of it is done.
+//! Tests of queue items that are processed under a lock: the result, the acknowledgement and the release happen in
+//! one step, or none of them does.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::stage::{
     until_places, until_true,
 };
 
-/// An item in its taker's hands, and the lock that it needs.
+/// Takes an item, and acquires the lock that it needs.
 fn begin(session: &Session) -> (Delivery, Guard) {
     let jobs = session.queue("jobs");
     jobs.put("x").block().unwrap();
@@ -29,7 +29,7 @@ fn is_there(node: &Node, key: &'static str) -> bool {
     node.client().get(key).block().unwrap().is_some()
 }
 
-/// The item is free again, where it stood; takes it off.
+/// Checks that the item is free again at its position, and removes it.
 fn was_given_back(session: &Session) {
     let again = session.queue("jobs").take().deadline(SOON).block().unwrap();
     assert_eq!((again.value(), again.attempt()), (&"x".into(), 2));
@@ -52,7 +52,7 @@ fn the_result_the_acknowledgement_and_the_release_are_one_step() {
         matches!(&reply.results[..2], [TxnResult::Range(none), TxnResult::Put(_)] if none.count == 0),
         "the caller's own operations come first: {reply:?}"
     );
-    // One revision for all of it.
+    // All of it is in one revision.
     let kv = cluster.node(taker).client();
     let mut changes = kv.watch(bowline::KeyRange::all()).from(before.next()).block().unwrap();
     let batch = changes.next().block().unwrap().unwrap();
@@ -116,7 +116,7 @@ fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_
     assert_eq!(refused, Err(GuardError::ForeignGuard));
     assert!(!is_there(node, "result") && guard.is_held());
     was_given_back(&session);
-    // What was given away is free, as whatever is dropped.
+    // The guard that was passed in is released, like any guard that is dropped.
     until_places(node, "other", 0);
     assert!(guard.txn().then(result()).commit_and_release(guard).block().unwrap().succeeded);
 }
@@ -168,19 +168,19 @@ fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
 fn what_is_not_carried_out_gives_the_item_back() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
-    // A condition of the caller's does not hold.
+    // A condition of the caller does not hold.
     let (job, guard) = begin(&session);
     let txn = guard.txn().when(Compare::exists("nothing")).then(result());
     let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).block();
     assert!(!reply.unwrap().succeeded && is_there(node, "other"));
     was_given_back(&session);
-    // The store refuses it.
+    // The store rejects the transaction.
     let (job, guard) = begin(&session);
     let large = Op::put("result", vec![0; 64 << 20]);
     let refused = guard.txn().then(large).ack(job).commit_and_release(guard).block();
     assert!(matches!(&refused, Err(GuardError::Store(Error::Rejected(_)))), "{refused:?}");
     was_given_back(&session);
-    // It is never begun.
+    // The transaction is never started.
     let (job, guard) = begin(&session);
     drop(guard.txn().then(result()).ack(job));
     was_given_back(&session);
@@ -220,7 +220,7 @@ fn a_call_that_is_dropped_acknowledges_with_the_result_or_gives_back_without_it(
     }
 }
 
-/// Polls so often, each time when it was asked for, or until there is an answer; then drops the call.
+/// Polls a call up to `wakes` times, each time after a wake-up, or until there is an answer. Then drops it.
 fn poll_on<T>(node: &Node, wakes: u64, mut call: Begun<T>) {
     for wake in 1..=wakes {
         until_true(node, "a wake-up", || call.wakes() >= wake);
@@ -237,8 +237,9 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
         let leader = cluster.leader().block().unwrap();
         let session = session(&cluster, leader);
         let (job, guard) = begin(&session);
-        // Its own log has it, and nobody says so: the others stand still, or do not hear of it and elect another. What
-        // comes while it stands still itself goes to its log before it can notice.
+        // The entry is in the leader's own log, and no other member acknowledges it. The others are paused, or are
+        // cut off and elect another leader. Entries that arrive while the leader is paused reach its log before it
+        // can notice.
         let others = [(leader + 1) % 3, (leader + 2) % 3];
         cluster.pause(leader);
         if round > 1 {
@@ -266,7 +267,7 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
         cluster.heal();
         others.into_iter().for_each(|member| cluster.resume(member));
         let node = cluster.node(leader);
-        // The session goes on, and nobody looks after the item but this.
+        // The session continues, and only this call takes care of the item.
         until_places(node, "jobs/claim", 0);
         let left = session.queue("jobs").len().block().unwrap();
         assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");

@@ -1,8 +1,9 @@
-//! Real nodes in one process, as a program that embeds them has them: what it sees when all is well, when members
-//! crash, stop, join and go, and what it can build of them.
+//! Tests of real nodes in one process, as a program embeds them: normal operation, members that crash, stop, join and
+//! leave, and what programs can build on top.
 //!
-//! One program: these tests wait more than they compute, so that they do well side by side; and each program more is
-//! compiled and linked on its own. Whoever needs the process for itself, for its log or its memory, is a program beside.
+//! All are in one test program. These tests wait more than they compute, so they run well in parallel, and each
+//! further program would be compiled and linked separately. Tests that need the whole process, for its log or its
+//! memory, are separate programs.
 
 mod alarms;
 mod backup;

@@ -1,5 +1,4 @@
-//! Members come and go: learners that are full citizens, voters that are replaced one by one under
-//! load, and those that were removed.
+//! Tests of membership changes: learners, voters that are replaced one by one under load, and removed members.
 
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use bowline::{
 
 use crate::loopback;
 
-/// No wait of a test is longer, unless something is broken.
+/// Time limit for waits.
 const SOON: Duration = Duration::from_secs(20);
 
 fn id(cluster: &Cluster, member: usize) -> NodeId {
@@ -32,7 +31,7 @@ async fn three() -> Cluster {
         .unwrap()
 }
 
-/// Removes a member as soon as the leader knows who is there.
+/// Removes a member as soon as the leader knows which members are connected.
 async fn remove(node: &Node, gone: NodeId) {
     let begun = Instant::now();
     while let Err(error) = node.remove_member(gone).await {
@@ -89,7 +88,7 @@ fn the_only_member_reads_without_a_question_as_long_as_it_is_the_only_one() {
     async {
         let mut cluster = ClusterOptions::new(1).start().await.unwrap();
         cluster.node(0).client().put("k", "0").await.unwrap();
-        // Ten reads of the one there, each of them after a put of whoever is there last.
+        // Reads ten times on member 0, each time after a put on the last member. Returns the number of rounds.
         let rounds = async |cluster: &Cluster, last: usize| {
             let (node, other) = (cluster.node(0), cluster.node(last).client());
             let before = node.metrics().snapshot().read_rounds_total;
@@ -127,13 +126,14 @@ fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
         remove(cluster.node(leader), gone_id).await;
         assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
         cluster.kill(gone).await;
-        // Twice is once.
+        // A repeated removal has no effect.
         cluster.node(leader).remove_member(gone_id).await.unwrap();
         let other = 3 - leader - gone;
         cluster.kill(other).await;
         let leads = cluster.leader().await.unwrap();
         cluster.node(leads).client().put("k", "v").await.unwrap();
-        // One of the two voters that are left cannot go: nobody would be there to agree.
+        // One of the two remaining voters cannot be removed, because the other one has stopped and no quorum would be
+        // left.
         let refused = cluster.node(leads).remove_member(id(&cluster, leads)).await;
         assert!(refused.is_err());
         let back = cluster.restart(gone).await;
@@ -162,7 +162,7 @@ fn a_leader_that_is_removed_hands_over_and_goes() {
 fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
     async {
         let mut cluster = ClusterOptions::new(1).start().await.unwrap();
-        // Nobody could lead while its place is taken: it would wait for ever.
+        // No member could lead during the replacement.
         let refused = cluster.replace(0).await.unwrap_err().to_string();
         assert!(refused.contains("the last voter"), "{refused}");
         let joined = cluster.join().await.unwrap();
@@ -182,7 +182,7 @@ fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
         promote(&cluster, joined).await;
         let gone = id(&cluster, joined);
         cluster.node(0).remove_member(gone).await.unwrap();
-        // Nothing is written meanwhile that would carry the news to the disk, and the other's directory is deleted.
+        // No later write records the commit on disk, and the directory of the other member is deleted.
         cluster.kill(joined).await;
         cluster.kill(0).await;
         cluster.restart(0).await.unwrap();
@@ -238,7 +238,7 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         let (node, moment) = (cluster.node(0), Duration::from_millis(100));
         let read = node.client().get("k").local().deadline(moment).await;
         assert!(matches!(read, Err(Error::NotFounded { .. })), "nothing is no answer: {read:?}");
-        // What is new there cannot be told from what is old.
+        // The watch cannot tell new keys from old ones there.
         let mut watch = Box::pin(node.client().watch("k").into_future());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(watch.as_mut().poll(&mut context).is_pending());
@@ -247,14 +247,14 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         let backup = node.backup(&file).await.unwrap_err().to_string();
         assert!(backup.contains("no state of its cluster yet"), "{backup}");
         assert!(!file.exists());
-        // Two that wait for the third have little to say to each other.
+        // Two members that wait for the third exchange only a few messages.
         cluster.restart(1).await.unwrap();
         let turns = |cluster: &Cluster| cluster.node(0).metrics().snapshot().turn_seconds.count();
         let before = turns(&cluster);
         let _ = cluster.node(0).client().get("k").local().deadline(moment * 10).await;
         let turns = turns(&cluster) - before;
         assert!(turns < 1_000, "{turns} turns in a second");
-        // Founded anew by all three, it is read.
+        // The cluster can be read once all three have founded it again.
         cluster.restart(2).await.unwrap();
         assert_eq!(cluster.node(0).client().get("k").local().await.unwrap(), None);
         cluster.node(0).backup(&file).await.unwrap();
@@ -275,13 +275,13 @@ fn what_would_lose_the_quorum_is_refused() {
             matches!(refused, Err(Error::Members(MembershipError::LosesQuorum { active: 1, .. }))),
             "{refused:?}"
         );
-        // The dead one can go: two of two are there.
+        // The dead member can be removed, because both others are connected.
         remove(cluster.node(leader), NodeId::new(one as u64 + 1).unwrap()).await;
     }
     .block();
 }
 
-/// Counts up a key by compare-and-set until it is told to stop.
+/// Counts a key up by compare-and-set until it is told to stop.
 fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
     use bowline::{Compare, Op};
     let mut next = 1u64;
@@ -300,7 +300,7 @@ fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<Atomic
                 next += 1;
             }
             Err(Error::Stopped { .. }) => return,
-            // It may have been applied: the store says.
+            // The outcome is unknown, so read the key.
             Err(_) => match client.get(key.clone()).block() {
                 Ok(row) => {
                     let now = row.map_or(0, |row| {
@@ -436,14 +436,14 @@ fn a_member_that_moves_to_another_address_is_found_there() {
 #[test]
 fn a_node_may_be_called_by_any_name_that_leads_to_its_own_machine() {
     let dir = tempfile::tempdir().unwrap();
-    // As a name, since it is no number that anybody prints.
+    // A hexadecimal form, so that it is resolved like a name.
     let at = loopback::address().replacen("127.", "0x7f.", 1);
     let node = Node::start(Config::new(dir.path(), "a").members([("a", at)])).block().unwrap();
     node.client().put("k", "v").block().unwrap();
     assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
-/// Each comes up where nobody has been, and could announce itself to nobody.
+/// All members start at new addresses, where they could not announce themselves to each other.
 #[test]
 fn all_members_move_at_once_when_it_was_said_before_where_to() {
     async {
@@ -473,12 +473,12 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
         for (id, at) in ids.iter().zip(&new) {
             move_to(*id, at).await.unwrap();
         }
-        // All are told, and reach each other where they are.
+        // All members know the new addresses, and are still connected at the old ones.
         let told = |node: &Node| node.members().rows().values().all(|row| row.moves_to.is_some());
         while !nodes.iter().all(told) {
             client.put("k", "2").await.unwrap();
         }
-        // Where nobody here may dial: that keeps nobody from starting.
+        // A reserved address that must not be dialed does not prevent a start.
         nodes[0].reserve_member("192.0.2.1:7400", MemberRole::Learner).await.unwrap();
         for node in nodes.drain(..) {
             assert!(testing::shutdown(node).await.hanging.is_empty());
@@ -506,7 +506,7 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
     .block();
 }
 
-/// It knows nobody but those whom it has asked to join, and nobody knows where it is.
+/// It knows only the members that it asked to join, and they do not know its address.
 #[test]
 fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
     async {
@@ -515,7 +515,7 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
         let config = Config::new(dir.path().join("a"), "a").members([("a", &*founder)]);
         let founder_node = Node::start(config).await.unwrap();
         founder_node.client().put("k", "1").await.unwrap();
-        // Nobody reaches it there, so it has no state when it stops.
+        // Its peers cannot reach it there, so it has no state when it stops.
         let joins =
             |at: &str| Config::new(dir.path().join("b"), "b").join([&founder]).advertise(at);
         let joiner = Node::start(joins(&nowhere).listen(&*somewhere)).await.unwrap();
@@ -530,7 +530,7 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
         assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "1");
         joiner.client().put("k", "2").await.unwrap();
         assert!(testing::shutdown(joiner).await.hanging.is_empty());
-        // From now on it knows the others by itself.
+        // From now on it knows the other members from its own state.
         let joiner = Node::start(joins(&somewhere)).await.unwrap();
         assert!(!dir.path().join("b").join("JOINED").exists());
         assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "2");
@@ -538,7 +538,7 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
     .block();
 }
 
-/// Its program may go on for long, and hold on to it.
+/// The program may keep running, and may keep the node.
 #[test]
 fn a_node_that_was_removed_lets_go_of_its_port_and_of_its_peers() {
     async {

@@ -1,10 +1,10 @@
-//! A string is one key in every call; a prefix is asked for by name.
+//! Tests that a string names one key in every call, and that prefixes need explicit methods.
 
 use bowline::{Blocking, Compare, KeyRange, Op, TxnResult};
 
 use crate::stage::{lasting, session};
 
-/// The key that the calls name, and another that begins with it.
+/// The key that the calls name, and another key with that prefix.
 const KEYS: [&str; 2] = ["k/", "k/1"];
 
 fn keys(rows: &[bowline::KeyValue]) -> Vec<&[u8]> {
@@ -25,7 +25,7 @@ fn a_string_names_one_key() {
     assert_eq!(kv.estimated_len("k/", 10), 0, "a single key counts for none");
     let caller = bowline::auth::Caller { user: None, revision: kv.access().revision() };
     assert_eq!(keys(&kv.as_user(caller).range("k/").block().unwrap().kvs), [b"k/"]);
-    // Of the two keys only `k/1` is changed once more.
+    // Only `k/1` is written again.
     kv.put(KEYS[1], "w").block().unwrap();
     for holds in [
         Compare::exists("k/"),

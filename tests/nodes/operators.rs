@@ -1,4 +1,4 @@
-//! What operators can see of locks, and do about them.
+//! Tests of what operators can see of locks, and of the actions that they can take.
 
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::stage::{
     until_places, until_true,
 };
 
-/// The place at this position of a lock's line, as a member sees it.
+/// Returns the entry at a position of a lock queue, as a member sees it.
 fn place(node: &Node, name: &str, at: usize) -> LockEntry {
     node.locks().of(name.to_owned()).unwrap().queue[at].clone()
 }
@@ -64,7 +64,7 @@ fn a_holder_hears_that_somebody_asks_for_its_lock() {
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
 
-/// One more entry: what is sent with it says that all before it is committed.
+/// Adds an entry: the message with it tells followers that all earlier entries are committed.
 fn known_as_committed(node: &Node) {
     node.client().put("later", "").block().unwrap();
 }
@@ -77,7 +77,7 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
         let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
         let second = stand_in_line(&session(&cluster, one), cluster.node(one), "lock");
         let third = stand_in_line(&session(&cluster, two), cluster.node(two), "lock");
-        // The second holds, and is ordered, and its node hears of both together.
+        // The second request is granted and receives the order, and its node learns of both at once.
         cluster.pause(one);
         first.release().block().unwrap();
         until_places(cluster.node(leader), "lock", 2);
@@ -109,7 +109,8 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
     let (leader, one, two) = roles(&cluster);
     let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
     let mine = session(&cluster, one);
-    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    // The request arrives, but no answer comes back. While the node is paused, it cannot notice the cut before it has
+    // sent the request.
     cluster.pause(one);
     let successor = Begun::new(mine.mutex("lock").lock());
     cluster.cut(leader, one);
@@ -134,7 +135,7 @@ fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
-    // Its node hears of both together.
+    // Its node learns of both at once.
     cluster.pause(one);
     locks.request_release(&holder, "it is due").block().unwrap();
     cluster.node(leader).client().delete(holder.key).block().unwrap();
@@ -205,7 +206,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
     cluster.partition(&[cut]);
     let locks = node.locks();
     let mut order = Begun::new(async move { locks.force_release(&holder, "it hangs").await });
-    // The order stands below the place, and is older than the history before anybody looks again.
+    // The order is stored below the entry, and is compacted from the history before the caller polls again.
     until_places(node, "lock", 2);
     let later = node.client().put("later", "").block().unwrap().revision;
     node.client().compact(later).block().unwrap();
@@ -293,7 +294,7 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
     let mut successor: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
     until_places(cluster.node(leader), name, 3);
     let line = cluster.node(leader).locks().of(name).unwrap().queue;
-    // The order is in the log, and its node knows nothing of it when its program downgrades.
+    // The order is in the log, and the node does not know of it when its program downgrades.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
     let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
@@ -323,7 +324,7 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
     let successor = place(cluster.node(0), "lock", 1);
     first.transfer(&successor).block().unwrap();
     let second = between.finish().unwrap();
-    // And back, to another task of the session that has taken the conditions.
+    // Then the lock is transferred back, to another task of the session that took the conditions.
     let again = Begun::new(mine.mutex("lock").lock().reason("another task"));
     until_places(cluster.node(1), "lock", 2);
     second.transfer(&place(cluster.node(1), "lock", 1)).block().unwrap();
@@ -340,7 +341,7 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
 
 #[test]
 fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_handed_to() {
-    // What is asked for anew comes to the log before the hold is handed back, or behind it.
+    // The new request reaches the log before the lock is transferred back, or after it.
     for comes_before in [false, true] {
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);
@@ -360,7 +361,7 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
         let kv = cluster.node(leader).client();
         cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
 
-        // Its node knows of nothing but that it has asked anew.
+        // Its node knows only of its new request.
         cluster.pause(one);
         let mut anew = Begun::new(mine.rw_lock(name).write());
         if comes_before {
@@ -402,7 +403,7 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
     let successor: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
     until_places(cluster.node(leader), name, 3);
     let line = cluster.node(leader).locks().of(name).unwrap().queue;
-    // By the time at which the order comes to the holder's node nothing keeps the successor waiting.
+    // When the order reaches the holder's node, nothing keeps the successor waiting any more.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
     let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
@@ -452,7 +453,7 @@ fn a_later_place_of_the_heirs_name_is_no_heir() {
         let later = stand_in_line(&successors, cluster.node(2), "lock");
         until_places(cluster.node(0), "lock", 3);
         assert_eq!(place(cluster.node(0), "lock", 2).key, line[1].key);
-        // Its successor has gone, as the caller has seen it: the next in line gets it.
+        // The successor has left the queue since the caller read it, so the next request is granted.
         match by_order {
             false => guard.transfer(&line[1]).block().unwrap(),
             true => cluster.node(0).locks().transfer(&line[0], &line[1], "").block().unwrap(),
@@ -474,7 +475,7 @@ fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait(
     let known = place(node, "lock", 1);
     drop(waiting);
     until_places(node, "lock", 1);
-    // The successor has gone: it is a release.
+    // The successor has left the queue, so this is a release.
     guard.transfer(&known).block().unwrap();
     until_places(node, "lock", 0);
 
@@ -500,7 +501,7 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
     let second = b.read().block().unwrap();
     until_places(cluster.node(0), "lock", 2);
     let successor = place(cluster.node(0), "lock", 1);
-    // As an operator's hand-over would that was under way when the successor came to hold.
+    // As a transfer by an operator would, if it were in progress when the successor was granted the lock.
     let (from, to) = (first.key().clone(), second.session().lease());
     let kv = cluster.node(0).client();
     let row = kv.get(from.clone()).block().unwrap().unwrap();
@@ -556,7 +557,7 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     until_places(cluster.node(other), "lock", 2);
     let line = cluster.node(other).locks().of("lock").unwrap().queue;
     cluster.partition(&[cut]);
-    // Its holder does not hear of it.
+    // The holder does not receive the order.
     let locks = cluster.node(other).locks();
     let late = locks.force_release(&line[0], "it hangs").deadline(SHORT).block().unwrap_err();
     assert_eq!(late, LockAdminError::Store(Error::Deadline { effect: Effect::Unknown }));

@@ -1,4 +1,4 @@
-//! Queues on real nodes: what is put is taken, by one at a time, whatever happens to whom.
+//! Tests of queues on real nodes: each item is taken by one taker at a time, whatever fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, IntoFuture};
@@ -17,7 +17,7 @@ use bowline::{
 
 use crate::stage;
 
-/// Short times, so that what takes a few of them takes little; sessions that outlive a busy machine.
+/// Short timeouts, so that tests of several of them are fast. Sessions are long enough for a busy machine.
 fn quick(members: usize) -> Cluster {
     stage::with(members, |config| {
         config
@@ -28,7 +28,7 @@ fn quick(members: usize) -> Cluster {
     })
 }
 
-/// For so long a node that was woken for an item has it for itself, as `src/recipes/queue/board.rs` has it.
+/// Time for which a node that was woken for an item has it for itself, as in `src/recipes/queue/board.rs`.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 fn taker(cluster: &Cluster, member: usize, name: &'static str) -> QueueTaker {
@@ -55,7 +55,7 @@ fn count(kv: &Client, prefix: &'static str) -> u64 {
     kv.range(KeyRange::prefix(prefix)).count_only().block().unwrap().count
 }
 
-/// Waits until a prefix has so many keys, by watching it.
+/// Waits until a prefix has `wanted` keys, by watching it.
 fn until_count(kv: &Client, prefix: &'static str, wanted: u64) {
     let rows = kv.range(KeyRange::prefix(prefix)).block().unwrap();
     let mut watch = kv.watch(KeyRange::prefix(prefix)).from(rows.revision.next()).block().unwrap();
@@ -64,7 +64,7 @@ fn until_count(kv: &Client, prefix: &'static str, wanted: u64) {
     }
 }
 
-/// Polls a future so many times, each time when it has asked for it, and then drops it.
+/// Polls a future up to `times` times, each time after a wake-up. Then drops it.
 fn poll_at_most<F: IntoFuture>(times: usize, future: F) -> Option<F::Output> {
     struct Flag(AtomicBool, thread::Thread);
     impl Wake for Flag {
@@ -159,7 +159,7 @@ fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
     let taker = session.queue("jobs");
     taker.put("a").block().unwrap();
     let delivery = taker.take().block().unwrap();
-    // Another one waits, and so stands in the line of those who do.
+    // Another call waits, so that the taker is registered as idle.
     let waits = poll_at_most(1, taker.take());
     assert!(waits.is_none());
     let mut idle = Box::pin(taker.take().into_future());
@@ -191,7 +191,7 @@ fn an_acknowledgement_and_its_effects_are_one() {
     let taker = taker(&cluster, 1, "jobs");
     let kv = cluster.node(1).client();
     taker.put("x").block().unwrap();
-    // A refused effect: nothing is acknowledged, and the item is given back.
+    // If an effect is rejected, nothing is acknowledged, and the item is returned.
     let delivery = taker.take().block().unwrap();
     let lease = bowline::LeaseId::new(77).unwrap();
     let mut bound = bowline::Put::new("effect", "");
@@ -200,11 +200,11 @@ fn an_acknowledgement_and_its_effects_are_one() {
     assert_eq!(refused, QueueError::Store(Error::Rejected(Rejection::LeaseNotFound(lease))));
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 2);
-    // One that is too large for the limits.
+    // An effect that exceeds the limits.
     let large = Op::put("effect", vec![0; 2 << 20]);
     let refused = delivery.ack_with([large]).block().unwrap_err();
     assert!(matches!(refused, QueueError::Store(Error::Rejected(Rejection::ValueTooLarge { .. }))));
-    // Into the next queue, with an answer.
+    // The effect puts an item into the next queue, with an answer.
     let next = kv.queue("next");
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 3);
@@ -286,7 +286,7 @@ fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
     let kv = cluster.node(leader).client();
     for polls in 0..6 {
-        // Nothing is there: it stands in line, or is about to.
+        // The queue is empty: the call is registered as idle, or is about to be.
         for wakes in 0..2 {
             let mut future = Box::pin(taker.take().into_future());
             let mut context = Context::from_waker(Waker::noop());
@@ -299,7 +299,7 @@ fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
             drop(future);
             until_count(&kv, "jobs/", 0);
         }
-        // Something is there.
+        // The queue has an item.
         taker.put("x").block().unwrap();
         drop(poll_at_most(polls, taker.take()));
         drop(poll_at_most(polls, async { taker.try_take().await }));
@@ -315,7 +315,7 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
     let mut context = Context::from_waker(Waker::noop());
-    // Won, delivered, and never looked at.
+    // The item is claimed and delivered, and the future is not polled again.
     let mut first = Box::pin(taker.take().into_future());
     assert!(first.as_mut().poll(&mut context).is_pending());
     taker.put("x").block().unwrap();
@@ -323,7 +323,7 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
     drop(first);
     until_count(&kv, "jobs/claim/", 0);
     let mut first = Box::pin(taker.take().into_future());
-    // Paused, it has no answer for the first look.
+    // While the node is paused, the first poll gets no answer.
     cluster.pause(0);
     assert!(first.as_mut().poll(&mut context).is_pending());
     cluster.resume(0);
@@ -365,7 +365,7 @@ fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_
         }
         drop(poll_at_most(polls, taker.put("x").delay(Duration::from_millis(30))));
         drop(poll_at_most(polls, taker.put_many(["x", "y"])));
-        // A change that was begun before these is in the log before them.
+        // Earlier calls reach the log before these.
         taker.put("last").priority(100).block().unwrap();
         let mut taken = Vec::new();
         while taken.last().is_none_or(|last| last != "last") {
@@ -474,7 +474,7 @@ fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
         let values = (0..50).map(|n| format!("{:04}", chunk * 50 + n));
         jobs.put_many(values).block().unwrap();
     }
-    // One for each taker, to end with.
+    // One end marker for each taker.
     jobs.put_many(vec![""; takers.len()]).priority(1).block().unwrap();
     let each: Vec<usize> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
     assert_eq!(each.iter().sum::<usize>(), ITEMS);
@@ -513,7 +513,7 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
     for round in 0..3 {
         let victim = (round + 1) % 3;
         let lives = cluster.node((victim + 1) % 3).client();
-        // Some of it is done: somewhere in the middle of everything.
+        // Some items are done, so this is in the middle of the work.
         let mut done = lives.watch(KeyRange::prefix("done/")).block().unwrap();
         lives.queue("jobs").put_many(values(round)).block().unwrap();
         for _ in 0..=round * 7 {
@@ -555,7 +555,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
         .collect();
     until_count(&kv, "jobs/idle/", 3);
     let leader = cluster.leader().block().unwrap();
-    // A status is as old as the last tick: one that knows of this mark knows of all before it.
+    // A status is as old as the last tick. If it includes this mark, it includes everything before it.
     let log = || {
         let mark = kv.put("mark", "").block().unwrap();
         let status = cluster.node(leader).wait_for(|status| status.revision >= mark.revision);
@@ -570,7 +570,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
         let begun = Instant::now();
         jobs.put(n.to_string()).block().unwrap();
         until_count(&kv, "jobs/item/", 0);
-        // Whoever does not come for what it was woken for, in time, is not waited for: on a slow disk others come too.
+        // On a slow disk a woken taker may exceed its time, and then others take part. Such rounds are not counted.
         let is_quick = begun.elapsed() < PATIENCE / 2;
         let now = log();
         if is_quick && was_quick {
@@ -583,7 +583,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     assert!(each.iter().all(|n| *n >= 5), "{each:?}");
-    // A put, a claim, an acknowledgement; now and then one that stands in line anew, or a race.
+    // A put, a claim, and an acknowledgement; sometimes a new registration as idle, or a race.
     assert!(entries < 5 * judged, "{entries} entries for {judged} items");
 }
 
@@ -619,7 +619,7 @@ fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
     taker.put_many(["x", "y"]).delay(Duration::from_micros(1)).block().unwrap();
     let first = &taker.items().block().unwrap()[0];
     assert_eq!((&first.value[..], first.state), (&b"much later"[..], ItemState::Delayed));
-    // Leases end one by one, in no order.
+    // Leases end one by one, in any order.
     let mut both = [take(&taker), take(&taker)];
     both.sort();
     assert_eq!(both, ["x", "y"]);
@@ -629,7 +629,7 @@ fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
     taker.put("later").delay(short).block().unwrap();
     assert_eq!(take(&taker), "later");
     assert!(node.now().since(before) >= short);
-    // It stands before what was put after it.
+    // A delayed item comes before items that were put after it.
     taker.put("1").delay(Duration::from_millis(1)).block().unwrap();
     until_count(&node.client(), "jobs/delay/", 1);
     taker.put("2").block().unwrap();
@@ -652,7 +652,7 @@ fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
     for polls in 0..12 {
         drop(poll_at_most(polls % 4, queue.put("x").delay(month)));
     }
-    // Each of these was put with its lease, or neither is there.
+    // For each of these, either both the item and its lease exist, or neither.
     let begun = node.now();
     while kv.leases().len() - before != usize::try_from(count(&kv, "jobs/delay/")).unwrap() {
         assert!(node.now().since(begun) < Duration::from_secs(20), "{:?}", kv.leases());
@@ -725,7 +725,7 @@ fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
     assert_eq!(take(&taker), "scoped");
     app.txn().then(scoped.op("of its client", 0)).commit().block().unwrap();
     let delivery = taker.take().block().unwrap();
-    // What is under no scope names whole keys.
+    // Names of items without a scope are whole keys.
     let next = kv.queue(scoped.name().clone()).op("next", 0);
     delivery.ack_with([next]).block().unwrap();
     taker.take().block().unwrap().nack().block().unwrap();
@@ -771,7 +771,7 @@ fn an_item_that_is_lost_before_its_task_has_looked_is_not_taken() {
     assert!(takes.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     taker(&cluster, 0, "jobs").put("x").block().unwrap();
     until_count(&kv, "jobs/claim/", 1);
-    // One more entry: by then whoever waits was told of the one before.
+    // With one more entry, the waiting call has been notified of the previous one.
     kv.put("later", "").block().unwrap();
     session.close().block().unwrap();
     let ended = takes.block().unwrap_err();
@@ -786,7 +786,7 @@ fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
     let kv = cluster.node(0).client();
     taker.put("first").block().unwrap();
     assert_eq!(take(&taker), "first");
-    // More than a watch keeps while nobody takes.
+    // More events than a watch buffers.
     for n in 0..400 {
         taker.put(n.to_string()).block().unwrap();
     }
@@ -809,7 +809,7 @@ fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_h
         let refused = scope.spawn(|| waiting.take().block().unwrap_err());
         until_count(&kv, "jobs/idle/", 1);
         kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
-        // What gives an item back only deletes.
+        // Returning an item only deletes keys.
         delivery.nack().block().unwrap();
         let refusal = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
         assert_eq!(refused.join().unwrap(), QueueError::Store(refusal));
@@ -833,17 +833,17 @@ fn what_is_given_back_for_later_is_nobodys_until_then_and_stands_where_it_stood(
     assert_eq!(take(&two), "second");
     let again = two.take().block().unwrap();
     assert_eq!((text(&again), again.attempt()), ("first".to_owned(), 2));
-    // Not for later at all.
+    // A delay of zero.
     again.nack_after(Duration::ZERO).block().unwrap();
     let again = two.take().block().unwrap();
-    // What is not the taker's any more is not delayed for whoever has it.
+    // If the taker has lost the item, it cannot delay it for the present one.
     kv.delete(KeyRange::prefix("jobs/claim/")).block().unwrap();
     let another = one.take().block().unwrap();
     let late = again.nack_after(Duration::from_secs(600)).block();
     assert_eq!(late, Err(QueueError::NotOurs));
     assert_eq!(count(&kv, "jobs/delay/"), 0);
     another.ack().block().unwrap();
-    // Dropped in the middle, it is given back, now or then.
+    // If the call is dropped, the item is returned, now or after the delay.
     one.put("third").block().unwrap();
     let mut nack = Box::pin(one.take().block().unwrap().nack_after(Duration::from_millis(300)));
     assert!(nack.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -1,12 +1,11 @@
-//! A bit flips in one node's applied memory: the node is named and stopped within a stated number of
-//! entries, and the others go on.
+//! Tests of a bit flip in the memory of one node: the node is identified and stopped within a known number of
+//! entries, and the others continue.
 //!
-//! Two things find it. Each applied entry has [`SCRUB_ROWS`] rows' checksums looked at, round and
-//! round, as has each tick of an idle node: so a row that nobody touches is found after
-//! `rows / SCRUB_ROWS + 2` entries at the latest, all versions of all keys counted. And what a
-//! transaction makes of a rotten row differs from what the others make of it: the digests that members
-//! tell each other every [`DIGEST_EVERY`] entries say so after twice that at the latest, however many
-//! rows there are.
+//! There are two mechanisms. With each applied entry, and with each tick of an idle node, the checksums of
+//! [`SCRUB_ROWS`] rows are verified in turn. So a damaged row that is not otherwise used is found after at most `rows
+//! / SCRUB_ROWS + 2` entries, where all versions of all keys count as rows. Secondly, a transaction that reads a
+//! damaged row has another effect than on the other replicas. The digests that members exchange every
+//! [`DIGEST_EVERY`] entries show that after at most twice as many entries, independent of the number of rows.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +14,10 @@ use bowline::{
     Blocking, Compare, Config, Error, Node, Op, Role, StopReason, cluster::DIGEST_EVERY,
 };
 
-/// As the driver has it: rows whose checksums are looked at with each applied entry.
+/// The driver's constant: rows whose checksums are verified with each applied entry.
 const SCRUB_ROWS: u64 = 16;
 
-/// With ticks so rare that it is the entries that find what is rotten.
+/// Ticks are so rare that entries find the damage.
 fn cluster(heartbeat: Duration) -> Cluster {
     ClusterOptions::new(3)
         .configure(move |config| config.heartbeat(heartbeat).election_timeout(heartbeat * 6))
@@ -40,8 +39,8 @@ fn followers(cluster: &Cluster) -> (usize, usize) {
     ((leader + 1) % 3, leader)
 }
 
-/// Writes until the node has stopped, everybody at the same pace. How many entries it had applied since `before`, and
-/// why it stopped.
+/// Writes until the node has stopped, with all members at the same pace. Returns the number of entries that it had
+/// applied since `before`, and the reason.
 fn until_it_stops(
     cluster: &Cluster,
     rotten: usize,
@@ -64,7 +63,7 @@ fn until_it_stops(
     (node.status().applied.get() - before, why.to_string())
 }
 
-/// Where a node stands that has applied everything: its status is as old as its last tick.
+/// Returns the applied index of a node that has applied everything. Its status is as old as its last tick.
 fn applied(cluster: &Cluster, member: usize) -> u64 {
     let put = cluster.node(member).client().put("mark", "").block().unwrap();
     cluster.all_at(put.revision).block().unwrap();
@@ -100,7 +99,7 @@ fn a_row_that_nobody_touches_is_found_before_all_rows_were_passed_once() {
 fn a_node_that_decides_otherwise_because_of_it_is_found_by_its_digest() {
     let cluster = cluster(Duration::from_millis(200));
     let (rotten, leader) = followers(&cluster);
-    // So many that the scrub would take many more entries.
+    // So many rows that verifying checksums would take many more entries.
     fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
     let before = applied(&cluster, rotten);
     assert!(cluster.node(rotten).rot(b"row/000700").block().unwrap());
@@ -110,7 +109,7 @@ fn a_node_that_decides_otherwise_because_of_it_is_found_by_its_digest() {
     let bound = 2 * DIGEST_EVERY;
     let (entries, why) = until_it_stops(&cluster, rotten, leader, before, bound);
     assert!(entries <= bound, "found after {entries} entries, {bound} are the bound");
-    assert!(why.contains("this node's replica differs from the majority's"), "{why:?}");
+    assert!(why.contains("this node's replica diverged from the majority"), "{why:?}");
     the_others_go_on(&cluster, rotten);
 }
 
@@ -154,7 +153,8 @@ fn a_difference_that_nobody_could_decide_is_decided_later() {
     let unheard = 3 - wrong - leader;
     fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
     applied(&cluster, wrong);
-    // The leader hears the digest of the one that is wrong, and not of the one that would outvote it.
+    // The leader receives the digest of the wrong member, and not that of the member with which it would have a
+    // majority.
     cluster.cut(unheard, leader);
     assert!(cluster.node(wrong).rot(b"row/000700").block().unwrap());
     let kv = cluster.node(leader).client();

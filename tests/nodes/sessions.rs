@@ -1,4 +1,4 @@
-//! Sessions of real nodes: how they end, who takes them up again, and how long their keys outlive them.
+//! Tests of sessions on real nodes: how they end, how they are resumed, and how long their keys outlive them.
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -22,17 +22,17 @@ const TTL: Duration = Duration::from_secs(3);
 /// The TTL of sessions that outlive any test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// What closing a session that has ended so comes to.
+/// Returns the error of closing a session that has ended for this reason.
 fn not_closed(end: SessionEndReason) -> Error {
     Error::SessionEnded { end, effect: Effect::NotApplied }
 }
 
-/// Short times, so that what takes a few of them takes little.
+/// Short timeouts, so that tests of several of them are fast.
 fn quick(members: usize) -> Cluster {
     electing(members, Duration::from_millis(150))
 }
 
-/// A cluster whose members wait so long before they elect another leader.
+/// Starts a cluster with this election timeout.
 fn electing(members: usize, election_timeout: Duration) -> Cluster {
     ClusterOptions::new(members)
         .configure(move |config| {
@@ -46,7 +46,7 @@ fn electing(members: usize, election_timeout: Duration) -> Cluster {
         .expect("the cluster starts")
 }
 
-/// A member that follows, and another one.
+/// Returns a follower and one of the other members.
 fn followers(cluster: &Cluster) -> (usize, usize) {
     let leader = cluster.leader().block().unwrap();
     ((leader + 1) % 3, (leader + 2) % 3)
@@ -60,7 +60,7 @@ fn is_bound(client: &Client, key: &'static str) -> bool {
     client.get(key).block().unwrap().is_some()
 }
 
-/// Waits until a key has gone.
+/// Waits until a key is deleted.
 fn gone(client: &Client, key: &'static str) {
     let mut changes = client.watch(key).block().unwrap();
     while is_bound(client, key) {
@@ -68,7 +68,7 @@ fn gone(client: &Client, key: &'static str) {
     }
 }
 
-/// Waits until the lease of a session has been renewed some times.
+/// Waits until the lease of a session was renewed `times` times.
 fn renewed(session: &Session, times: usize) {
     for _ in 0..times {
         let until = session.valid_until();
@@ -79,7 +79,7 @@ fn renewed(session: &Session, times: usize) {
     }
 }
 
-/// The node has a revocation of its own, and goes on with it.
+/// The node keeps its pending revocation, and completes it later.
 #[test]
 fn a_session_that_is_closed_without_a_quorum_is_not_said_to_live_on() {
     let mut cluster = quick(3);
@@ -106,7 +106,7 @@ fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
     cluster.restart(crashes).block().unwrap();
     let again = cluster.node(crashes).resume_session(lease).block().unwrap();
     assert_eq!((again.lease(), again.label()), (lease, "importer"));
-    // Longer than the lease lives by itself.
+    // Longer than the TTL of the lease.
     renewed(&again, 4);
     assert!(is_bound(&cluster.node(other).client(), "address"));
     assert_eq!(session.end(), Some(SessionEndReason::NodeStopped), "the first one stays ended");
@@ -149,7 +149,7 @@ fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
         let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
         assert_eq!(refused, Error::Rejected(Rejection::LeaseNotFound(lease)));
     }
-    // Its next life has ended the own session of the one before.
+    // The next incarnation has revoked the lease of the node's own session.
     cluster.kill(holder).block();
     cluster.restart(holder).block().unwrap();
     cluster.node(holder).session().block().unwrap();
@@ -221,7 +221,7 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     assert_eq!(session.close().block(), Err(not_closed(SessionEndReason::NotRenewed)));
     let lease = session.lease();
     drop(session);
-    // What its node still had to say has been said when this is read.
+    // When this write returns, the earlier requests of the node have been processed.
     let client = cluster.node(holder).client();
     client.put("after", "v").block().unwrap();
     assert!(is_bound(&cluster.node(other).client(), "k"));
@@ -229,7 +229,7 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     assert!(!is_bound(&client, "k"), "an operator can");
 }
 
-/// Whatever it does in the moment in which it hears of its loss.
+/// This holds whatever the holder does at the moment when it learns of its loss.
 #[test]
 fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had() {
     let cluster = quick(3);
@@ -272,7 +272,7 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     assert!(waiting.join().unwrap().is_ok());
 }
 
-/// Not only its locks.
+/// This holds for all keys of the session, and not only for its locks.
 #[test]
 fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
     let cluster = quick(3);
@@ -300,7 +300,7 @@ fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
     client.revoke(session.lease()).block().unwrap();
 }
 
-/// Nor by a call that was under way, and is refused.
+/// The same for a call that was in flight and is rejected.
 #[test]
 fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledgement() {
     let cluster = quick(3);
@@ -321,7 +321,7 @@ fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledge
     cluster.heal();
     let refused = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
     assert_eq!(acknowledging.block().unwrap_err(), QueueError::Store(refused));
-    // What its node had to say after that has been said.
+    // When this returns, the earlier requests of the node have been processed.
     cluster.node(holder).client().delete("after").block().unwrap();
     let claims = client.range(KeyRange::prefix("jobs/claim/")).block().unwrap();
     assert_eq!(claims.count, 1);
@@ -353,7 +353,7 @@ fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
     let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
     let ms = Duration::from_millis(1);
     for asked in [Duration::ZERO, ms, min - ms, max + ms] {
-        // However long the delay.
+        // With any delay.
         for delay in [Duration::ZERO, Limits::LOCK_DELAY_MAX] {
             let refused = node.open_session().ttl(asked).lock_delay(delay).block().unwrap_err();
             assert_eq!(refused, Error::SessionTtl { asked, min, max });
@@ -367,7 +367,7 @@ fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
 fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
-    // Long enough for this thread to look between the risk and the loss.
+    // Long enough for this thread to query between the warning and the loss.
     let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
     assert!(matches!(session.state(), SessionState::Active(_)));
     cluster.partition(&[holder]);
@@ -395,7 +395,7 @@ fn hold_reports_at_risk_before_it_is_lost() {
     assert_eq!(until, guard.valid_until());
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     assert!(cluster.node(holder).now() >= until);
-    // A hold that is lost does not wait.
+    // If the hold is already lost, the call returns at once.
     let lost = guard.at_risk().block();
     assert_eq!(lost, LockState::Lost(LostReason::SessionEnded(SessionEndReason::NotRenewed)));
 }
@@ -409,7 +409,7 @@ fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
     let mut context = Context::from_waker(Waker::noop());
     assert!(risk.as_mut().poll(&mut context).is_pending());
     assert!(end.as_mut().poll(&mut context).is_pending());
-    // The node's threads stand still, and so does everything that it would have said.
+    // The threads of the node are paused, so it sends no notification.
     cluster.pause(holder);
     let client = cluster.node(other).client();
     while cluster.node(holder).now() < session.valid_until() {
@@ -436,7 +436,7 @@ fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
     assert!(guard.is_held() && is_bound(&client, "k"));
     drop(guard);
     gone(&client, "k");
-    // The node has a handle on its own.
+    // The node itself holds a handle on its own session.
     let own = cluster.node(holder).session().block().unwrap();
     let lease = own.lease();
     bind(&own, "k");
@@ -454,11 +454,11 @@ fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
     for _ in 0..20 {
         let mut call = node.open_session().into_future();
         let mut context = Context::from_waker(Waker::noop());
-        // Paused, it has no answer for the first look.
+        // While the node is paused, the first poll gets no answer.
         cluster.pause(0);
         assert!(call.as_mut().poll(&mut context).is_pending());
         cluster.resume(0);
-        // It may be answered before it is dropped.
+        // The call may be answered before it is dropped.
         node.client().put("k", "v").block().unwrap();
         drop(call);
     }
@@ -470,7 +470,7 @@ fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
 
 #[test]
 fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives() {
-    // A new leader would give it its whole TTL again.
+    // After an election, the lease would have its whole TTL again.
     let cluster = electing(3, TTL);
     let (one, other) = followers(&cluster);
     let client = cluster.node(one).client();

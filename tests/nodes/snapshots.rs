@@ -1,5 +1,4 @@
-//! A long log becomes a snapshot: nodes start from it, followers that were away get it, and what they
-//! held and waited for goes on.
+//! Tests of snapshots: nodes start from them, followers that were away receive them, and locks and waiters continue.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use bowline::{Blocking, Config, KeyRange, LockError, LostReason, Node, Revision,
 
 use crate::stage::{Begun, until_places};
 
-/// A log that is cut every few hundred writes.
+/// Truncates the log every few hundred writes.
 fn small(config: Config) -> Config {
     let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
     config.call_deadline(Duration::from_secs(20))
@@ -18,7 +17,7 @@ async fn three() -> Cluster {
     ClusterOptions::new(3).configure(small).start().await.unwrap()
 }
 
-/// The revision of the last one.
+/// Puts many values and returns the last revision.
 async fn put_many(node: &Node, from: usize, to: usize) -> Revision {
     let client = node.client();
     let mut last = Revision::FIRST;
@@ -77,7 +76,7 @@ fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
         cluster.all_at(revision).await.unwrap();
         let row = cluster.node(away).client().get("key/0049").local().await.unwrap().unwrap();
         assert_eq!(row.value[..5], b"1499:"[..]);
-        // It takes part again: with the other follower gone, it makes the quorum.
+        // It takes part again: without the other follower, it is needed for the quorum.
         let other = 3 - leader - away;
         cluster.kill(other).await;
         let writer = cluster.leader().await.unwrap();
@@ -112,7 +111,7 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
         let guard = waiting.await.unwrap().unwrap();
         assert!(guard.is_held());
 
-        // Every event, or the word that some are compacted: never a gap.
+        // The watch delivers every event, or reports a compaction, but never has a gap.
         let mut next = 10;
         while next < 1500 {
             match watch.next().await.unwrap() {
@@ -183,7 +182,7 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
         let error = waiting.await.unwrap().unwrap_err();
         assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
         assert!(held.is_held());
-        // Nobody is behind it any more.
+        // No request waits behind it any more.
         while line().await > 1 {}
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);
@@ -191,7 +190,7 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
 
 #[test]
 fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_handed_to() {
-    // The node misses that the hold was handed away, and that it was handed back, or the first alone.
+    // The node misses both the transfer away and the transfer back, or only the first.
     for misses_all in [true, false] {
         let cluster = three().block();
         let leader = cluster.leader().block().unwrap();
@@ -207,7 +206,8 @@ fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_
         until_places(far, "door", 3);
         let line = mine.queue().unwrap();
 
-        // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+        // The request arrives, but no answer comes back. While the node is paused, it cannot notice the cut before it
+        // has sent the request.
         cluster.pause(cut);
         let away = Begun::new(async move { first.transfer(&line[2]).await });
         cluster.cut(leader, cut);
@@ -219,7 +219,7 @@ fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_
         if misses_all {
             back.as_mut().block();
         }
-        // The log does not reach it any more.
+        // The log does not reach the node any more.
         cluster.partition(&[cut]);
         let mut revision = put_many(near, 10, 1000).block();
         while files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()) {

@@ -1,5 +1,5 @@
-//! What the tests of locks stand on: small clusters with short times, waits for conditions, and a
-//! resource outside the store that looks at tokens.
+//! Shared parts of the tests of locks: small clusters with short timeouts, waits for conditions, and a resource
+//! outside the store that checks tokens.
 
 use std::future::{Future, IntoFuture};
 use std::pin::{Pin, pin};
@@ -15,20 +15,19 @@ use bowline::{
     Op, Revision, Role, Session, SessionEndReason, Token, lock::Fence,
 };
 
-/// No wait of a test is longer, unless something is broken.
+/// Time limit for waits.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A time for which a test can wait. As a TTL it is too short for a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
-/// The TTL of sessions that a test sees renewed, on a machine with more to do than it can, too, or for whose end it
-/// waits.
+/// The TTL of sessions that are renewed even on an overloaded machine, and whose end a test can wait for.
 pub(crate) const STEADY: Duration = Duration::from_secs(3);
 
 /// The TTL of sessions that outlive any test.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
-/// The longest time after which the lock of a [`mortal`] session is free: its TTL, the drift bound of a tenth, an
+/// The maximum time after which the lock of a [`mortal`] session is free: its TTL, the drift bound of a tenth, an
 /// election, and 5 s for a busy machine.
 pub(crate) const FREED_WITHIN: Duration = Duration::from_millis(3_000 + 300 + 300 + 5_000);
 
@@ -40,17 +39,18 @@ fn timing(config: Config, ttl: Duration) -> Config {
         .call_deadline(SOON)
 }
 
-/// A cluster whose sessions are renewed in time, and end in a time for which a test can wait.
+/// Starts a cluster whose sessions are renewed in time, and whose end a test can wait for.
 pub(crate) fn steady(members: usize) -> Cluster {
     with(members, |config| timing(config, STEADY))
 }
 
-/// A cluster whose sessions do not end by themselves. Who is to lose one has it [opened](mortal) for that.
+/// Starts a cluster whose sessions do not expire during a test. A test that needs the loss of a session opens one
+/// with [`mortal`].
 pub(crate) fn lasting(members: usize) -> Cluster {
     with(members, |config| timing(config, LONG))
 }
 
-/// A cluster of so many members, each configured so.
+/// Starts a cluster with this configuration of each member.
 pub(crate) fn with(
     members: usize,
     configure: impl Fn(Config) -> Config + Send + Sync + 'static,
@@ -59,7 +59,7 @@ pub(crate) fn with(
     options.start().block().expect("the cluster starts")
 }
 
-/// As [`lasting`], with more said about each member.
+/// Like [`lasting`], with additional configuration for each member.
 pub(crate) fn lasting_with(
     members: usize,
     configure: impl Fn(Config) -> Config + Send + Sync + 'static,
@@ -67,7 +67,7 @@ pub(crate) fn lasting_with(
     with(members, move |config| configure(timing(config, LONG)))
 }
 
-/// Lets this time go by, with something to do.
+/// Waits for `time` while writing, and calls `look` after each write.
 pub(crate) fn let_pass(node: &Node, time: Duration, mut look: impl FnMut()) {
     let begun = node.now();
     while node.now().since(begun) < time {
@@ -76,13 +76,13 @@ pub(crate) fn let_pass(node: &Node, time: Duration, mut look: impl FnMut()) {
     }
 }
 
-/// A member that leads, and two that do not.
+/// Returns the leader and the two followers.
 pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
     let leader = cluster.leader().block().unwrap();
     (leader, (leader + 1) % 3, (leader + 2) % 3)
 }
 
-/// Waits for a leader that is not `old`: whoever is cut off goes on believing in it for a while.
+/// Waits for a leader other than `old`. A leader that is cut off believes for a while that it still leads.
 pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
     let is_new =
         |status: &NodeStatus| status.role == Role::Leader && status.name != format!("m{old}");
@@ -92,52 +92,52 @@ pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
         found.is_some()
     };
     cluster.wait_until("nobody else leads", seen).block().unwrap();
-    // It may have lost the leadership meanwhile: what counts is who was seen.
+    // The new leader may have changed since, so use the one that was seen.
     let mut members = cluster.running();
     members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0
 }
 
-/// The node's own session.
+/// Returns the node's own session.
 pub(crate) fn session(cluster: &Cluster, member: usize) -> Session {
     cluster.node(member).session().block().unwrap()
 }
 
-/// A session beside the node's own.
+/// Opens a session in addition to the node's own.
 pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> Session {
     cluster.node(member).open_session().label(label).block().unwrap()
 }
 
-/// A session beside the node's own that ends soon when nobody renews it: for whoever is to crash, to be cut off or to
-/// stand still.
+/// Opens a session that expires soon if it is not renewed, for a member that is to crash, to be cut off or to be
+/// paused.
 pub(crate) fn mortal(cluster: &Cluster, member: usize) -> Session {
     cluster.node(member).open_session().ttl(STEADY).block().unwrap()
 }
 
-/// The number that a key holds, or 0 if the key does not exist.
+/// Returns the number that a key holds, or 0 if the key does not exist.
 pub(crate) fn read_number(kv: &Client, key: &str) -> u64 {
     let row = kv.get(key.to_owned()).block().unwrap();
     row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap())
 }
 
-/// Puts one key if the store finds that all `conditions` hold, and returns whether it did. Nothing but the store
-/// looks at them.
+/// Puts one key if the store finds that all `conditions` hold, and returns whether it did. Only the store checks the
+/// conditions.
 pub(crate) fn commit_if(kv: &Client, conditions: Vec<Compare>, key: &str, value: &str) -> bool {
     let put = Op::put(key.to_owned(), value.to_owned());
     kv.txn().when_all(conditions).then(put).commit().block().unwrap().succeeded
 }
 
-/// How many keys there are below `name/`.
+/// Returns the number of keys below `name/`.
 pub(crate) fn places(node: &Node, name: &str) -> u64 {
     let below = KeyRange::prefix(format!("{name}/"));
     node.client().range(below).count_only().block().unwrap().count
 }
 
-/// Waits until so many keys stand below `name/`.
+/// Waits until there are `wanted` keys below `name/`.
 pub(crate) fn until_places(node: &Node, name: &str, wanted: u64) {
     until(node, name, &format!("{wanted} places"), |count| count == wanted);
 }
 
-/// Waits until the number of keys below `name/` is as it should be.
+/// Waits until the number of keys below `name/` meets a condition.
 pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> bool) {
     let kv = node.client();
     let below = KeyRange::prefix(format!("{name}/"));
@@ -152,7 +152,7 @@ pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> b
     }
 }
 
-/// Looks again and again until something is the case that nobody announces.
+/// Polls until a condition holds for which there is no notification.
 pub(crate) fn until_true(node: &Node, what: &str, is_so: impl Fn() -> bool) {
     let begun = node.now();
     while !is_so() {
@@ -161,11 +161,11 @@ pub(crate) fn until_true(node: &Node, what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Waits until a key is deleted, and says at which revision. It must have been there.
+/// Waits until a key is deleted, and returns the revision of the deletion. The key must have existed.
 pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
     let mut changes = kv.watch(key.to_owned()).from(Revision(1)).block().unwrap();
     loop {
-        // What is past comes together: the deletion may be anywhere in it.
+        // Past events arrive in one batch, and the deletion may be anywhere in it.
         let batch = changes.next().block().unwrap().unwrap();
         if let Some(end) = batch.events.iter().find(|event| event.kind == EventKind::Delete) {
             return end.kv.mod_revision;
@@ -173,18 +173,18 @@ pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
     }
 }
 
-/// Whether a wait ended because its time was up. On a busy machine the time may be up before the wish
-/// has come to the log.
+/// Returns whether a wait has ended by its deadline. On a busy machine the deadline may pass before the request
+/// reaches the log.
 pub(crate) fn timed_out(error: &LockError) -> bool {
     matches!(error, LockError::TimedOut { .. } | LockError::Unavailable)
 }
 
-/// Whether a wait ended because the lease of its session did.
+/// Returns whether a wait has ended because the lease of its session has.
 pub(crate) fn session_ended(error: &LockError) -> bool {
     *error == LockError::SessionEnded(SessionEndReason::LeaseEnded)
 }
 
-/// A call that was begun and is polled by hand, and how often it was woken.
+/// A call that was started and is polled by the test, with a count of its wake-ups.
 pub(crate) struct Begun<T> {
     answer: Option<T>,
     future: Pin<Box<dyn Future<Output = T> + Send>>,
@@ -207,7 +207,8 @@ pub(crate) fn give_up(call: impl IntoFuture) {
 }
 
 impl<T> Begun<T> {
-    /// Begins a call that waits, for others or for a node that is paused or cut off: polls it once. It is pending.
+    /// Starts a call that must wait, for another request or for a node that is paused or cut off. Polls it once; it
+    /// must be pending.
     pub(crate) fn new<C>(call: C) -> Self
     where
         C: IntoFuture<Output = T>,
@@ -218,7 +219,7 @@ impl<T> Begun<T> {
         begun
     }
 
-    /// Begins a call that nothing keeps waiting: polls it once. On a busy machine it may have its answer by then.
+    /// Starts a call that need not wait. Polls it once; on a busy machine it may already have its answer.
     pub(crate) fn asked<C>(call: C) -> Self
     where
         C: IntoFuture<Output = T>,
@@ -230,7 +231,7 @@ impl<T> Begun<T> {
         begun
     }
 
-    /// Its answer, if it is there.
+    /// Returns the answer if there is one.
     pub(crate) fn poll(&mut self) -> Option<T> {
         if self.answer.is_some() {
             return self.answer.take();
@@ -242,18 +243,18 @@ impl<T> Begun<T> {
         }
     }
 
-    /// Its answer, when it is there.
+    /// Waits for the answer.
     pub(crate) fn finish(self) -> T {
         self.answer.unwrap_or_else(|| self.future.block())
     }
 
-    /// How often it was woken.
+    /// Returns the number of wake-ups.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.0.load(Ordering::SeqCst)
     }
 }
 
-/// Begins a wait for a lock, and returns when it stands in line.
+/// Starts to wait for a lock, and returns when the request is in the queue.
 pub(crate) fn stand_in_line(
     session: &Session,
     node: &Node,
@@ -263,7 +264,7 @@ pub(crate) fn stand_in_line(
     let below = KeyRange::prefix(format!("{name}/"));
     let before = kv.range(below.clone()).count_only().block().unwrap().revision;
     let begun = Begun::new(session.mutex(name.to_owned()).lock());
-    // Others may leave meanwhile: what counts is a new key of this session.
+    // Others may leave in the meantime, so wait for a new key of this session.
     let mut changes = kv.watch(below).from(Revision(before.get() + 1)).block().unwrap();
     loop {
         let batch = changes.next().block().unwrap().unwrap();
@@ -274,8 +275,8 @@ pub(crate) fn stand_in_line(
     }
 }
 
-/// A store of somebody else's that knows nothing of locks but their tokens: it refuses whoever comes
-/// with a lower one than the highest it has seen.
+/// A resource outside the store that only knows tokens. It rejects writes with a lower token than the highest that it
+/// has seen.
 #[derive(Default)]
 pub(crate) struct Outside {
     fence: Fence,
@@ -295,7 +296,6 @@ impl Outside {
 pub(crate) struct Jumping(AtomicU64);
 
 impl Jumping {
-    /// Moves it.
     pub(crate) fn jump(&self, by: Duration) {
         self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
     }
@@ -311,7 +311,7 @@ impl Clock for Jumping {
     }
 }
 
-/// Three members, each with a clock of its own, whose sessions have this TTL.
+/// Starts three members, each with a clock of its own, whose sessions have this TTL.
 pub(crate) fn with_clocks(ttl: Duration) -> (Cluster, [Arc<Jumping>; 3]) {
     let clocks: [Arc<Jumping>; 3] = Default::default();
     let (given, next) = (clocks.clone(), AtomicUsize::new(0));

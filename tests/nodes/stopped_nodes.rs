@@ -1,4 +1,4 @@
-//! Whoever uses a node that has stopped hears the same of it, whatever he was about.
+//! Tests that every use of a stopped node reports the same reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use bowline::{
 
 use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};
 
-/// What somebody has, and what he waits for.
+/// Everything that a program may hold or wait for.
 struct Desk {
     session: Session,
     guard: Guard,

@@ -1,5 +1,5 @@
-//! Real threads race: what a task is woken for is visible at that moment, on whatever thread it is woken, and no
-//! wake-up is lost between a look and the wait that follows it.
+//! Tests of races between real threads: when a task is woken, the change is visible on every thread, and no wake-up
+//! is lost between a check and the wait after it.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -13,7 +13,8 @@ use bowline::{Blocking, Client, Config, Error, KeyRange, Op, Revision};
 
 use crate::stage::{self, SOON};
 
-/// Notes which revision readers see at the moment of waking: the driver is still in the middle of its turn then.
+/// Records the revision that is visible to readers at the moment of waking, when the driver is in the middle of its
+/// turn.
 struct AtWaking {
     kv: Client,
     seen: AtomicU64,
@@ -27,7 +28,8 @@ impl Wake for AtWaking {
     }
 }
 
-/// An answer, and the revision that readers saw when its caller was woken for it; `None` if it was there at once.
+/// Returns an answer, and the revision that was visible when its caller was woken. The revision is `None` if the
+/// answer was immediate.
 fn woken<C: IntoFuture>(kv: &Client, call: C) -> (C::Output, Option<Revision>) {
     let thread = thread::current();
     let waking = Arc::new(AtWaking { kv: kv.clone(), seen: AtomicU64::new(0), thread });
@@ -45,7 +47,7 @@ fn woken<C: IntoFuture>(kv: &Client, call: C) -> (C::Output, Option<Revision>) {
     }
 }
 
-/// How often a caller was woken for what was visible then.
+/// Counts the wake-ups at which the change was visible.
 #[derive(Default)]
 struct Visible(AtomicU64);
 
@@ -63,7 +65,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
     let cluster = stage::lasting(3);
     let [writes, reads, watches, views, locks] = std::array::from_fn(|_| Visible::default());
     let is_over = AtomicBool::new(false);
-    // The newest value that a caller has seen: later linearizable reads must show it.
+    // The newest value that a caller has seen, which later linearizable reads must return.
     let known = AtomicU64::new(0);
     thread::scope(|scope| {
         let writers: Vec<_> = cluster
@@ -99,7 +101,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
                 let mut watch = kv.watch(KeyRange::prefix("k/")).block().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (batch, seen) = woken(&kv, watch.next());
-                    // By the time of the look more may have come: it was woken for the first of it.
+                    // More events may have arrived since; the wake-up was for the first.
                     let owed = batch.unwrap().unwrap().events[0].revision();
                     watches.check("a watch", seen, owed);
                 }
@@ -109,7 +111,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
                 let mut cached = kv.cached_prefix("k/").block().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (view, seen) = woken(&kv, cached.changed());
-                    // The look after the waking may show what came after it.
+                    // The view may include changes that came after the wake-up.
                     let _ = view.unwrap();
                     views.check("a view", seen, Revision(1));
                 }
@@ -133,7 +135,8 @@ fn answers_are_visible_when_their_callers_are_woken() {
     }
 }
 
-/// One writes when all have seen its last write, so that each change races with those who begin to wait for it.
+/// The writer continues when all followers have seen its last write, so that each change races with followers that
+/// start to wait.
 #[test]
 fn all_who_follow_a_view_hear_of_each_change() {
     const ROUNDS: u64 = 400;
@@ -170,7 +173,7 @@ fn all_who_follow_a_view_hear_of_each_change() {
     });
 }
 
-/// Calls of all kinds are answered, refused as busy, and dropped half-way, on many threads at once.
+/// Calls of all kinds are answered, rejected as busy, and dropped early, on many threads at once.
 #[test]
 fn admission_counters_return_to_zero() {
     const CALLS: usize = 400;
@@ -213,7 +216,7 @@ fn admission_counters_return_to_zero() {
         stage::until_true(node, "nothing is open", || {
             open().open_bytes == 0 && open().open_requests == 0 && open().open_reads == 0
         });
-        // All of the room is there again.
+        // The whole limit is available again.
         let kv = node.client();
         let mut calls: Vec<_> = (0..4)
             .map(|call| stage::Begun::asked(kv.put(format!("{member}/{call}"), "v")))

@@ -1,4 +1,4 @@
-//! Versions that a cluster goes through: raised when every member understands, and never lowered.
+//! Tests of cluster versions: raised when every member supports a newer one, and never lowered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,21 @@ use std::time::Duration;
 use bowline::testing::{self, ClusterOptions};
 use bowline::{Blocking, Config, Node, Revision, Role};
 
-/// Builds of the next version pass for it; there is only one so far.
+/// Stands for a future cluster version; there is only one so far.
 const NEXT: bowline::model::ClusterVersion = bowline::model::ClusterVersion(2);
 const FIRST: bowline::model::ClusterVersion = bowline::model::ClusterVersion(1);
 
 #[test]
 fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_undone() {
     async {
-        // Members from this number on are started as the newer build.
+        // Members are started as the newer build once this is set.
         let upgraded = Arc::new(AtomicU64::new(u64::MAX));
         let speaks = {
             let upgraded = Arc::clone(&upgraded);
             move |config: Config| {
                 let newer = upgraded.load(Ordering::Relaxed) != u64::MAX;
                 let config = config.supported_version(if newer { NEXT } else { FIRST });
-                // Nobody elects another leader because this machine is busy.
+                // A long timeout, so that a busy machine causes no election.
                 config
                     .election_timeout(Duration::from_secs(4))
                     .call_deadline(Duration::from_secs(30))
@@ -58,13 +58,13 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
         let row = cluster.node(leader).client().get("count").await.unwrap().unwrap();
         assert_eq!(row.value, acknowledged.to_string());
 
-        // Back to the older build: it says so and touches nothing.
+        // A downgraded member stops with an error, and changes nothing.
         let back = (leader + 1) % 3;
         cluster.shutdown(back).await;
         upgraded.store(u64::MAX, Ordering::Relaxed);
         let said = match cluster.restart(back).await {
             Err(error) => error.to_string(),
-            // Its log did not say yet that the raising is committed; it hears of it from the leader.
+            // Its log did not show yet that the new version is committed; it learns that from the leader.
             Ok(()) => cluster.node(back).stopped().await.to_string(),
         };
         assert!(said.contains("upgrade"), "{said}");
@@ -103,7 +103,7 @@ fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
     .block();
 }
 
-/// How the directories under `tests/fixtures` are made, each by the version that it is called after:
+/// Creates a directory under `tests/fixtures`. Each is made by the version that it is named after:
 /// `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
 fn make_fixture(dir: &std::path::Path) {
     let node = Node::start(fixture(dir)).block().unwrap();

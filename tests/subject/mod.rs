@@ -1,5 +1,4 @@
-//! What a store under test can be asked, so that the state machine and the naive model can be put to
-//! the same questions.
+//! The interface of a store under test, which the state machine and the naive model implement.
 
 use std::time::Duration;
 
@@ -10,34 +9,32 @@ use bowline::model::{
 };
 use bytes::Bytes;
 
-/// A store that log entries are applied to.
+/// A store to which log entries are applied.
 pub(crate) trait Subject {
     /// Applies one log entry, written by the leader of `term`.
     fn apply(&mut self, term: Term, items: &[Item]) -> Applied;
-    /// Lets readers see what was applied.
+    /// Makes the applied changes visible to readers.
     fn publish(&mut self);
 
-    /// The newest revision that readers see.
+    /// Returns the newest revision that is visible to readers.
     fn revision(&self) -> Revision;
-    /// The oldest revision that can be read; 0 before the first compaction.
+    /// Returns the oldest readable revision; 0 before the first compaction.
     fn compacted(&self) -> Revision;
-    /// Rows.
     fn range(&self, range: &Range) -> Result<RangeReply, Rejection>;
-    /// A transaction that only reads.
+    /// Runs a transaction that only reads.
     fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection>;
-    /// Every event of a revision from `from` on, of a key in `range`.
+    /// Returns every event of a key in `range`, from revision `from`.
     fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Rejection>;
-    /// A lease, and the keys bound to it.
+    /// Returns a lease and the keys bound to it.
     fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)>;
-    /// All leases.
     fn leases(&self) -> Vec<LeaseId>;
-    /// Which alarms stand.
+    /// Returns the active alarms.
     fn alarms(&self) -> Vec<Alarm>;
-    /// What is known of a request.
+    /// Returns the known outcome of a request.
     fn answer(&self, id: RequestId) -> Option<Outcome>;
 }
 
-/// What one log entry did.
+/// The effect of one log entry.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Applied {
     pub(crate) outcomes: Vec<(RequestId, Outcome)>,
@@ -46,7 +43,7 @@ pub(crate) struct Applied {
     pub(crate) compacted: Option<Revision>,
 }
 
-/// A lease that came or went.
+/// A lease that was granted or has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LeaseNews {
     Granted(LeaseId, Lease),
@@ -60,11 +57,11 @@ pub(crate) struct Lease {
     pub(crate) session: Option<(NodeId, Incarnation, SessionInfo)>,
 }
 
-/// The state machine.
+/// The state machine under test.
 pub(crate) struct Real {
     pub(crate) machine: Machine,
     reader: Reader,
-    /// How much of history is asked for at a time.
+    /// Number of bytes of history to read at a time.
     page_bytes: usize,
 }
 
@@ -78,7 +75,7 @@ impl Real {
         Self { machine, reader, page_bytes }
     }
 
-    /// Applies entries that say nothing until the last one applied is `index`.
+    /// Applies empty entries until the last applied one is `index`.
     pub(crate) fn skip_to(&mut self, index: LogIndex) {
         while self.machine.applied() < index {
             self.apply(Term(1), &[]);

@@ -1,4 +1,4 @@
-//! What this node wants of the leader, whoever that is: changes, reads, renewals.
+//! Sends the requests of this node to the leader: writes, reads, renewals.
 
 use super::*;
 
@@ -7,14 +7,14 @@ impl Driver {
         self.hold_until = self.hold_until.max(now + self.shared.settings.heartbeat / 4);
     }
 
-    /// A request of the node's own, to be carried out however long that takes. Answers with its number.
+    /// Adds a request of the node itself, which must be applied however long that takes. Returns its number.
     pub(super) fn insist(&mut self, command: Command) -> u64 {
         let trace = RequestTrace::begin(&command, self.shared.now());
         let (deadline, reply) = (None, ReplyTo::Nobody);
         self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
     }
 
-    /// Hands this node's requests to the leader, if that is another node.
+    /// Sends this node's requests to the leader, if that is another node.
     pub(super) fn forward_requests(&mut self, now: Moment) {
         let Some(leader) = self.known_leader.1 else { return };
         if leader == self.shared.settings.node || now < self.hold_until {
@@ -31,7 +31,7 @@ impl Driver {
         }
     }
 
-    /// Puts this node's questions to the leader: may these read? do these leases live on?
+    /// Sends this node's questions to the leader: for reads, and for the renewal of leases.
     pub(super) fn ask(&mut self, now: Moment) {
         let Some(leader) = self.known_leader.1 else { return };
         if now < self.hold_until {

@@ -1,9 +1,9 @@
-//! The beginning: founding a cluster, or taking up what the log holds.
+//! The start of a node: founding a cluster, or continuing from the log.
 
 use super::*;
 
 impl Driver {
-    /// What a member does that does not take part yet.
+    /// Advances the founding of a member that does not take part yet.
     pub(super) fn found(&mut self, now: Moment) {
         self.report_founding(now);
         let founders = match &self.stage {
@@ -39,13 +39,13 @@ impl Driver {
         );
     }
 
-    /// What was to be written down before this member takes part is durable.
+    /// Continues when the record is durable that a member writes before it takes part.
     pub(super) fn recorded(&mut self, recording: Recording) -> Result<(), Fatal> {
         match recording {
             Recording::Founders(founders) => {
                 self.machine.found(Members::founded(&founders));
                 self.identity.founded(founders);
-                // A cluster that began with a backup has applied more than the synthetic entry.
+                // A restored cluster has applied more than the synthetic entry.
                 let commit = self.machine.applied();
                 self.start_consensus(wal::HardState { commit, ..wal::HardState::default() })?;
                 for peer in self.roster.peers() {
@@ -83,8 +83,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the own sessions that earlier lives of this node have left behind. Others run out, or are
-    /// resumed.
+    /// Revokes the leases of the node's own sessions from earlier incarnations. Leases of other sessions expire or
+    /// are resumed.
     pub(super) fn end_own_past(&mut self) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         for lease in self.machine.left_behind(node, incarnation) {

@@ -1,14 +1,14 @@
-//! What is committed: applied, made visible, told to everybody, and compared with the other replicas.
+//! Committed entries: applies them, makes them visible, reports them, and compares digests with the other replicas.
 
 use super::*;
 use crate::machine::Tally;
 use crate::mutant::{self, Mutant};
 
 impl Driver {
-    /// Applies committed entries, and tells everybody what became of them, in the order in which it
-    /// may be told: readers see it first, then watchers and recipes hear of it, then callers.
+    /// Applies committed entries and reports them in the order that is required: readers see them first, then
+    /// watchers and the lock table are notified, then the callers.
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
-        // Until all of it is seen everywhere: leases are, before their keys.
+        // Readers must ask the leader until everything is visible, since leases become visible before their keys.
         self.shared.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let came = self.shared.now();
@@ -44,7 +44,7 @@ impl Driver {
                     leading.in_log.decided(&id);
                 }
                 if (id.node, id.incarnation) == mine {
-                    // A node that is no member any more is answered nothing but that.
+                    // If this node was removed, its callers are only told that the outcome is unknown.
                     let decided = match self.machine.members().is_removed(id.node) {
                         true => self.proposals.lost(id.seq),
                         false => self.proposals.applied(id.seq, outcome),
@@ -79,7 +79,7 @@ impl Driver {
             self.tell_applied(std::mem::take(&mut closed), times, count);
         }
         self.machine.publish();
-        // Before whoever has compacted is told.
+        // Updated before the caller of a compaction is answered.
         self.shared.meters.compacted_revision.set(self.shared.reader.compacted().get());
         let times = BatchTimes { came, visible: self.shared.now() };
         self.shared.meters.apply_entries.add(count);
@@ -126,7 +126,7 @@ impl Driver {
                 if let Some(lessor) = lessor {
                     lessor.granted(id, ttl);
                 }
-                // An own earlier life, whose last words arrive late.
+                // A late entry of an earlier incarnation granted the lease of that incarnation's own session.
                 if let Some((node, incarnation, info)) = session
                     && info.own
                     && node == self.shared.settings.node
@@ -144,11 +144,11 @@ impl Driver {
         }
     }
 
-    /// Tells those who wait for the replica to go as far as it does now, or to be there at all.
+    /// Answers the callers that wait for this revision, or for any state at all.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
         if !self.shared.has_state() {
-            // Whoever holds a state of its cluster finds itself in it, or that it was in it. A newcomer begins with the
-            // founders alone.
+            // A replica that holds a state of its cluster finds its own id in it, as a present or former member. A
+            // new member starts with only the founders.
             if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }
@@ -166,7 +166,7 @@ impl Driver {
 
     pub(super) fn tell_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
         let digest = self.machine.digest();
-        // Only voters count: what a learner says about itself decides nothing.
+        // Only the digests of voters count.
         if self.roster.members().is_voter(self.shared.settings.node) {
             for peer in self.roster.peers() {
                 self.send(peer, PeerMessage::Digest { index, digest });
@@ -175,11 +175,11 @@ impl Driver {
         self.compare(self.shared.settings.node, index, digest)
     }
 
-    /// As the leader, while nobody can say which replica is right: entries that change nothing, one a tick, lead to the
-    /// next comparison. Who was missing may be back then, and who was wrong gone.
+    /// As the leader: while replicas differ without a majority, proposes one entry without changes at each tick, to
+    /// reach the next comparison. A member that was missing may be back then, and one that was wrong may be gone.
     pub(super) fn compare_again(&mut self) {
         if self.leading.is_some() && self.digests.wants_another() {
-            // Refused while leadership moves: there is another tick.
+            // Rejected during a leadership transfer. The next tick tries again.
             let _ = self.propose_nothing();
         }
     }
@@ -195,23 +195,22 @@ impl Driver {
             DigestVerdict::Others(wrong) => {
                 for node in wrong {
                     let name = self.roster.name_of(node);
-                    tracing::error!(member = name, %index, "its replica differs from the majority's");
+                    tracing::error!(member = name, %index, "replica diverged from the majority");
                 }
                 Ok(())
             }
             DigestVerdict::Nobody => {
-                tracing::error!(%index, "replicas differ and no majority says which is right");
+                tracing::error!(%index, "replicas differ without a majority");
                 Ok(())
             }
             DigestVerdict::Me => Err(format!(
-                "this node's replica differs from the majority's at log index {index}: its memory or \
-                 its disk has gone wrong"
+                "this node's replica diverged from the majority at log index {index}: its memory or disk is faulty"
             )),
         }
     }
 }
 
-/// For a mutant: an entry with its items the other way round.
+/// For a mutant: reverses the items of an entry.
 fn backwards(mut entry: wal::Entry) -> wal::Entry {
     if entry.kind == wal::EntryKind::Data
         && let Ok(items) = codec::decode_items(entry.data.clone())
@@ -221,7 +220,6 @@ fn backwards(mut entry: wal::Entry) -> wal::Entry {
     entry
 }
 
-/// Applies one entry of the log.
 pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Applied, Fault> {
     let (index, term) = (entry.index, entry.term);
     let unreadable = |why: String| Fault::Unreadable { index, why };
@@ -231,7 +229,7 @@ pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Ap
                 consensus::member_change(&entry).map_err(|error| unreadable(error.to_string()))?;
             machine.apply_member(index, term, Some(&change))
         }
-        // A leader's first entry, which only counts.
+        // The first entry of a leader is empty.
         wal::EntryKind::Data if entry.data.is_empty() => machine.apply(index, term, Vec::new()),
         wal::EntryKind::Data => {
             let items =

@@ -1,9 +1,9 @@
-//! The end, in good order or not.
+//! The end of a node: an orderly shutdown, a failure, or a panic.
 
 use super::*;
 
 impl Driver {
-    /// Whether a node that was asked to stop has put its affairs in order, or has taken long enough.
+    /// Returns whether a node that is shutting down has finished, or has waited long enough.
     pub(super) fn is_done(&mut self, now: Moment) -> bool {
         let Some(stopping) = &mut self.stopping else { return false };
         let waited = now.since(stopping.began);
@@ -22,10 +22,10 @@ impl Driver {
         false
     }
 
-    /// The driver fell in the middle of a turn, for that reason: lets go of what others wait for.
+    /// Releases everything that waits for the driver, after it has panicked in the middle of a turn.
     pub(crate) fn abandon(&mut self, reason: &StopReason) {
         self.stopped = true;
-        // Each by itself: it was half-way through something, and may fall again.
+        // Separately, because the state may be inconsistent and each may panic again.
         waking(|| self.end_sessions(reason));
         waking(|| self.end_calls(reason));
         waking(|| self.shared.status.send_modify(|status| status.role = Role::Stopped));
@@ -35,7 +35,7 @@ impl Driver {
         self.warm.abandon();
     }
 
-    /// Tells all who wait.
+    /// Fails all calls.
     fn end_calls(&mut self, reason: &StopReason) {
         let closed = self.proposals.stop(reason);
         self.tell(closed);
@@ -61,7 +61,8 @@ impl Driver {
         self.stopped = true;
         self.publish_status();
         self.end_calls(&reason);
-        // Before the sessions: whose lock is lost by that hears of the stop, and not of a session.
+        // Before the sessions, so that lock holders learn that the node has stopped, rather than that a session has
+        // ended.
         self.shared.stop(reason.clone());
         self.end_sessions(&reason);
         if reason == StopReason::Shutdown {

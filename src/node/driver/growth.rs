@@ -1,8 +1,8 @@
-//! What may make the state grow, and when it may not: the quota, and disks that are full.
+//! Limits the growth of the state by the quota and by full disks.
 //!
-//! A call is judged where it is made, before it is handed over (`Shared::write`). The leader judges once
-//! more, for nodes whose replica is behind or whose disk has room where the voters' have none, and counts
-//! what is in its log and not applied yet. What cannot grow the state passes both, always.
+//! A call is checked on its own node before it is sent (`Shared::write`). The leader checks it again, because the
+//! replica of the node may lag, or its disk may have space where those of the voters have none. The leader also
+//! counts the entries in its log that are not applied yet. Commands that cannot grow the state pass both checks.
 
 use super::*;
 use crate::metrics;
@@ -10,8 +10,7 @@ use crate::model::ProposeRejection as Why;
 use crate::node::quota::{Values, growth};
 
 impl Driver {
-    /// As the leader: takes out of what is to be proposed what may not grow the state now, and tells
-    /// whoever wants it.
+    /// As the leader: removes the requests that must not grow the state now, and rejects them.
     pub(super) fn hold_back_growth(&mut self, waiting: &mut [Batch], now: Moment) {
         let no_space = self.no_space();
         let quota = self.shared.settings.quota_bytes;
@@ -25,7 +24,7 @@ impl Driver {
                 let id = RequestId { node, incarnation, seq: *seq };
                 let leading = self.leading.as_ref();
                 let in_log = leading.map(|leading| &leading.in_log);
-                // Counted when it was proposed; it is not proposed again.
+                // It is in the log already and will not be proposed again.
                 if in_log.is_some_and(|in_log| in_log.contains(&id)) {
                     return true;
                 }
@@ -43,7 +42,7 @@ impl Driver {
                     coming.add(command, LogIndex(0));
                     return true;
                 };
-                // What an entry held is answered.
+                // A request that was already applied has a result, and is not rejected.
                 if self.machine.answer(id).is_none() {
                     refused.push((*seq, why));
                 }
@@ -62,7 +61,7 @@ impl Driver {
             self.shared.meters.proposals_refused_total.at(reason(why)).one();
             return self.send(id.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
         }
-        // What an earlier leader may have is tried on; what nobody has seen is refused.
+        // If an earlier leader may have the request, it stays open. If no log can have it, it is rejected.
         let fresh: Vec<u64> = fresh.iter().copied().filter(|seq| *seq == id.seq).collect();
         self.proposals.put_back([id.seq], &fresh);
         let refused = self.proposals.refuse_growth(id.seq, self.growth_error(why));
@@ -72,12 +71,12 @@ impl Driver {
         self.tell(refused.into_iter().collect());
     }
 
-    /// The leader has refused requests of this node that would have made the state grow.
+    /// Processes the leader's rejection of requests that would have made the state grow.
     pub(super) fn growth_refused(&mut self, seqs: &[u64], why: Why, now: Moment) {
         for seq in seqs {
             let refused = self.proposals.refused_growth(*seq, self.growth_error(why));
             self.tell(refused.into_iter().collect());
-            // What is tried on comes again in a while; what is refused holds nothing else up.
+            // Requests that stay open are repeated after a while. Rejected ones delay nothing.
             if self.proposals.is_open(*seq) {
                 self.hold(now);
             }
@@ -94,8 +93,8 @@ impl Driver {
         }
     }
 
-    /// Why nothing that grows can be proposed now, if so. A leader whose own disk is full does not lead
-    /// for long, if there is anybody else.
+    /// Returns the reason for which nothing that grows the state can be proposed now, if any. A leader whose own disk
+    /// is full transfers its leadership if it can.
     fn no_space(&self) -> Option<Why> {
         let members = self.roster.members();
         let quorum = self.space.quorum_has_room(members.voters())
@@ -103,7 +102,7 @@ impl Driver {
         (self.space.is_low() || !quorum).then_some(Why::NoSpace)
     }
 
-    /// What this node's log says about its disk.
+    /// Processes a report of the log about the disk space.
     pub(super) fn take_space(&mut self, space: wal::Space, now: Moment) {
         let low = space == wal::Space::Low;
         if !self.space.own(low, now) {
@@ -111,9 +110,9 @@ impl Driver {
         }
         let node = self.my_name();
         if low {
-            tracing::warn!(node, "the disk is full: writes that grow the state are refused");
+            tracing::warn!(node, "disk is full, rejecting writes that grow the state");
         } else {
-            tracing::info!(node, "the disk has room again");
+            tracing::info!(node, "disk has space again");
         }
         self.shared.set_low(low);
         self.warm.set_scarce(low);
@@ -126,14 +125,14 @@ impl Driver {
         }
     }
 
-    /// Says again that the disk is full, and hands leadership to somebody who has room.
+    /// Repeats the report of a full disk, and transfers leadership to a member with disk space.
     pub(super) fn mind_space(&mut self, now: Moment) {
         self.rejected_requests.forget(now);
         if !self.space.tick(now) {
             return;
         }
         self.say_space();
-        // Somebody may have needed the log's front when there was room, and does not any more.
+        // A peer that needed the front of the log may not need it any more.
         self.cut_log(now);
         let Stage::Running(consensus) = &mut self.stage else { return };
         if self.leading.is_none() || consensus.is_transferring() {
@@ -147,17 +146,17 @@ impl Driver {
                 && space.has_room(peer.id)
         };
         let peers = consensus.peers();
-        // Among equals the lowest id.
+        // Of equals, the one with the lowest id.
         let best =
             peers.iter().filter(fit).max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id)));
         if let Some(peer) = best.map(|peer| peer.id) {
-            tracing::warn!(%peer, "the disk is full: leadership is handed over");
+            tracing::warn!(%peer, "disk is full, transferring leadership");
             consensus.transfer_to(peer);
         }
     }
 }
 
-/// What a rejection is counted as.
+/// Returns the metric label for a rejection.
 pub(super) fn reason(why: Why) -> metrics::Refused {
     match why {
         Why::NotLeader(_) => metrics::Refused::NotLeader,

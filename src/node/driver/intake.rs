@@ -1,4 +1,4 @@
-//! What comes in, one by one.
+//! Dispatches inputs to their handlers.
 
 use tracing::Span;
 
@@ -7,8 +7,8 @@ use crate::codec::proposal_len;
 use crate::metrics;
 use crate::mutant::{self, Mutant};
 
-/// Why no backup is made of a replica that has nothing of its cluster.
-const NO_STATE: &str = "this node has no state of its cluster yet: wait until its health says that it serves, or ask another member";
+/// The error for a backup of a replica without any state of its cluster.
+const NO_STATE: &str = "this node has no state of its cluster yet: wait until its health reports that it is serving, or use another member";
 
 impl Driver {
     pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
@@ -97,14 +97,15 @@ impl Driver {
         let mine = self.identity.incarnation();
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
-            // Two that know nothing yet would answer each other for ever: they say hello by themselves.
+            // Two members on new disks would answer each other endlessly. They introduce themselves at each heartbeat
+            // anyway.
             let is_founding = matches!(self.stage, Stage::Founding(_));
             if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));
             }
             return Ok(());
         }
-        // Whoever has a snapshot may give it away, and whoever needs one take it.
+        // Parts of snapshots are sent and received at every stage.
         let message = match message {
             PeerMessage::SnapshotAsk { id, offset } => {
                 self.serve_part(from, id, offset);
@@ -129,7 +130,7 @@ impl Driver {
             message => message,
         };
         let Stage::Running(consensus) = &mut self.stage else {
-            // A blank member takes part in nothing.
+            // A member on a new disk does not take part.
             return Ok(());
         };
         match message {
@@ -138,7 +139,7 @@ impl Driver {
                 Ok(Stepped::Offer(offer)) => self.offered(offer, now),
                 Err(rejection) if rejection.is_fatal() => return Err(rejection.to_string()),
                 Err(rejection) => {
-                    tracing::warn!(%from, %rejection, "a message was refused");
+                    tracing::warn!(%from, %rejection, "rejected raft message");
                 }
             },
             PeerMessage::Propose(proposal) => match &mut self.leading {
@@ -212,7 +213,7 @@ impl Driver {
                 self.steps.answered(round, answer);
                 self.steps.applied(self.machine.applied());
             }
-            // Taken above.
+            // Handled above.
             PeerMessage::Hello(_)
             | PeerMessage::SnapshotAsk { .. }
             | PeerMessage::SnapshotPart { .. }
@@ -220,7 +221,7 @@ impl Driver {
             | PeerMessage::SnapshotWanted { .. }
             | PeerMessage::SnapshotHere { .. } => {}
             PeerMessage::Space { low } => self.space.hear(from, low, now),
-            // An answer to an earlier life.
+            // An answer to an earlier incarnation.
             PeerMessage::ProposeRejected { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::MemberAnswer { .. }
@@ -230,16 +231,16 @@ impl Driver {
         Ok(())
     }
 
-    /// No correct member sends such requests, so nobody waits for an answer. They are not let near the log:
-    /// what is too large for an entry could not be proposed.
+    /// Drops requests that no correct member sends, so that no caller waits for an answer. They must not reach the
+    /// log, because a request that is too large for an entry cannot be proposed.
     fn malformed(&mut self, from: NodeId, proposal: &Proposal) {
         self.shared.meters.proposals_refused_total.at(metrics::Refused::Malformed).one();
         let (node, bytes) = (proposal.node, proposal_len(proposal));
-        tracing::warn!(%from, %node, bytes, "requests were dropped that no member can have sent");
+        tracing::warn!(%from, %node, bytes, "dropped malformed requests");
     }
 
     pub(super) fn take_write(&mut self, write: Write) {
-        // What is to be carried out however long that takes waits for the decision.
+        // Requests without a deadline wait until the difference is resolved.
         if self.digests.is_undecided() && write.deadline.is_some() {
             self.tell(vec![Closed::refused(write, CallError::Diverged)]);
         } else {
@@ -276,7 +277,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A peer and this node do not talk to each other.
+    /// Processes the rejection of a connection, by this node or by the peer.
     pub(super) fn refused(
         &mut self,
         peer: NodeId,
@@ -291,11 +292,14 @@ impl Driver {
             return Err(format!("{name} does not accept this member: {}", rejection.why));
         }
         if rejection.removed == Some(self.shared.settings.node) {
-            tracing::warn!(peer = name, "this member was removed from the cluster");
+            tracing::warn!(
+                peer = name,
+                "peer reports that this member was removed from the cluster"
+            );
             self.removed = true;
         }
         if self.peer_rejections.add(&name, &rejection.why, now) {
-            tracing::warn!(peer = name, why = rejection.why, "connection between members rejected");
+            tracing::warn!(peer = name, why = rejection.why, "peer connection rejected");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a leader does for everybody: proposes, answers reads and renewals, ends leases.
+//! The duties of a leader: proposes entries, answers reads and renewals, and expires leases.
 
 use super::*;
 use crate::metrics;
@@ -6,7 +6,7 @@ use crate::mutant::{self, Mutant};
 use crate::node::quota::growth;
 
 impl Driver {
-    /// Notices who leads, and what that means for those who wait.
+    /// Detects changes of the leader, and informs the parts that depend on it.
     pub(super) fn follow_leader(&mut self, now: Moment) {
         let Stage::Running(consensus) = &self.stage else { return };
         let known = (consensus.term(), consensus.leader());
@@ -25,7 +25,7 @@ impl Driver {
             }
             self.stop_leading();
             if leads {
-                tracing::info!(node = self.my_name(), term = %known.0, "leads");
+                tracing::info!(node = self.my_name(), term = %known.0, "became leader");
                 self.leading = Some(LeaderState {
                     since: now,
                     forwarded: Vec::new(),
@@ -81,7 +81,7 @@ impl Driver {
                 ReadOrigin::Remote { node, incarnation, round } => {
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
-                // Whoever renews asks again by itself.
+                // These origins repeat their questions by themselves.
                 ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. } => {}
             }
         }
@@ -115,8 +115,8 @@ impl Driver {
         }
     }
 
-    /// A leader whose log does not answer can still send heartbeats, but commits nothing: another one
-    /// should lead.
+    /// Transfers leadership if the log does not respond. Such a leader can still send heartbeats, but commits
+    /// nothing.
     pub(super) fn hand_over_from_dead_disk(&mut self, now: Moment) {
         let patience = self.shared.settings.election_timeout * 2;
         let stuck = self.log_owes_since.is_some_and(|since| now.since(since) > patience);
@@ -127,12 +127,12 @@ impl Driver {
             && !mutant::is(Mutant::B43)
             && let Some(peer) = consensus.best_transferee()
         {
-            tracing::warn!(%peer, "the log does not answer: leadership is handed over");
+            tracing::warn!(%peer, "log does not respond, transferring leadership");
             consensus.transfer_to(peer);
         }
     }
 
-    /// As the leader: packs this node's requests and the other nodes' into entries.
+    /// As the leader: packs the requests of this node and of the others into entries.
     pub(super) fn propose(&mut self, now: Moment) {
         let Some(leading) = &mut self.leading else { return };
         let mut waiting: Vec<Batch> = std::mem::take(&mut leading.forwarded)
@@ -181,7 +181,7 @@ impl Driver {
                         continue;
                     };
                     for (seq, command) in requests {
-                        tracing::trace!(%node, request = seq, %index, "in an entry");
+                        tracing::trace!(%node, request = seq, %index, "appended to an entry");
                         let len_of = |key: &[u8]| {
                             let coming = leading.in_log.values().len_of(key);
                             coming.max(self.shared.reader.value_len(key))
@@ -219,8 +219,8 @@ impl Driver {
         }
     }
 
-    /// Proposes an entry that changes nothing, also where replicas differ. Whoever applies it knows that its proposer had
-    /// applied all changes of the members before it.
+    /// Proposes an entry without requests, even while replicas differ. A replica that applies it knows that its
+    /// proposer had applied all earlier membership changes.
     pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRejection> {
         match &self.stage {
             Stage::Running(consensus) if consensus.is_changing() => Err(ProposeRejection::Busy),
@@ -237,7 +237,7 @@ impl Driver {
         Ok(index)
     }
 
-    /// This node's own requests could not be proposed here.
+    /// Returns this node's own requests that could not be proposed.
     pub(super) fn not_proposed(
         &mut self,
         proposal: &Proposal,
@@ -248,10 +248,10 @@ impl Driver {
         self.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
         self.hold(now);
         match why {
-            // Somebody else leads, or is about to, or the log has much to do: each passes, as it does
-            // for the requests of the other nodes.
+            // Another leader is or will be elected, or the log is busy. These reasons are temporary, and the requests
+            // are repeated, as those of other nodes are.
             ProposeRejection::NotLeader(_) | ProposeRejection::Busy => {}
-            // What no log has seen is refused; what an earlier leader may have is tried on.
+            // A request that no log can have is rejected. One that an earlier leader may have stays open.
             ProposeRejection::Diverged
             | ProposeRejection::QuotaExceeded
             | ProposeRejection::NoSpace => {
@@ -284,7 +284,7 @@ impl Driver {
         }
     }
 
-    /// A quorum has confirmed that this node led when the round began.
+    /// Answers the questions of a round in which a quorum has confirmed that this node leads.
     pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
         let now = self.shared.now();
         if let Some(began) = self.rounds.began(round) {
@@ -308,7 +308,8 @@ impl Driver {
         self.judge_renewals();
     }
 
-    /// Judges the renewals whose index is applied: every lease that their senders know is known here.
+    /// Processes the confirmed renewals whose index is applied. Every lease that their senders know is known here
+    /// then.
     pub(super) fn judge_renewals(&mut self) {
         let applied = self.machine.applied();
         let Some(leading) = &mut self.leading else { return };
@@ -358,7 +359,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: proposes the end of leases whose time is up.
+    /// As the leader: proposes the expiry of leases.
     pub(super) fn end_leases(&mut self, now: Moment) {
         let (term, applied) = (self.known_leader.0, self.machine.applied());
         loop {
@@ -388,7 +389,7 @@ impl Driver {
     }
 }
 
-/// Renews a lease, and notes how much of its life was left.
+/// Renews a lease, and records the time that it had left.
 fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Renewal {
     let (_, left) = lessor.look(lease);
     let renewal = lessor.renew(lease);
@@ -398,7 +399,7 @@ fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Ren
     renewal
 }
 
-/// What the one that counts says to a question about leases.
+/// Returns the lessor's answer to a question about leases.
 fn lessor_says(
     lessor: &mut Lessor,
     incarnation: Incarnation,
@@ -412,7 +413,7 @@ fn lessor_says(
     for &lease in question.renew.iter().chain(&question.look) {
         match lessor.look(lease) {
             (Renewal::Renewed, left) => {
-                // What travels is whole milliseconds.
+                // Messages carry whole milliseconds.
                 let left = left - Duration::from_nanos((left.as_nanos() % 1_000_000) as u64);
                 living.push(LeaseLife { lease, left });
             }

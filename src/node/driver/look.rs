@@ -1,33 +1,32 @@
-//! What a judge of a simulated world sees of a node after each of its turns.
+//! The view of a node that the simulated world checks after each turn.
 
 use std::sync::Arc;
 
 use super::{Driver, Lessor, Stage};
 use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 
-/// See the module.
+/// A summary of the state of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Look {
-    /// Its term; 0 before its cluster is founded.
+    /// Current term; 0 before the cluster is founded.
     pub(crate) term: Term,
-    /// For whom it has voted in that term.
+    /// The candidate that it has voted for in that term.
     pub(crate) vote: Option<NodeId>,
     /// Whether it acts as the leader.
     pub(crate) leads: bool,
-    /// The last index that it knows to be committed.
+    /// Index of the last entry that it knows to be committed.
     pub(crate) commit: LogIndex,
-    /// The last index that it has applied.
+    /// Index of the last applied entry.
     pub(crate) applied: LogIndex,
-    /// The revision that its readers see.
+    /// The revision that is visible to its readers.
     pub(crate) revision: Revision,
-    /// Whether the last change of the members that it has applied is known to a quorum, whatever stops.
+    /// Whether a quorum durably knows that the last applied membership change is committed.
     pub(crate) settled: bool,
-    /// How many ticks it has counted, in this life.
+    /// Number of ticks in this incarnation.
     pub(crate) ticks: u64,
 }
 
 impl Driver {
-    /// What it is now.
     pub(crate) fn look(&self) -> Look {
         let applied = self.machine.applied();
         let (term, vote, commit, ticks) = match &self.stage {
@@ -50,48 +49,47 @@ impl Driver {
         }
     }
 
-    /// The last entry that the newest snapshot of this node covers.
+    /// Returns the last entry that the newest snapshot covers.
     pub(crate) fn snapshot(&self) -> Option<LogIndex> {
         self.snapshots.newest().map(|(id, _)| id.index)
     }
 
-    /// Whether it has handed out an entry to be applied that its log is still to write, or to write again.
+    /// Returns whether it has released an entry to be applied that its log has not written yet.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         matches!(&self.stage, Stage::Running(consensus) if consensus.is_ahead_of_disk())
     }
 
-    /// Whether its log owes it an answer.
+    /// Returns whether a request to its log is unanswered.
     pub(crate) fn owes_log(&self) -> bool {
         matches!(&self.stage, Stage::Running(consensus) if consensus.owes_log())
     }
 
-    /// Whether, as the leader, it is handing leadership over, or there is nobody whom it could hand it to.
+    /// Returns whether it is transferring leadership, or has no possible successor.
     pub(crate) fn gives_way(&self) -> bool {
         let Stage::Running(consensus) = &self.stage else { return true };
         consensus.is_transferring() || consensus.best_transferee().is_none()
     }
 
-    /// Whether it has applied its whole log.
+    /// Returns whether it has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
         matches!(&self.stage, Stage::Running(it) if it.last_index() == self.machine.applied())
     }
 
-    /// While it counts the time of leases: what it counts.
+    /// Returns the lessor, while it counts leases.
     pub(crate) fn lessor(&self) -> Option<&Lessor> {
         self.leading.as_ref()?.lessor.as_ref()
     }
 
-    /// The digest of its replica.
     pub(crate) fn digest(&self) -> u64 {
         self.machine.digest()
     }
 
-    /// The leases of the sessions that this node keeps alive.
+    /// Returns the leases of the sessions that this node keeps alive.
     pub(crate) fn leases_kept(&self) -> Vec<LeaseId> {
         self.sessions.leases()
     }
 
-    /// Who belongs to the cluster, as its replica has it.
+    /// Returns the members, as of the entries that it has applied.
     pub(crate) fn members(&self) -> Arc<Members> {
         Arc::clone(self.machine.members())
     }

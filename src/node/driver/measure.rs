@@ -1,4 +1,4 @@
-//! What the driver measures of itself and of the requests that end, and what it says of slow ones.
+//! Metrics of the driver and of completed requests, and the log lines about slow ones.
 
 use super::*;
 use crate::metrics::{self, Ending, PeerLag, PeerLink, PeerQueue};
@@ -8,14 +8,14 @@ use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
 
 impl Driver {
-    /// Tells the callers of requests that have ended without having been applied by this node.
+    /// Answers the callers of requests that have ended without being applied by this node.
     pub(super) fn tell(&mut self, closed: Vec<Closed>) {
         for closed in closed {
             self.close(closed, None);
         }
     }
 
-    /// Tells the callers of requests that a batch of `entries` has decided.
+    /// Answers the callers of requests that a batch of `entries` has decided.
     pub(super) fn tell_applied(&mut self, closed: Vec<Closed>, times: BatchTimes, entries: usize) {
         for closed in closed {
             self.close(closed, Some(times));
@@ -36,12 +36,12 @@ impl Driver {
                 ?applying,
                 ?notifying,
                 passed_over,
-                "a slow apply: a batch of entries took {took:.1?}"
+                "slow apply: a batch of entries took {took:.1?}"
             );
         }
     }
 
-    /// As the leader: an entry is on its way to the logs of a quorum.
+    /// As the leader: records the time at which an entry was proposed.
     pub(super) fn proposed(&mut self, term: Term, index: LogIndex) {
         tracing::trace!(%index, %term, "proposed");
         let now = self.shared.now();
@@ -50,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// Entries up to `index` are committed.
+    /// Records that the entries up to `index` are committed.
     pub(super) fn committed(&mut self, index: LogIndex, now: Moment) {
         let Some(leading) = &mut self.leading else { return };
         while let Some((_, proposed)) = leading.flights.front().filter(|(at, _)| *at <= index) {
@@ -78,7 +78,7 @@ impl Driver {
         teller.send(result);
     }
 
-    /// One line says where the time of a slow request went, and for how many others it stands.
+    /// Logs where the time of a slow request went, and how many slow requests were not logged before it.
     fn say_slow(
         &self,
         trace: &RequestTrace,
@@ -98,15 +98,15 @@ impl Driver {
                 parent: span,
                 node, kind, request, outcome, ?took, ?waiting, ?forwarding, ?logging, ?replicating,
                 ?applying, ?notifying, attempts, passed_over,
-                "a slow request ({kind}): it took {took:.1?}, most of it {most}"
+                "slow request ({kind}): took {took:.1?}, mostly {most}"
             );
             return;
         }
-        // It was given up: where it was is all that can be said.
+        // The request has not completed, so only the stage that it was in is known.
         let owed = self.log_owes_since.map(|since| now.since(since)).unwrap_or_default();
         let at = match trace.sent {
             None => metrics::Stage::Waiting,
-            // Nothing is decided here that is not on this node's own disk.
+            // Nothing is decided on this node before it is on its own disk.
             Some(sent) if owed > now.since(sent) / 2 => metrics::Stage::Logging,
             Some(_) => metrics::Stage::Replicating,
         };
@@ -115,11 +115,10 @@ impl Driver {
         tracing::warn!(
             parent: span,
             node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, passed_over,
-            "a slow request ({kind}): it was given up after {took:.1?}, {place}"
+            "slow request ({kind}): given up after {took:.1?}, {place}"
         );
     }
 
-    /// The last entry of this node's log.
     pub(super) fn last_index(&self) -> LogIndex {
         match &self.stage {
             Stage::Running(consensus) => consensus.last_index(),
@@ -127,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// The members as this replica has them; with how far they are, if this node leads.
+    /// Returns the members as of the applied entries, with their progress if this node leads.
     pub(super) fn member_statuses(&self) -> Vec<MemberStatus> {
         let mut progress = BTreeMap::new();
         if let Stage::Running(consensus) = &self.stage
@@ -155,8 +154,8 @@ impl Driver {
         .collect()
     }
 
-    /// Records the last contact with a leader, or of the leader with a quorum. It outlives the connection and the term:
-    /// what follows may be an election that succeeds.
+    /// Records the last contact with a leader, or of this leader with a quorum. The record outlives the connection
+    /// and the term, because an election that follows may succeed.
     fn record_contact(&mut self, now: Moment) {
         let Stage::Running(consensus) = &self.stage else { return };
         let Some(leader) = consensus.leader() else { return };
@@ -166,7 +165,7 @@ impl Driver {
         self.last_contact = at.max(last).map(|at| Contacted { leader, at });
     }
 
-    /// Whether this member and those that it is connected to are a majority of the voters.
+    /// Returns whether this member and its connected peers are a majority of the voters.
     fn is_connected_to_quorum(&self) -> bool {
         let me = self.shared.settings.node;
         let members = self.machine.members();
@@ -175,7 +174,7 @@ impl Driver {
         there > voters / 2
     }
 
-    /// Writes down how it is: once a tick, and when another leader is known.
+    /// Records the facts for the health of the node, at each tick and when the leader changes.
     pub(super) fn record_sample(&mut self, now: Moment) {
         self.record_contact(now);
         let syncs = self.shared.meters.log_sync_seconds.histogram();
@@ -199,7 +198,7 @@ impl Driver {
                 let me = self.shared.settings.node;
                 sample.leads = self.leading.is_some();
                 sample.electing = consensus.leader().is_none();
-                // A member that led and has stepped down is no leader to wait for.
+                // If this member led and has stepped down, there is no other leader to name.
                 let last = self.last_contact.map(|contact| contact.leader);
                 let last = consensus.leader().or(last.filter(|leader| *leader != me));
                 sample.leader = last.map(name);

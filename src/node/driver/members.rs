@@ -1,62 +1,68 @@
-//! The members change: what callers here want, what this node as the leader has under way, and what an
-//! applied step means for this node.
+//! Membership changes: the requests of local callers, the change that this node proposes as the leader, and the
+//! effect of an applied change.
 
 use super::*;
 
-/// A step that this node, as the leader, has proposed.
+/// A membership change that this node has proposed as the leader.
 pub(super) struct UnderWay {
     term: Term,
     index: LogIndex,
-    /// Whom it is about.
+    /// The affected member.
     id: NodeId,
     change: MemberChange,
     askers: Vec<StepAsker>,
 }
 
-/// Who wants a step.
+/// The origin of a request for a membership change.
 pub(super) enum StepAsker {
-    /// A caller here.
-    Local { round: u64 },
-    /// Another node.
-    Remote { node: NodeId, incarnation: Incarnation, round: u64 },
+    /// A caller on this node.
+    Local {
+        round: u64,
+    },
+    Remote {
+        node: NodeId,
+        incarnation: Incarnation,
+        round: u64,
+    },
 }
 
-/// A change of the members that is applied here, and not known to be settled.
+/// A membership change that is applied here and is not known to be settled.
 ///
-/// That it is committed is written down with the next entry, not by itself. If all stopped before that, they would come
-/// up with the members of before, and might need the vote of one that was removed. So nobody is told that a change is
-/// made, and nobody that it was removed, before an entry is committed that was proposed when the change had been applied:
-/// with that entry a quorum of the new members has written down that the change is committed. Such an entry has no
-/// requests: one without any is proposed only by a leader that has applied all changes before it.
+/// The commit of the change is recorded on disk only with the next entry. If all members stopped before that, they
+/// would restart with the old members, and might need the vote of a removed one. So neither the caller nor a removed
+/// member is told of the change before a later entry is committed whose proposer had applied it. With that entry a
+/// quorum of the new members has recorded that the change is committed. The entry has no requests, because only a
+/// leader that has applied all earlier changes proposes an entry without requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unsettled {
-    /// Whoever leads has to propose that entry.
+    /// The leader has to propose that entry.
     ToPropose,
     /// This node has proposed it.
     Proposed,
 }
 
 impl Driver {
-    /// As the leader: proposes the entry that settles the last change of the members.
+    /// As the leader: proposes the entry that settles the last membership change.
     pub(super) fn settle_members(&mut self) {
         if self.unsettled == Some(Unsettled::ToPropose) && self.leading.is_some() {
-            // Refused while leadership moves, or the log is full: there is another turn.
+            // Rejected during a leadership transfer, or while the log is full. The next turn tries again.
             if self.propose_nothing().is_ok() {
                 self.unsettled = Some(Unsettled::Proposed);
             }
         }
     }
 
-    /// As the leader: a peer that is here again may have started anew, and cannot tell who was removed before it knows
-    /// that it is settled. Whoever was removed may know nobody else.
+    /// As the leader: proposes an entry for a peer that has reconnected. The peer may have restarted, and must know
+    /// that the last change is settled before it can tell a removed member of its removal. A removed member may know
+    /// no other peer.
     pub(super) fn settle_for_peer(&mut self) {
         if self.leading.is_some() && self.machine.members().has_removed() {
-            // Refused while a change is under way: that is settled in any case.
+            // Rejected while a change is in progress. That one will be settled in any case.
             let _ = self.propose_nothing();
         }
     }
 
-    /// An entry without requests is applied: it settles the last change.
+    /// Processes an applied entry without requests, which settles the last change.
     pub(super) fn settled(&mut self, index: LogIndex) {
         if self.unsettled.take().is_none() {
             return;
@@ -68,7 +74,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: tells who wants a step that it is made, as soon as it is settled.
+    /// As the leader: tells the origin of a request that the change is made, as soon as it is settled.
     fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
         match &mut self.leading {
             Some(leading) if self.unsettled.is_some() => leading.untold.push((asker, id)),
@@ -76,7 +82,7 @@ impl Driver {
         }
     }
 
-    /// Puts what callers here want to the leader.
+    /// Sends the requests of local callers to the leader.
     pub(super) fn ask_for_steps(&mut self, now: Moment) {
         let (term, Some(leader)) = self.known_leader else { return };
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
@@ -92,7 +98,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: takes a step that somebody wants, or says why not.
+    /// As the leader: starts a requested membership change, or answers why not.
     pub(super) fn take_step(&mut self, asker: StepAsker, membership_request: MembershipRequest) {
         match self.judge_step(&membership_request) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
@@ -104,21 +110,21 @@ impl Driver {
                 }
                 None => match self.propose_step(id, change) {
                     Some(under_way) => under_way.askers.push(asker),
-                    // Asked again, it may find a leader with more time.
+                    // A repeated request may find a leader that can propose it.
                     None => self.answer_step(asker, MemberAnswer::NotLeader(None)),
                 },
             },
         }
     }
 
-    /// The step that a wish comes to and whom it is about, or the answer to it.
+    /// Returns the change that a request amounts to and the affected member, or the answer to it.
     fn judge_step(
         &mut self,
         membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.known_leader.1;
-        // A leader that was just elected has not heard from all members yet, and would reject changes because of members
-        // that are there. Its answer makes the request come again.
+        // A new leader has not heard from all members yet, and would reject changes because it counts them as absent.
+        // With this answer the request is repeated.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
         let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
         let is_young = self.leading.as_ref().is_some_and(is_young);
@@ -135,7 +141,7 @@ impl Driver {
         }
         let members = self.machine.members();
         let index = self.machine.applied();
-        // What has come true already: the wish is repeated until its answer has arrived.
+        // The change may already be in effect, because a request is repeated until its answer has arrived.
         let done = match membership_request {
             MembershipRequest::Add { disk, .. } => {
                 let mut rows = members.rows().iter();
@@ -171,14 +177,14 @@ impl Driver {
             MembershipRequest::Promote(id) => (id, MemberChange::Promote(id)),
             MembershipRequest::Remove(id) => (id, MemberChange::Remove(id)),
         };
-        // One that is under way is judged by the state before it.
+        // A change that is in progress is checked against the state before it.
         let repeated = self.leading.as_ref().and_then(|leading| leading.step.as_ref());
         if repeated.is_some_and(|under_way| under_way.change == change) {
             return Ok((id, change));
         }
         let refused = MemberAnswer::Refused;
         members.judge(&change).map_err(refused)?;
-        // Nobody else could lead while its place is taken.
+        // No other voter could lead while the only voter is being replaced.
         if let MemberChange::Add { replaces: Some(old), .. } = &change
             && members.voters().eq([*old])
         {
@@ -191,7 +197,7 @@ impl Driver {
             return Err(absent(rejection));
         }
         if change == MemberChange::Remove(self.shared.settings.node) {
-            // Another one leads, and removes this one: nobody leads who is no member.
+            // Leadership moves first, because a leader must be a member. The next leader removes this node.
             if let Some(peer) = consensus.best_transferee() {
                 consensus.transfer_to(peer);
             }
@@ -207,13 +213,13 @@ impl Driver {
     fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut UnderWay> {
         let Stage::Running(consensus) = &mut self.stage else { return None };
         let (term, index) = consensus.propose_membership(&change).ok()?;
-        tracing::info!(%id, ?change, %index, "a change of the members is proposed");
+        tracing::info!(%id, ?change, %index, "proposed membership change");
         let leading = self.leading.as_mut()?;
         Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
     }
 
-    /// As the leader: new members that were to take a voter's place, or to vote in one of their own, and have caught
-    /// up, do so.
+    /// As the leader: promotes new members that have caught up, if they were added to replace a voter or to fill
+    /// their own reserved place.
     pub(super) fn replace_voters(&mut self) {
         let Stage::Running(consensus) = &mut self.stage else { return };
         let Some(leading) = &self.leading else { return };
@@ -248,25 +254,25 @@ impl Driver {
         }
     }
 
-    /// The machine has applied an entry that changes the members: the consensus follows at once, since
-    /// everything behind it is judged by the new configuration.
+    /// Updates the consensus after the machine has applied a membership entry. This happens at once, because the new
+    /// configuration applies to all later entries.
     pub(super) fn follow_membership(&mut self, entry: &wal::Entry) -> Result<(), Fatal> {
         let Stage::Running(consensus) = &mut self.stage else {
-            return Err("a change of the members before the consensus runs".to_owned());
+            return Err("membership change committed before consensus was started".to_owned());
         };
         consensus
             .applied_membership(entry, self.machine.members())
             .map_err(|fault| fault.to_string())
     }
 
-    /// An entry is applied: if this node had a step under way, it is known what became of it.
+    /// Processes an applied entry. If this node had proposed a change, its outcome may be known now.
     pub(super) fn settle_step(&mut self, index: LogIndex, term: Term, has_changed: bool) {
         let step = self
             .leading
             .as_mut()
             .and_then(|leading| leading.step.take_if(|under_way| under_way.index <= index));
         let Some(under_way) = step else { return };
-        // Another entry is in its place: it was put aside, and is asked for again.
+        // Another entry is at its index, so the change was discarded. The request is repeated.
         let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
         for asker in under_way.askers {
             match is_it {
@@ -276,7 +282,7 @@ impl Driver {
         }
     }
 
-    /// The members are others than before: whom this node talks to, and whose word counts.
+    /// Updates the peers to connect to and the voters whose digests count, after the members have changed.
     pub(super) fn members_changed(&mut self) {
         self.shared.in_company();
         let members = self.machine.members();
@@ -285,8 +291,8 @@ impl Driver {
         self.introduce();
     }
 
-    /// Whether this node leads, nobody else is a member, learners and those whose place is kept included, and nobody
-    /// who was one can have applied what this replica has not.
+    /// Returns whether this node leads and is the only member, counting learners and reserved places, and no former
+    /// member can have applied more than this replica.
     pub(super) fn is_alone(&self) -> bool {
         let Stage::Running(consensus) = &self.stage else { return false };
         let (members, me) = (self.machine.members(), self.shared.settings.node);
@@ -298,22 +304,22 @@ impl Driver {
             && consensus.known_commit() == self.machine.applied()
     }
 
-    /// The members of a state that this node has not made itself. Whether their last change is settled nobody knows: if
-    /// any has been removed ever, an entry says so.
+    /// Sets the members from a state that this node received or loaded. It is unknown whether their last change is
+    /// settled. If any member was ever removed, an entry settles it.
     pub(super) fn found_members(&mut self) {
         let has_removed = self.machine.members().has_removed();
         self.unsettled = has_removed.then_some(Unsettled::ToPropose);
         self.members_changed();
     }
 
-    /// Everybody who is connected, or wants to be, is judged by what this node knows of the members now.
+    /// Applies the known members to all connections, present and future.
     fn introduce(&mut self) {
         let settling = self.unsettled.is_some() && !mutant::is(Mutant::B52);
         self.identity.knows(Arc::clone(self.roster.members()), settling);
         self.network.set_peers(&self.roster.contacts());
     }
 
-    /// Tells the others what this node is called and where it is, if they do not know.
+    /// Announces the name and addresses of this node, if the replicated ones differ.
     pub(super) fn announce(&mut self) {
         let settings = &self.shared.settings;
         let Contact { name, address } = &settings.contact;
@@ -330,9 +336,9 @@ impl Driver {
         }
     }
 
-    /// As the leader: what every member understands may be used from now on. Never lowered, so a member
-    /// that goes back to an older build stops with a sentence. Whoever does not lead any more takes back what
-    /// it has proposed: one may have gone back meanwhile, and the next leader would not know.
+    /// As the leader: raises the cluster version when every member supports a newer one. The version is never
+    /// lowered, so a member that goes back to an older build stops with an error. A node that stops leading withdraws
+    /// its proposal. A member may have been downgraded in the meantime, and the next leader would not know.
     pub(super) fn raise_version(&mut self) {
         if self.leading.is_none() || self.raising.is_some_and(|seq| self.proposals.is_open(seq)) {
             return;
@@ -342,28 +348,28 @@ impl Driver {
             true => Some(self.shared.settings.supported_version),
             false => self.peer_versions.get(id).copied(),
         };
-        // One that is not connected has said nothing: it may come back as another build.
+        // A member that is not connected may come back as another build.
         let rows = self.machine.members().rows().iter();
         let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
         let all: Option<Vec<_>> = here.map(supported_version).collect();
         let least = all.and_then(|all| all.into_iter().min());
         let known = self.machine.version();
         if let Some(version) = least.filter(|version| *version > known) {
-            tracing::info!(%version, "all members understand it: the cluster's version is raised");
+            tracing::info!(%version, "raising cluster version, all members support it");
             self.raising = Some(self.insist(Command::Raise(version)));
         }
     }
 
-    // ---- those who want to join -------------------------------------------------------------------
+    // ---- joining ----------------------------------------------------------------------------------
 
-    /// Somebody who knows the cluster's token wants to become a member: any member may be asked.
+    /// Processes the request of a node that knows the cluster's token and wants to join. Any member may receive it.
     pub(super) fn take_join(&mut self, ask: JoinAsk, reply: JoinReply, now: Moment) {
         if !matches!(self.stage, Stage::Running(_)) || self.stopping.is_some() {
-            return reply.send(JoinAnswer::Later("this member does not take part now".to_owned()));
+            return reply.send(JoinAnswer::Later("this member is starting or stopping".to_owned()));
         }
         let JoinAsk { disk, name, address, replaces } = ask;
         if disk == DiskId::NONE {
-            return reply.send(JoinAnswer::Refused("it has no disk".to_owned()));
+            return reply.send(JoinAnswer::Refused("the disk id is missing".to_owned()));
         }
         let members = self.machine.members();
         let is_in = members.rows().values().any(|member| member.disk == disk);
@@ -372,9 +378,9 @@ impl Driver {
             Some(old) => match members.named(old) {
                 Some(id) => Some(id),
                 None => {
-                    let why = format!("there is no member called {old:?} to be replaced");
-                    // One that has not said yet what it is called may be it, or one that this member has not heard of: it
-                    // may be behind. The leader is not.
+                    let why = format!("no member named {old:?} to replace");
+                    // The named member may not have announced its name yet, or may be unknown here because this
+                    // replica lags. The leader does not lag.
                     let nameless = members.rows().values().any(|member| member.name.is_empty());
                     return reply.send(match nameless || self.leading.is_none() {
                         true => JoinAnswer::Later(why),
@@ -391,7 +397,7 @@ impl Driver {
         self.steps.add(membership_request, now + self.shared.settings.call_deadline, told, now);
     }
 
-    /// The cluster has decided about somebody who wants to join.
+    /// Answers a node that wants to join, when the outcome is known.
     pub(super) fn let_in(&mut self, reply: JoinReply, result: CallResult<NodeId>) {
         let answer = match result {
             Ok(node) => JoinAnswer::Joined(Joined {
@@ -407,14 +413,14 @@ impl Driver {
     }
 }
 
-/// What somebody is told whom the cluster does not let in.
+/// Returns the answer to a node that was not added.
 fn not_let_in(rejection: &MembershipError) -> JoinAnswer {
     match rejection {
         MembershipError::Pending => {
-            JoinAnswer::Later("another change of the members is under way".to_owned())
+            JoinAnswer::Later("another membership change is in progress".to_owned())
         }
-        // Whose place it takes is known here by its name, and this member may be behind: another one has that name now.
-        // And who is needed for a quorum may be back in a moment.
+        // The member to replace was looked up by its name, and this replica may lag: another member may have that
+        // name by now. A member that is missing for a quorum may be back in a moment.
         MembershipError::Unknown(_) | MembershipError::LosesQuorum { .. } => {
             JoinAnswer::Later(rejection.to_string())
         }

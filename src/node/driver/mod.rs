@@ -1,22 +1,21 @@
-//! The driver: the one place that knows the order in which things happen inside a node.
+//! The driver: the one place that defines the order of operations inside a node.
 //!
-//! A turn takes everything that has happened since the last one, and carries all of it as far as it
-//! will go: messages and proposals into the consensus; out of it messages to peers, groups to the
-//! log, and committed entries into the state machine; then what became visible to watchers, to the
-//! recipes and at last to the callers. A turn never waits for a peer, nor for anything that is written;
-//! what it reads from the disk is old entries, for a follower that is far behind. A real
-//! node runs turns on a thread of its own; the simulated world runs them when it likes.
+//! A turn takes all inputs since the last turn and processes them as far as possible. Messages and proposals go into
+//! the consensus. From there, messages go to peers, groups to the log, and committed entries into the state machine.
+//! Visible changes then go to watchers, to the lock table, and finally to the callers. A turn never waits for a peer
+//! or for a write to disk. It reads from the disk only old entries for a follower that lags far behind. A real node
+//! runs turns on a thread of its own; the simulated world runs them when it chooses.
 //!
 //! ```text
 //!   inbox ──▶ take ──▶ hand over ──▶ consensus ──▶ persist ──▶ log worker ──▶ inbox (durable)
 //!                                        │  ├────▶ send ─────▶ peers
 //!                                        │  └────▶ rounds ───▶ reads, renewals
 //!                                        ▼
-//!                                     commit ──▶ apply ──▶ publish ──▶ watch ──▶ recipes ──▶ callers
+//!                                     commit ──▶ apply ──▶ publish ──▶ watch ──▶ locks ──▶ callers
 //! ```
 //!
-//! Any fault ends the node, never the process: the driver marks it stopped, tells everybody who
-//! waits, and is not run again.
+//! A fault ends the node, but never the process: the driver marks the node as stopped, fails everything that waits,
+//! and does not run again.
 
 mod ask;
 mod begin;
@@ -89,53 +88,53 @@ use crate::node::status::{NodeStatus, Role};
 use crate::node::steps::Steps;
 use crate::node::writing::WriteError;
 
-/// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
+/// Size to which an entry of several requests grows, in bytes. A larger single request gets an entry of its own.
 const ENTRY_BYTES: usize = 256 << 10;
 
-/// The largest proposal of another node that is taken, in bytes: more than any that a correct one sends,
-/// which is [`ENTRY_BYTES`], the largest request that a configuration allows, and a window. With what is
-/// packed before it, it fits into an entry.
+/// Maximum size of a proposal from another node, in bytes. A correct node sends at most [`ENTRY_BYTES`], plus the
+/// largest request that a configuration allows, plus a window. Together with the requests that are packed before it,
+/// it still fits into an entry.
 const PROPOSAL_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(COMMAND_BYTES_MAX + ENTRY_BYTES < PROPOSAL_BYTES_MAX);
 const _: () = assert!(PROPOSAL_BYTES_MAX + ENTRY_BYTES + (1 << 10) < consensus::ENTRY_BYTES_MAX);
 
-/// The most leases that one entry ends.
+/// Maximum number of leases that one entry ends.
 const LEASES_AN_ENTRY: usize = 1_000;
 
-/// How many leases' ends may be proposed and not yet applied: more wait, so that a storm of them does
-/// not keep writes out.
+/// Maximum number of expiries that are proposed and not applied. Further expiries wait, so that many of them do not
+/// keep out writes.
 const LEASES_ENDING_MAX: usize = 4_000;
 
-/// How many callers may wait for a change of the leader; more are refused as busy.
+/// Maximum number of callers that wait for a leadership transfer. More are rejected as busy.
 const TRANSFERS_MAX: usize = 256;
 
-/// Rows whose checksums are looked at after each applied entry.
+/// Rows whose checksums are verified after each applied entry.
 const SCRUB_ROWS: usize = 16;
 
-/// Room for so many inputs is kept from turn to turn.
+/// Capacity for inputs that is kept from turn to turn.
 const INPUT_ROOM_MAX: usize = 1_024;
 
-/// How long a stopping node waits for its sessions to end, and for another leader.
+/// Time for which a stopping node waits for its sessions to end, and for another leader.
 const FAREWELL: Duration = Duration::from_millis(400);
 
-/// When the driver wants its next turn.
+/// The time of the driver's next turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// When something comes, or at this moment.
+    /// When an input arrives, or at this time.
     At(Moment),
     /// Never: the node has stopped.
     Stopped,
 }
 
-/// A sentence that says why the node must stop.
+/// The reason for which the node must stop, as a text.
 type Fatal = String;
 
 use members::{StepAsker, UnderWay, Unsettled};
 
 pub(crate) use commit::apply_entry;
 
-/// See the module.
+/// The driver of a node. See the module.
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     identity: Arc<Identity>,
@@ -144,7 +143,7 @@ pub(crate) struct Driver {
     log_reader: wal::LogReader,
     machine: Machine,
     stage: Stage,
-    /// Where the next inputs are gathered, while these are taken.
+    /// Holds the next inputs while the present ones are processed.
     input_room: Vec<Input>,
     proposals: Proposals,
     reads: Reads,
@@ -157,108 +156,108 @@ pub(crate) struct Driver {
     log_times: LogTimes,
     rejected_requests: RejectedRequests,
     peer_rejections: PeerRejections,
-    /// While this node leads: how much history it keeps, and in which term it began to look.
+    /// The history that this node keeps as the leader, and the term in which it started.
     retention: Option<(Term, Retention)>,
     roster: Roster,
-    /// The newest cluster version that each member understands that is connected, as it has said itself.
+    /// The newest cluster version that each connected member has reported as supported.
     peer_versions: BTreeMap<NodeId, ClusterVersion>,
     steps: Steps,
     snapshots: Snapshots,
     snapshot_queue: Arc<SnapshotQueue>,
     backups: Backups,
     warm: Arc<warm::WriteBehindQueue>,
-    /// A snapshot that the leader offers, while it is being fetched.
+    /// The leader's offer of a snapshot, while that is being fetched.
     offer: Option<Offer>,
-    /// A snapshot that was fetched, and is to be put before the consensus.
+    /// A snapshot that was fetched, and that consensus has not accepted yet.
     loaded: Option<(SnapshotId, Box<Machine>)>,
-    /// The one that the consensus has taken.
+    /// A snapshot that consensus has accepted.
     to_install: Option<(SnapshotId, Box<Machine>)>,
-    /// The one that is installed when the log has this group.
+    /// The snapshot that is installed once the log has written this group.
     installing: Option<(SnapshotId, u64)>,
-    /// Whether the others were told what this node is called and where it is.
+    /// Whether this node has announced its name and addresses.
     has_announced: bool,
-    /// Set while a quorum may not have written down yet that the last change of the members is committed.
+    /// Set while a quorum may not have recorded yet that the last membership change is committed.
     unsettled: Option<Unsettled>,
-    /// The request of this node, as the leader, that raises the cluster's version.
+    /// The number of the request with which this leader raises the cluster version.
     raising: Option<u64>,
     at_least: BTreeMap<Revision, Vec<ReadWaiter>>,
     /// Set while this node leads.
     leading: Option<LeaderState>,
-    /// Who leads which term, as far as this node knew after the last turn.
+    /// The term and its leader, as known after the last turn.
     known_leader: (Term, Option<NodeId>),
-    /// The last contact with a leader, for the node's health.
+    /// The last contact with a leader, for the health of the node.
     last_contact: Option<Contacted>,
-    /// The last term in which this node stood for election.
+    /// The last term in which this node was a candidate.
     stood_in: Term,
-    /// Nothing is handed to the leader before: it has just said no, or could not be reached.
+    /// Time before which nothing is sent to the leader, because it has just rejected a request or was unreachable.
     hold_until: Moment,
     next_tick: Moment,
     next_hello: Moment,
-    /// Since when the log has owed an answer.
+    /// Time since which a request to the log has been unanswered.
     log_owes_since: Option<Moment>,
-    /// Transfers that callers wait for, and to whom.
+    /// Leadership transfers that callers wait for: the deadline, the target, the caller.
     transfers: Vec<(Moment, Option<NodeId>, ReplyTo<()>)>,
     stopping: Option<Stopping>,
-    /// Another one says that it is no member any more, and that the others can do without it. Its own replica may have
-    /// said the first before; only those who stay know the second.
+    /// A peer has reported that this node was removed and that the other members can do without it. The local replica
+    /// may already show the removal; only the remaining members know that it is settled.
     removed: bool,
-    /// Stop at once, without a word.
+    /// Stop at once, without a message to peers.
     aborted: bool,
     stopped: bool,
 }
 
 enum Stage {
-    /// This member's disk is new; it has to meet the others.
+    /// The disk is new, and the member has to meet the other founders.
     Founding(Founding),
-    /// This member's log is whole, but the state that it begins with is lost: another member has it.
+    /// The log is whole, but the state that it begins with is lost and must be fetched.
     Restoring {
-        /// What it must cover.
+        /// The index that the state must cover.
         least: LogIndex,
-        /// What the log says.
+        /// The hard state in the log.
         hard_state: wal::HardState,
     },
-    /// How it goes on is on its way to the disk.
+    /// A record must become durable before the member takes part.
     Recording(Recording),
-    /// Like most of its life.
+    /// Normal operation.
     Running(Box<Consensus>),
 }
 
-/// What a member writes down before it takes part.
+/// The record that a member writes before it takes part.
 #[derive(Clone)]
 enum Recording {
-    /// Who founded the cluster.
+    /// The list of founders.
     Founders(wal::Founding),
-    /// That it begins with a state that it was given.
+    /// The log begins with a state that the member received.
     Base(wal::HardState),
 }
 
-/// A contact with a leader; if that is this node, with a quorum.
+/// A contact with a leader. If that is this node, a contact with a quorum.
 #[derive(Clone, Copy)]
 struct Contacted {
     leader: NodeId,
     at: Moment,
 }
 
-/// What only a leader needs.
+/// The state that only a leader has.
 struct LeaderState {
     /// Time of the election.
     since: Moment,
-    /// Proposals of other nodes that came this turn.
+    /// Proposals from other nodes in this turn.
     forwarded: Vec<Proposal>,
-    /// Requests proposed in this term and not applied yet: a repetition is not proposed again.
+    /// Requests that were proposed in this term and are not applied yet. A repetition of one is not proposed again.
     in_log: Proposed,
-    /// Counts leases, from the first applied entry of the term on.
+    /// Counts leases, from the first applied entry of the term.
     lessor: Option<Lessor>,
-    /// The leases whose end somebody wishes, in entries that are not applied yet, with the last of those. An
-    /// expiry names a lease by its id: behind such an entry the same id may be another's.
+    /// Leases whose revocation is in unapplied entries, with the last such entry. An expiry names a lease by its id,
+    /// and after such an entry the same id may belong to another lease.
     revoked: BTreeMap<LeaseId, LogIndex>,
-    /// Confirmed renewals, to be judged when the index is applied.
+    /// Confirmed renewals, by the index that must be applied before they are processed.
     renewals: BTreeMap<LogIndex, Vec<ReadOrigin>>,
-    /// When the entries were proposed that are not committed yet; the consensus bounds how many.
+    /// The times at which uncommitted entries were proposed. Consensus bounds their number.
     flights: VecDeque<(LogIndex, Moment)>,
-    /// The change of the members that was proposed and is not applied yet.
+    /// The membership change that was proposed and is not applied yet.
     step: Option<UnderWay>,
-    /// Who waits for the last change to be settled, and whom it was about.
+    /// The origins that wait until the last change is settled, each with the affected member.
     untold: Vec<(StepAsker, NodeId)>,
 }
 
@@ -267,7 +266,7 @@ struct Stopping {
     transferred: bool,
 }
 
-/// The parts that a driver is made of.
+/// The parts of a driver.
 pub(crate) struct Parts {
     pub(crate) shared: Arc<Shared>,
     pub(crate) identity: Arc<Identity>,
@@ -277,24 +276,24 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) hard_state: wal::HardState,
     pub(crate) founded: bool,
-    /// Set if the state that the log begins with is lost: what it must cover.
+    /// If the state before the log is lost: the index that a replacement must cover.
     pub(crate) state_lost: Option<LogIndex>,
     pub(crate) snapshot_queue: Arc<SnapshotQueue>,
     pub(crate) backups: Backups,
     pub(crate) warm: Arc<warm::WriteBehindQueue>,
-    /// The newest snapshot that is here, with the members as of it.
+    /// The newest snapshot on the disk, with its members.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
-    /// Of which one a part is here.
+    /// A snapshot with a partial file on the disk.
     pub(crate) unfinished_snapshot: Option<SnapshotId>,
-    /// Bytes of entries applied since.
+    /// Bytes of the entries applied since the newest snapshot.
     pub(crate) log_bytes: u64,
 }
 
 impl Driver {
-    /// A driver that has not run yet.
+    /// Returns a driver that has not run yet.
     ///
     /// # Errors
-    /// Why the consensus cannot start from what the log holds.
+    /// Consensus cannot start from the contents of the log.
     pub(crate) fn new(parts: Parts) -> Result<Self, Fatal> {
         let Parts {
             shared,
@@ -319,7 +318,7 @@ impl Driver {
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),
             reads: Reads::new(heartbeat * 2),
-            // Heartbeats repeat a round: it takes a slow network as long as an election would.
+            // Heartbeats repeat a round, so a slow network may take as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2, Arc::clone(&shared.meters)),
             lease_calls: LeaseCalls::new(heartbeat * 2),
@@ -388,7 +387,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Carries everything that has happened as far as it will go.
+    /// Processes all inputs as far as possible.
     pub(crate) fn turn(&mut self) -> Next {
         if self.stopped {
             return Next::Stopped;
@@ -402,14 +401,14 @@ impl Driver {
             Ok(()) if self.removed => self.stop(StopReason::Removed),
             Ok(()) => Next::At(self.next_turn(now)),
             Err(why) => {
-                tracing::error!(node = self.my_name(), %why, "the node stops");
+                tracing::error!(node = self.my_name(), %why, "node failed, stopping");
                 self.stop(StopReason::failed(why))
             }
         }
     }
 
-    /// When there is something to do, if nothing comes before: a tick; where leases are counted, a look at the
-    /// clock, however rare ticks are.
+    /// Returns the time of the next turn if no input arrives: the next tick, or earlier if leases are counted,
+    /// because the lessor must read the clock.
     fn next_turn(&self, now: Moment) -> Moment {
         match self.leading.as_ref().and_then(|leading| leading.lessor.as_ref()) {
             Some(_) => self.next_tick.min(now + Lessor::LOOK_EVERY),
@@ -454,7 +453,7 @@ impl Driver {
     }
 
     fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
-        // One tick a turn, never a burst: after a stall, time is not made up for.
+        // At most one tick for each turn. After a stall, missed ticks are not made up for.
         let tick = self.shared.settings.tick();
         let has_stood_still = now.since(self.next_tick) > tick && !mutant::is(Mutant::B44);
         self.next_tick = if has_stood_still { now + tick } else { self.next_tick + tick };
@@ -530,7 +529,7 @@ impl Driver {
         self.post(to, lane, message);
     }
 
-    /// The one way out to the peers.
+    /// Sends a message to a peer. All messages go through here.
     fn post(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
         let outcome = self.network.send(to, lane, message);
         match outcome {

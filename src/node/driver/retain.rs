@@ -1,14 +1,14 @@
-//! Forgetting: the leader compacts history by itself, and every node gives back what is compacted.
+//! Compaction: the leader compacts history automatically, and every node frees what is compacted.
 
 use super::*;
 use crate::node::retain::Sight;
 
-/// Versions whose memory is given back at each tick, beside what each entry does: what is compacted goes
-/// within seconds, also where nobody writes.
+/// Versions that are freed at each tick, in addition to those freed with each entry. Compacted versions are then gone
+/// within seconds even without writes.
 const SWEEP_ROWS: usize = 2048;
 
 impl Driver {
-    /// Once a tick.
+    /// Frees compacted versions, and as the leader compacts history, once a tick.
     pub(super) fn forget_history(&mut self, now: Moment) {
         self.machine.sweep(SWEEP_ROWS);
         let Stage::Running(consensus) = &self.stage else { return };
@@ -20,7 +20,7 @@ impl Driver {
         let settings = &shared.settings;
         let (_, retention) = match &mut self.retention {
             Some(counting) if counting.0 == term => counting,
-            // A new leader knows nothing of the time before.
+            // A new leader does not know the marks of the earlier one.
             other => other.insert((
                 term,
                 Retention::new(&settings.history, settings.quota_bytes, |window| {
@@ -34,11 +34,11 @@ impl Driver {
             history_bytes: self.machine.is_swept().then(|| shared.reader.history_bytes()),
         };
         let Some(revision) = retention.due(now, sight) else { return };
-        tracing::debug!(%revision, "history is compacted");
+        tracing::debug!(%revision, "compacting history");
         self.shared.meters.compactions_total.one();
         let command = Command::Compact(revision);
         let trace = RequestTrace::begin(&command, now);
-        // It is proposed anew if nothing came of it.
+        // It is proposed again if it does not succeed.
         let deadline = Some(now + self.shared.settings.call_deadline);
         self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Nobody, trace });
     }

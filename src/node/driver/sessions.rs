@@ -1,4 +1,4 @@
-//! The sessions of this node: opened, resumed, renewed, parted with.
+//! The sessions of this node: opening, resuming, renewing and closing them.
 
 use super::*;
 use crate::model::SessionInfo;
@@ -36,7 +36,7 @@ impl Driver {
         opening.reply.send(Ok(Claim::opened(Arc::clone(&self.shared), state)));
     }
 
-    /// Goes on with a lease as this replica, which is current, knows it.
+    /// Resumes a lease as this replica knows it. The caller has made sure that the replica is current.
     pub(super) fn resume_session(&mut self, resuming: SessionResuming, now: Moment) {
         if self.stopping.is_some() {
             let (reason, maybe_applied) = (StopReason::Shutdown, false);
@@ -65,7 +65,7 @@ impl Driver {
         }
     }
 
-    /// The leader has answered a renewal.
+    /// Processes the leader's answer to a renewal.
     pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
         let resumed = self.sessions.renewed(round, renewed, gone, self.shared.now());
         self.tell_resumed(resumed);
@@ -76,7 +76,7 @@ impl Driver {
         self.tell_resumed(resumed);
     }
 
-    /// At each tick: what was not renewed in time has ended, and who waits for it is told.
+    /// Ends the sessions that were not renewed in time, and notifies their watchers. Called at each tick.
     pub(super) fn tend_sessions(&mut self, now: Moment) {
         for lease in self.sessions.tick(now) {
             self.insist(Command::Revoke(lease));

@@ -1,10 +1,10 @@
-//! Snapshots on their way: taken and offered, sent to peers in parts, fetched and installed; and the
-//! log's front, which they replace.
+//! Snapshots: taking and offering them, sending parts to peers, fetching and installing them, and truncating the
+//! front of the log.
 
 use super::*;
 
 impl Driver {
-    /// Takes a snapshot if one is due, and cuts what older ones have made superfluous.
+    /// Takes a snapshot if one is due, and continues a fetch.
     pub(super) fn keep_snapshots(&mut self, now: Moment) {
         let Stage::Running(consensus) = &mut self.stage else { return };
         let wanted = consensus.wants_snapshot();
@@ -27,14 +27,14 @@ impl Driver {
         self.snapshot_queue.push(Job::Take(Box::new(self.machine.image())));
     }
 
-    /// Goes on with what is being fetched.
+    /// Continues the fetch of a snapshot.
     pub(super) fn fetch_on(&mut self, now: Moment) {
         if let Some((from, id)) = self.snapshots.tick(now) {
             self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
         }
         match &self.stage {
             Stage::Restoring { .. } => self.snapshots.give_up_stalled(now),
-            // Whoever leads by now had the entries still.
+            // A newer leader still had the entries, and the log has overtaken the snapshot.
             Stage::Running(_) => {
                 if let Some(id) = self.snapshots.end_overtaken_fetch(self.machine.applied()) {
                     self.offer.take_if(|offer| offer.id == id);
@@ -46,7 +46,7 @@ impl Driver {
         self.ask_for_parts();
     }
 
-    /// Cuts the front of the log, as far as nobody needs it.
+    /// Truncates the front of the log, as far as no member needs it.
     pub(super) fn cut_log(&mut self, now: Moment) {
         let Stage::Running(consensus) = &self.stage else { return };
         let peers = consensus.peers();
@@ -57,28 +57,28 @@ impl Driver {
         }
     }
 
-    /// What came of a job of the snapshot worker.
+    /// Processes the result of a job of the snapshot worker.
     pub(super) fn take_news(&mut self, news: News, now: Moment) -> Result<(), Fatal> {
         match news {
             News::Taken { id, members, took } => {
                 self.shared.meters.snapshot_taken(took, id.bytes);
-                tracing::debug!(index = %id.index, bytes = id.bytes, "took a snapshot");
+                tracing::debug!(index = %id.index, bytes = id.bytes, "took snapshot");
                 self.snapshots.taken(id, members);
                 self.offer_newest(now);
             }
-            // With the log as it is the next start has everything.
+            // The state in memory is damaged. The next start rebuilds it from the log.
             News::NotTaken { why: WriteError::State(ImageError::Fault(fault)) } => {
                 return Err(fault.to_string());
             }
             News::NotTaken { why } => {
-                tracing::warn!(%why, "a snapshot could not be taken; it is tried again");
+                tracing::warn!(%why, "taking snapshot failed, retrying");
                 let no_room = matches!(&why, WriteError::File(error) if error.is_no_space());
                 self.snapshots.not_taken(no_room, now);
             }
             News::Part { to, id, offset, data } => {
                 let message = match data {
                     Ok(data) => {
-                        // Only what is here keeps anything for a peer.
+                        // Only a snapshot that exists here holds the log for a peer.
                         self.snapshots.serve(to, id, now);
                         if let Stage::Running(consensus) = &mut self.stage {
                             consensus.snapshot_progress(to);
@@ -100,7 +100,7 @@ impl Driver {
             News::Loaded { id, machine } => self.loaded(id, machine, now)?,
             News::NotReceived { why, .. } if why.needs_upgrade() => return Err(why.to_string()),
             News::NotReceived { id, why } => {
-                tracing::warn!(index = %id.index, %why, "a snapshot could not be received");
+                tracing::warn!(index = %id.index, %why, "receiving snapshot failed");
                 self.snapshots.not_received(id, now);
                 self.offer.take_if(|offer| offer.id == id);
             }
@@ -108,7 +108,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells the consensus of the newest snapshot, and lets go of what it replaces.
+    /// Tells consensus of the newest snapshot, and discards what it replaces.
     fn offer_newest(&mut self, now: Moment) {
         let Some((id, members)) = self.snapshots.newest() else { return };
         let id = *id;
@@ -122,25 +122,25 @@ impl Driver {
 
     // ---- sending ----------------------------------------------------------------------------------
 
-    /// What should be here of a snapshot is not. If it is the newest, its state is still in memory: another
-    /// one is taken, whether or not anything was applied since.
+    /// Handles a snapshot that is missing or damaged. If it is the newest one, its state is still in memory and
+    /// another one is taken, whether or not anything was applied since.
     fn cannot_be_sent(&mut self, id: SnapshotId, why: &str) {
         if !self.snapshots.lost(id) {
-            return tracing::debug!(index = %id.index, why, "an older snapshot cannot be sent");
+            return tracing::debug!(index = %id.index, why, "older snapshot cannot be sent");
         }
-        tracing::error!(index = %id.index, why, "the newest snapshot cannot be read any more; another is taken");
+        tracing::error!(index = %id.index, why, "newest snapshot is unreadable, taking another");
         self.shared.meters.snapshots_unsound_total.one();
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.offer_snapshot(None);
         }
     }
 
-    /// A peer asks for a part.
+    /// Processes a peer's request for a part.
     pub(super) fn serve_part(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
         self.snapshot_queue.push(Job::Read { to, id, offset });
     }
 
-    /// A peer has lost its state, and asks for any that is late enough.
+    /// Processes the request of a peer that has lost its state and needs any snapshot that covers `least`.
     pub(super) fn serve_any(&mut self, to: NodeId, least: LogIndex, now: Moment) {
         match self.snapshots.newest().map(|(id, _)| *id) {
             Some(id) if id.index >= least => {
@@ -160,10 +160,11 @@ impl Driver {
 
     // ---- fetching ---------------------------------------------------------------------------------
 
-    /// The leader has a snapshot that this node needs: the log that it would need is cut.
+    /// Processes the leader's offer of a snapshot. This node needs it, because the entries that it lacks are no
+    /// longer in the leader's log.
     pub(super) fn offered(&mut self, offer: Offer, now: Moment) {
-        // One that is whole here is put in place before another is begun: else a state that takes long
-        // to read would never come to that.
+        // A complete snapshot is installed before another fetch begins. Otherwise a state that takes long to load
+        // would never be installed.
         if self.snapshots.has_whole() || self.loaded.is_some() || self.to_install.is_some() {
             return;
         }
@@ -175,7 +176,7 @@ impl Driver {
         self.fetch(from, id, now);
     }
 
-    /// This node's own state is lost, and a peer has one.
+    /// Fetches a snapshot from a peer after this node's own state was lost.
     pub(super) fn found_state(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
         if matches!(&self.stage, Stage::Restoring { least, .. } if id.index >= *least)
             && self.snapshots.fetching().is_none()
@@ -187,7 +188,7 @@ impl Driver {
 
     pub(super) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
         if self.snapshots.fetch(from, id, now) {
-            tracing::info!(peer = self.roster.name_of(from), index = %id.index, bytes = id.bytes, "fetches a snapshot");
+            tracing::info!(peer = self.roster.name_of(from), index = %id.index, bytes = id.bytes, "fetching snapshot");
             self.snapshot_queue.push(Job::Receive(id));
         }
     }
@@ -198,7 +199,7 @@ impl Driver {
         }
     }
 
-    /// A part has come.
+    /// Processes a part from a peer.
     pub(super) fn part_came(&mut self, from: NodeId, id: SnapshotId, offset: u64, data: Bytes) {
         if self.snapshots.fetching() == Some((from, id)) {
             self.shared.meters.snapshot_received_bytes_total.add(data.len() as u64);
@@ -206,7 +207,7 @@ impl Driver {
         }
     }
 
-    /// The peer does not have it any more: whoever leads offers another one.
+    /// Ends a fetch because the peer does not have the snapshot any more. The leader offers another one.
     pub(super) fn part_is_gone(&mut self, from: NodeId, id: SnapshotId) {
         if self.snapshots.fetching() == Some((from, id)) {
             self.snapshots.end_fetch(id);
@@ -214,7 +215,7 @@ impl Driver {
         }
     }
 
-    /// A snapshot is here, durable, and in memory.
+    /// Processes a snapshot that is durable and loaded.
     fn loaded(&mut self, id: SnapshotId, machine: Box<Machine>, now: Moment) -> Result<(), Fatal> {
         self.snapshots.fetched(id);
         if let Stage::Restoring { .. } = self.stage {
@@ -225,7 +226,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Hands the offer whose file is here to the consensus, unless it has no time for it now.
+    /// Passes the offer of the loaded snapshot to consensus, unless consensus is busy.
     pub(super) fn put_before_consensus(&mut self) {
         let Some((id, _)) = &self.loaded else { return };
         let taken = match (&mut self.stage, &self.offer) {
@@ -241,7 +242,7 @@ impl Driver {
             }
             Taken::Later => {}
             Taken::Needless => {
-                // Another may have been made meanwhile, and is being fetched.
+                // Another offer may have arrived in the meantime, and is being fetched.
                 let id = *id;
                 self.offer.take_if(|offer| offer.id == id);
                 if let Some((_, machine)) = self.loaded.take() {
@@ -253,10 +254,10 @@ impl Driver {
 
     // ---- installing -------------------------------------------------------------------------------
 
-    /// The consensus has put the snapshot into the log's place: its state becomes this replica's.
+    /// Installs the state of a snapshot after consensus has put it in place of the log.
     pub(super) fn install(&mut self, id: SnapshotId, now: Moment) -> Result<(), Fatal> {
         let Some((_, machine)) = self.to_install.take_if(|(taken, _)| *taken == id) else {
-            return Err(format!("the snapshot at {} is to be installed and is not here", id.index));
+            return Err(format!("the snapshot to install at index {} is missing", id.index));
         };
         self.put_in_place(*machine)?;
         if let Stage::Running(consensus) = &mut self.stage {
@@ -264,12 +265,12 @@ impl Driver {
         }
         self.snapshots.installed(id, Members::clone(self.machine.members()));
         self.end_own_past();
-        tracing::info!(index = %id.index, "installed a snapshot");
+        tracing::info!(index = %id.index, "installed snapshot");
         self.offer_newest(now);
         Ok(())
     }
 
-    /// Replaces the replica's state by a later one, and tells everybody who follows it.
+    /// Replaces the replica's state by a later one, and notifies everything that follows it.
     fn put_in_place(&mut self, machine: Machine) -> Result<(), Fatal> {
         self.shared.meters.snapshots_installed_total.one();
         let before = self.shared.reader.revision();
@@ -288,7 +289,7 @@ impl Driver {
                 self.lease_ended(lease);
             }
         }
-        // Requests that were applied in what was passed over: the table of answers knows.
+        // The dedup table knows the requests that were applied in the entries that were skipped.
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         let mut closed = Vec::new();
         for seq in self.proposals.open() {
@@ -305,8 +306,8 @@ impl Driver {
         Ok(())
     }
 
-    /// As a member whose log is whole and whose state was lost: the state is here again. What the log
-    /// does not have of it is put into its place.
+    /// Installs a fetched state on a member whose own state was lost. It also replaces the part of the log that this
+    /// state covers and the log does not have.
     fn restored(
         &mut self,
         id: SnapshotId,

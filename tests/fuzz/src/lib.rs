@@ -1,5 +1,5 @@
-//! What cargo-fuzz runs. Each target is a plain function: those of `bowline::fuzz`, and those of `store`, which
-//! compare with the naive model of `tests`. `tests/fuzzing.rs` runs the same ones as ordinary tests.
+//! The crate that cargo-fuzz runs. Its targets are plain functions: those of `bowline::fuzz`, and those of `store`,
+//! which compare with the naive model of `tests`. `tests/fuzzing.rs` runs the same targets as ordinary tests.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../histories/mod.rs"]
@@ -12,10 +12,10 @@ mod store;
 #[path = "../../subject/mod.rs"]
 mod subject;
 
-/// Runs the target of this name.
+/// Runs the target with this name.
 ///
 /// # Panics
-/// A promise was broken, or there is no such target.
+/// The target has found an error, or no target has this name.
 pub fn run(name: &str, data: &[u8]) {
     let mut targets = bowline::fuzz::TARGETS.iter().chain(&store::TARGETS);
     let target = targets.find(|target| target.name == name).expect("a target of this name");

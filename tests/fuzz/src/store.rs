@@ -1,4 +1,5 @@
-//! The store beside the naive model: what a fuzzer orders happens to both, and they must say the same.
+//! Fuzz targets that compare the store with the naive model. Both receive the same commands and must give the same
+//! answers.
 
 use std::fmt::Debug;
 
@@ -14,13 +15,12 @@ use crate::histories::{self, Authors, Now, Random, TERM};
 use crate::naive::Naive;
 use crate::subject::{Applied, Real, Subject};
 
-/// The targets of this file.
 pub(crate) const TARGETS: [Target; 2] = [
     Target { name: "transactions", run: transactions, seeds: transaction_seeds },
     Target { name: "ranges", run: ranges, seeds: range_seeds },
 ];
 
-/// The two that are compared.
+/// The two stores that are compared.
 struct Both {
     real: Real,
     naive: Naive,
@@ -54,7 +54,7 @@ fn agree<T: PartialEq + Debug>(what: &impl Debug, real: &T, naive: &T) {
     assert_eq!(real, naive, "machine and naive model differ: {what:?}");
 }
 
-/// Requests of all kinds, transactions above all, and what can be read of it in between.
+/// Compares both on requests of all kinds, mainly transactions, with reads in between.
 fn transactions(data: &[u8]) -> Came {
     let random = &mut Random::fed(data);
     let mut both = Both::new(*random.pick(&[0, 1, 64]), *random.pick(&[1, 20, usize::MAX]));
@@ -90,7 +90,7 @@ fn transactions(data: &[u8]) -> Came {
     came
 }
 
-/// Few letters, so that keys are neighbours and prefixes of one another.
+/// Returns a key of few letters, so that keys are neighbours and prefixes of each other.
 fn key(random: &mut Random) -> Bytes {
     (0..=random.below(3)).map(|_| *random.pick(&[0, b'a', b'b', b'y', 0xff])).collect()
 }
@@ -106,7 +106,7 @@ fn keys(random: &mut Random) -> KeyRange {
     }
 }
 
-/// Rows that came and went, and ranges over them: what a filter of all rows says.
+/// Compares ranges over rows that were put and deleted.
 fn ranges(data: &[u8]) -> Came {
     let random = &mut Random::fed(data);
     let mut both = Both::new(*random.pick(&[0, 64]), 20);
@@ -116,7 +116,7 @@ fn ranges(data: &[u8]) -> Came {
             0 => Op::Delete(Delete::new(keys(random))),
             _ => Op::Put(Put::new(key(random), vec![b'v'; random.below(3) as usize])),
         };
-        // No key twice in one transaction: the limits see to that.
+        // The limits forbid the same key twice in one transaction.
         let command = match random.below(8) {
             0 => Command::Compact(histories::revision(random, both.now)),
             _ => Command::Txn(Txn { success: vec![change(random)], ..Txn::default() }),

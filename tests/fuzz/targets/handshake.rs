@@ -1,4 +1,4 @@
-//! The target `handshake` of `bowline::fuzz`, for libFuzzer.
+//! Runs the target `handshake` of `bowline::fuzz` in libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| bowline_fuzz::run("handshake", data));

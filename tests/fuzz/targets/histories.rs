@@ -1,4 +1,4 @@
-//! The target `histories` of `bowline::fuzz`, for libFuzzer.
+//! Runs the target `histories` of `bowline::fuzz` in libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| bowline_fuzz::run("histories", data));

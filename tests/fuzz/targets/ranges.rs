@@ -1,4 +1,4 @@
-//! The target `ranges` of `bowline::fuzz`, for libFuzzer.
+//! Runs the target `ranges` of `store` in libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| bowline_fuzz::run("ranges", data));

@@ -1,4 +1,4 @@
-//! The target `transactions` of `bowline::fuzz`, for libFuzzer.
+//! Runs the target `transactions` of `store` in libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| bowline_fuzz::run("transactions", data));

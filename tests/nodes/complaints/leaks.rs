@@ -1,4 +1,4 @@
-//! What is left behind.
+//! Tests of complaints about keys, leases and memory that are left behind.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn a_try_that_fails_leaves_no_key_that_blocks_others() {
     assert!(free.is_ok(), "{free:?}");
 }
 
-/// kazoo#760: the same, while the connection is gone.
+/// kazoo#760: the same without a connection.
 #[test]
 fn a_try_without_a_connection_leaves_no_key_either() {
     let cluster = with(3, |config| {
@@ -81,7 +81,7 @@ fn names_that_were_used_leave_nothing_behind() {
     let settle = || {
         kv.compact(kv.revision()).block().unwrap();
         let begun = node.now();
-        // What is compacted is swept in the background.
+        // Compacted versions are freed in the background.
         let mut least = node.metrics().snapshot().state_bytes;
         while node.now().since(begun) < Duration::from_millis(500) {
             kv.get("k").block().unwrap();
@@ -101,7 +101,7 @@ fn names_that_were_used_leave_nothing_behind() {
     assert_eq!(kv.range(KeyRange::all()).count_only().block().unwrap().count, 1);
 }
 
-/// hazelcast#17709: one that holds tries again and again.
+/// hazelcast#17709: a holder tries again and again.
 #[test]
 fn who_holds_and_tries_again_grows_nothing() {
     let cluster = lasting(1);
@@ -114,7 +114,7 @@ fn who_holds_and_tries_again_grows_nothing() {
     assert!(guard.is_held());
 }
 
-/// lakekeeper#1789, and guards that need a runtime to be dropped.
+/// lakekeeper#1789, and guards that can only be dropped on a runtime.
 #[test]
 fn a_guard_dropped_on_any_thread_releases() {
     let cluster = lasting(3);
@@ -148,7 +148,7 @@ fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
     assert!(ends.iter().flatten().all(|end| *end == ends[0][0]), "{ends:?}");
 }
 
-/// redisson#2045, redisson#4462, redisson#2213: permits that are lost for ever.
+/// redisson#2045, redisson#4462, redisson#2213: permits that are lost permanently.
 #[test]
 fn permits_of_a_crashed_holder_come_back() {
     let mut cluster = lasting(3);

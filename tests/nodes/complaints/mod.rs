@@ -1,7 +1,7 @@
-//! What users of other lock services complain of, told as tests: each is named after what was
-//! complained of, in the words of how it is here, with the thread in a comment.
+//! Tests of complaints by users of other lock services. Each test is named after the correct behaviour, and a comment
+//! gives the thread of the complaint.
 //!
-//! Complaints that other tests answer already:
+//! Tests in other modules cover these complaints:
 //!
 //! | thread | test |
 //! |---|---|
@@ -30,7 +30,7 @@ mod operating;
 mod ownership;
 mod waiting;
 
-/// A test that was renamed must be renamed in the table above.
+/// A test that is renamed must be renamed in the table above.
 #[test]
 fn the_table_names_tests_that_exist() {
     let tests = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nodes");

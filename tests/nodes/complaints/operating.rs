@@ -1,4 +1,4 @@
-//! What operators complain of.
+//! Tests of complaints by operators.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bowline::{Blocking, Op};
 
 use crate::stage::{another_leader, another_session, lasting, roles, session, with};
 
-/// python-etcd#123: keys that nobody expected below the name.
+/// python-etcd#123: unexpected keys below the name of a lock.
 #[test]
 fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
     let cluster = lasting(3);
@@ -20,7 +20,7 @@ fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
     guard.release().block().unwrap();
 }
 
-/// network-operator#3256, ovn-kubernetes#3959: a hiccup of the store kills the leader.
+/// network-operator#3256, ovn-kubernetes#3959: a short outage of the store ends the leadership.
 #[test]
 fn a_short_hiccup_of_the_store_costs_no_lock() {
     let cluster = with(3, |config| {
@@ -36,7 +36,7 @@ fn a_short_hiccup_of_the_store_costs_no_lock() {
     assert!(leads.is_leader());
 }
 
-/// etcd#6127 asks per lock; what operators ask is who.
+/// etcd#6127, where operators ask who holds a lock.
 #[test]
 fn who_holds_and_who_waits_is_readable_by_anyone() {
     let cluster = lasting(3);

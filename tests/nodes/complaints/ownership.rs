@@ -1,4 +1,4 @@
-//! Lost or doubled ownership.
+//! Tests of complaints about lost or duplicate ownership.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ fn a_lock_is_not_handed_to_a_session_that_has_ended() {
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let dying = another_session(&cluster, 1, "dying");
     let waiting = stand_in_line(&dying, cluster.node(1), "lock");
-    // Both in one revision as far as anybody can see: the lock becomes free and the waiter's lease ends.
+    // The lock is released and the lease of the waiter is revoked at practically the same time.
     cluster.node(0).client().revoke(dying.lease()).block().unwrap();
     guard.release().block().unwrap();
     let error = waiting.finish().unwrap_err();
@@ -63,13 +63,13 @@ fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
         drop(ends);
     });
     let sum = read_number(&cluster.node(0).client(), "sum");
-    // One whose answer was lost may have counted, too; none is missing, and none counts that was refused.
+    // A call with an unknown outcome may have counted. All acknowledged calls count, and no rejected call does.
     let (acknowledged, unknown) = (total(), unknown.into_inner());
     let may_be = acknowledged..=acknowledged + unknown;
     assert!(may_be.contains(&sum), "{sum} counted, {acknowledged} acknowledged, {unknown} unknown");
 }
 
-/// Sets a flag also when the test fails, so that its threads end.
+/// Sets a flag when it is dropped, so that threads also end if the test fails.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
@@ -78,11 +78,11 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// How many updates were acknowledged to each member.
+/// Number of acknowledged updates on each member.
 type Counts = [AtomicU64; 3];
 
-/// Adds one to the sum under the lock: reads it, then writes it in a guarded transaction. `None` if it came to no
-/// transaction.
+/// Adds one to the sum under the lock: reads it, then writes it in a guarded transaction. Returns `None` if no
+/// transaction was started.
 fn add_one(node: &Node) -> Option<Result<(), Effect>> {
     let session = node.session().block().ok()?;
     let guard = session.mutex("lock").lock().block().ok()?;
@@ -117,7 +117,7 @@ fn after_a_holder_panics_one_of_two_waiters_holds() {
     assert!(second.finish().unwrap().is_held());
 }
 
-/// etcd#15247, the first half: everything that waited on its disk had ended in its eyes.
+/// etcd#15247, first part: a leader whose disk had blocked expired all leases.
 #[test]
 fn a_leader_that_stood_still_ends_no_lease() {
     let cluster = steady(3);
@@ -127,14 +127,14 @@ fn a_leader_that_stood_still_ends_no_lease() {
     let new = another_leader(&cluster, leader);
     let_pass(cluster.node(new), STEADY * 2, || {});
     cluster.resume(leader);
-    // It hears what it has missed, and goes on.
+    // The old leader receives the entries that it has missed, and continues.
     let put = cluster.node(new).client().put("tick", "").block().unwrap();
     cluster.all_at(put.revision).block().unwrap();
     assert!(guard.is_held());
     assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
 }
 
-/// etcd#15247, the second half; etcd#12528.
+/// etcd#15247, second part; etcd#12528.
 #[test]
 fn a_leader_that_nobody_follows_renews_nothing() {
     let cluster = lasting(3);
@@ -146,7 +146,7 @@ fn a_leader_that_nobody_follows_renews_nothing() {
     assert!(session(&cluster, new).mutex("lock").lock().block().unwrap().is_held());
 }
 
-/// etcd#11886: fewer, and a shorter TTL, so that a test can wait for several of them.
+/// etcd#11886, with fewer sessions and a shorter TTL, so that the test can wait for several TTLs.
 #[test]
 fn hundreds_of_sessions_of_one_node_are_all_renewed() {
     let cluster = with(1, |config| config.session_ttl(LONG));

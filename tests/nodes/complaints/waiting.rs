@@ -1,4 +1,4 @@
-//! Late detection, waiters that are stuck, candidates that are none.
+//! Tests of complaints about late detection, waiters that hang, and candidates that do not exist.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::stage::{
     session_ended, stand_in_line, steady, timed_out, until_places,
 };
 
-/// kubernetes#23731, contrib#690: the old leader hung in a call for a minute.
+/// kubernetes#23731, contrib#690: the old leader was blocked in a call for a minute.
 #[test]
 fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
     let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(60)));
@@ -82,7 +82,7 @@ fn a_lock_is_used_again_after_it_was_lost() {
     assert!(mutex.lock().block().unwrap().is_held());
 }
 
-/// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first in line is dead.
+/// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first waiter in the queue is dead.
 #[test]
 fn dead_waiters_at_the_front_hold_nobody_up() {
     let mut cluster = lasting(3);
@@ -105,7 +105,7 @@ fn dead_waiters_at_the_front_hold_nobody_up() {
     }
 }
 
-/// redisson#763, redisson#5762, curator#1046: a wake-up that is missed.
+/// redisson#763, redisson#5762, curator#1046: a missed wake-up.
 #[test]
 fn of_many_waiters_nobody_is_forgotten() {
     let cluster = lasting(3);
@@ -116,7 +116,7 @@ fn of_many_waiters_nobody_is_forgotten() {
                 let session = another_session(&cluster, waiter % 3, &waiter.to_string());
                 scope.spawn(move || {
                     let guard = session.mutex("lock").lock().block().unwrap();
-                    // Half of them let go without waiting for it.
+                    // Half of them drop the guard without waiting for the release.
                     if waiter.is_multiple_of(2) {
                         guard.release().block().unwrap();
                     }

@@ -1,4 +1,4 @@
-//! Whole directories: deleted, those of others, and older copies.
+//! Tests of whole directories: deleted ones, those of other members and clusters, and older copies.
 
 use std::fs;
 use std::thread;
@@ -11,14 +11,14 @@ use super::files::{
     Files, HEADER_BYTES, SOON, config, count, has_everything, solo, three, three_with,
 };
 
-/// A cluster of three that has some keys, and how many.
+/// Returns a cluster of three with some keys, and counts the keys.
 fn with_keys(keys: &mut usize) -> Cluster {
     let cluster = three();
     has_everything(&cluster, 0..3, keys, "the beginning");
     cluster
 }
 
-/// Removes everything that a member has, as a new disk would.
+/// Removes all data of a member, as if it had a new disk.
 fn wipe(cluster: &mut Cluster, member: usize) -> Files {
     cluster.kill(member).block();
     let dir = cluster.data_dir(member);
@@ -35,7 +35,7 @@ fn stop(node: Node) {
     assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
-/// What a member says when it has stopped.
+/// Waits until a member has stopped, and returns the reason.
 fn last_words(cluster: &Cluster, member: usize) -> String {
     let begun = Instant::now();
     loop {
@@ -47,9 +47,9 @@ fn last_words(cluster: &Cluster, member: usize) -> String {
     }
 }
 
-/// A member cannot get a write acknowledged.
+/// Checks that a member cannot get a write acknowledged.
 fn takes_nothing(cluster: &Cluster, member: usize, when: &str) {
-    // One that is there: should it be applied after all, later, nothing is more than before.
+    // The key exists already, so that the number of keys is unchanged if the write is applied later after all.
     let put = cluster.node(member).client().put("k0000", "v").deadline(Duration::from_secs(1));
     let error = put.block().expect_err(when);
     let is_late = matches!(error, Error::Deadline { .. } | Error::NotFounded { .. });
@@ -103,7 +103,7 @@ fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
     has_everything(&cluster, 0..3, &mut keys, "everybody has its own again");
 }
 
-/// Of what kind it is that keeps a node from starting, in words that have these in them.
+/// Returns the kind of the error that keeps a node from starting, whose text must contain `words`.
 fn fault(config: Config, words: &str) -> DataErrorKind {
     match Node::start(config).block() {
         Err(StartError::Data { kind, why }) => {
@@ -163,7 +163,7 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
     assert!(why.contains("a member that lost its disk cannot return"), "{why:?}");
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "it was refused");
 
-    // It is no quorum with one of the others either.
+    // It does not form a quorum with one of the others either.
     for (alone, gone) in [(0, 2), (2, 0)] {
         for member in [1, gone] {
             cluster.kill(member).block();
@@ -198,7 +198,7 @@ fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
         cluster.node(new).members().rows().keys().map(|member| member.get()).collect();
     assert_eq!(ids, [1, 3, 4], "an id is never used again");
 
-    // Its old disk, should it turn up, is of no use: neither to vote with nor to come back.
+    // If the old disk is found again, the member can neither vote nor come back with it.
     files.put(&cluster.data_dir(1));
     match cluster.restart(1).block() {
         Ok(()) => assert!(last_words(&cluster, 1).contains("removed"), "it must know"),
@@ -221,7 +221,7 @@ fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
     for member in [1, 2] {
         takes_nothing(&cluster, member, "nobody is there who knows the cluster");
     }
-    // The one that has the data tells them; nothing that it has is touched.
+    // The member that has the data tells the others, and its own data stays unchanged.
     cluster.restart(0).block().unwrap();
     for member in [1, 2] {
         let why = last_words(&cluster, member);
@@ -229,7 +229,7 @@ fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
     }
     takes_nothing(&cluster, 0, "it has no quorum");
     let rows = cluster.node(0).client().range(bowline::KeyRange::all()).local().block().unwrap();
-    // Of the last write it may not know that it was committed.
+    // It may not know that the last write was committed.
     assert!(rows.kvs.len() >= keys - 1, "{} of {keys}", rows.kvs.len());
 }
 
@@ -251,10 +251,10 @@ fn a_member_of_three_without_its_log_is_a_wiped_one() {
 #[test]
 fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
     let mut keys = 0;
-    // Another leader would not know what the member had.
+    // A new leader would not know the log of the member.
     let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
     has_everything(&cluster, 0..3, &mut keys, "the beginning");
-    // Of the present life: the leader knows what the member had.
+    // A copy from the present incarnation: the leader knows the log of the member.
     let leader = cluster.leader().block().unwrap();
     let victim = (leader + 1) % 3;
     let others = (0..3).filter(move |member| *member != victim);
@@ -271,7 +271,7 @@ fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
     assert!(why.contains("synced entries are lost"), "{why:?}");
     has_everything(&cluster, others.clone(), &mut keys, "a copy was found out");
 
-    // From before an earlier start: whoever has met the member since does not talk to it.
+    // A copy from before an earlier start: peers that have met the member since then reject it.
     cluster.kill(victim).block();
     present.put(&dir);
     for _ in 0..2 {
@@ -300,12 +300,12 @@ fn a_single_node_knows_nothing_of_what_its_directory_has_never_held() {
     }
     assert_eq!(count(&node), 10);
     stop(node);
-    // An older copy: what was written since is gone, and nothing says so. This is what is not promised.
+    // An older copy on a single node: later writes are lost without an error. This case is not protected.
     older.put(dir.path());
     let node = start(config(dir.path()));
     assert_eq!(count(&node), 5);
     stop(node);
-    // Nothing at all: another store, on another disk.
+    // An empty directory: a new store on a new disk.
     fs::remove_dir_all(dir.path()).unwrap();
     let node = start(config(dir.path()));
     assert_eq!(count(&node), 0);

@@ -1,4 +1,4 @@
-//! What a member has on its disk, taken out, changed and put back; and the clusters that it is tried on.
+//! Reads, changes and restores the files of a member; and the clusters for these tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Blocking, Config, KeyRange, Node};
 
-/// No call takes longer, unless something is broken or a test says so.
+/// Time limit for calls, unless a test sets another.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// The smallest segment there is.
+/// The minimum size of a segment.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 
-/// Where records begin, behind the segment's header.
+/// Offset of the first record, after the header of the segment.
 pub(crate) const HEADER_BYTES: usize = 72;
 
-/// A member's files.
+/// The files of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Files(pub(crate) BTreeMap<String, Vec<u8>>);
 
 impl Files {
-    /// All files in a directory and below, by their paths in it. A node that runs takes some away meanwhile.
+    /// Reads all files in a directory and below it, by relative path. A running node may remove some in the meantime.
     pub(crate) fn of(dir: &Path) -> Self {
         let mut files = Self(BTreeMap::new());
         files.take(dir, "");
@@ -44,7 +44,7 @@ impl Files {
         }
     }
 
-    /// The names of the files in a directory, rising.
+    /// Returns the sorted names of the files in a directory.
     pub(crate) fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
         let mut names: Vec<_> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
@@ -52,7 +52,7 @@ impl Files {
         names
     }
 
-    /// Makes a directory hold them, and nothing else.
+    /// Replaces the content of a directory by these files.
     pub(crate) fn put(&self, dir: &Path) {
         if dir.exists() {
             fs::remove_dir_all(dir).unwrap();
@@ -64,7 +64,7 @@ impl Files {
         }
     }
 
-    /// With one segment changed.
+    /// Returns a copy with one segment changed.
     pub(crate) fn with(&self, segment: usize, change: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut files = self.clone();
         change(files.0.get_mut(&name_of(segment)).unwrap());
@@ -75,7 +75,7 @@ impl Files {
         &self.0[&name_of(number)]
     }
 
-    /// The last segment with a header.
+    /// Returns the last segment with a header.
     pub(crate) fn last(&self) -> usize {
         let used = |number: &usize| {
             self.0.get(&name_of(*number)).is_some_and(|bytes| bytes.starts_with(b"BOWLINE"))
@@ -88,11 +88,11 @@ pub(crate) fn name_of(segment: usize) -> String {
     format!("{segment:010}.log")
 }
 
-/// What a segment's records say, read by the layout in `src/wal/format.rs`.
+/// Facts from the records of a segment, read by the layout in `src/wal/format.rs`.
 pub(crate) struct Records {
-    /// Where the last of them ends.
+    /// The end of the last record.
     pub(crate) end: usize,
-    /// Everything before this offset is known, by the last of them, to have been synced.
+    /// The last record vouches that everything before this offset was synced.
     pub(crate) vouched: usize,
 }
 
@@ -119,8 +119,8 @@ pub(crate) fn config(dir: &Path) -> Config {
         .log_segment_bytes(SEGMENT_BYTES as u64)
 }
 
-/// A single node that has written so many values, was shut down, was started once more and has
-/// crashed: everything acknowledged is vouched for. Its directory, and its files.
+/// Returns the directory and the files of a single node that has written `values` values, was shut down, was started
+/// again, and has crashed. All acknowledged writes are vouched for.
 pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Files) {
     let dir = tempfile::tempdir().unwrap();
     for life in 0..2 {
@@ -128,7 +128,7 @@ pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Fil
         for i in 0..values * (1 - life) {
             node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).block().unwrap();
         }
-        // The first entry of the new life's term.
+        // The first entry of the new term.
         assert_eq!(count(&node), values as u64);
         assert!(testing::shutdown(node).block().hanging.is_empty());
     }
@@ -140,12 +140,12 @@ pub(crate) fn count(node: &Node) -> u64 {
     node.client().range(KeyRange::all()).count_only().block().unwrap().count
 }
 
-/// A cluster of three with small segments.
+/// Returns a cluster of three with small segments.
 pub(crate) fn three() -> Cluster {
     three_with(|config| config)
 }
 
-/// The same, with every member's configuration changed.
+/// Like [`three`], with additional configuration for each member.
 pub(crate) fn three_with(with: impl Fn(Config) -> Config + Send + Sync + 'static) -> Cluster {
     let options = ClusterOptions::new(3).configure(move |config| {
         let config = config
@@ -158,7 +158,7 @@ pub(crate) fn three_with(with: impl Fn(Config) -> Config + Send + Sync + 'static
     options.start().block().unwrap()
 }
 
-/// These members take a write each, and read all.
+/// Checks that these members each accept a write and read all keys.
 pub(crate) fn has_everything(
     cluster: &Cluster,
     members: impl Iterator<Item = usize> + Clone,

@@ -1,8 +1,8 @@
-//! Disks that are full, and have room again, a hundred times: what makes the state grow is refused and
-//! says why; reads, deletions, compaction and the end of leases go on; nothing has to be restarted, and
-//! nothing that was acknowledged is lost.
+//! Tests of disks that fill up and have space again, a hundred times. Writes that make the state grow are rejected
+//! with the reason. Reads, deletions, compaction and the expiry of leases continue. No restart is needed, and no
+//! acknowledged write is lost.
 //!
-//! The disk is the real one with a quota around it. `jepsen/tests/processes/full.rs` does it to real file systems.
+//! The disk is a real one within a quota. `jepsen/tests/processes/full.rs` does the same with real file systems.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,19 +19,19 @@ use bowline::{
 use super::files::{SEGMENT_BYTES, config, three_with};
 use super::say;
 
-/// How often a single disk is filled and freed, and all kinds of them in a cluster together.
+/// Number of times that disks are filled and freed.
 const CYCLES: usize = 100;
 
-/// What a disk has left when it begins to be filled.
+/// Free space on a disk when the test starts to fill it.
 const ROOM: u64 = SEGMENT_BYTES as u64;
 
-/// So many values fill everything that is left, and what is kept ready for the log, many times.
+/// Number of values that is certainly more than the free space and the log's reserve can hold.
 const VALUES_MAX: usize = 1_000;
 
-/// How long a disk that has room again may go unnoticed.
+/// Time limit for noticing that a disk has space again.
 const HEALED_WITHIN: Duration = Duration::from_secs(20);
 
-/// A disk that all members share, each within its own quota.
+/// Returns a disk that all members share, each within its own quota.
 fn quota() -> (QuotaDisk, Env) {
     let disk = QuotaDisk::new(RealDisk);
     let env = Env { disk: Arc::new(disk.clone()), ..Env::real() };
@@ -42,14 +42,14 @@ fn fill_up(disk: &QuotaDisk, dir: &Path) {
     disk.limit(dir, Some(disk.used(dir) + ROOM));
 }
 
-/// What is kept while there is room, to be given back while there is none.
+/// Data that is written while there is space, and deleted while there is none.
 struct Ballast {
     key: String,
     lease: LeaseId,
     revision: Revision,
 }
 
-/// The keys that were acknowledged, and what else was put.
+/// The acknowledged keys, and the number of attempts.
 #[derive(Default)]
 struct Written {
     keys: BTreeSet<String>,
@@ -57,7 +57,7 @@ struct Written {
 }
 
 impl Written {
-    /// One more; whether there was room for it.
+    /// Writes one value. Returns whether there was space for it.
     fn one(&mut self, kv: &Client) -> bool {
         self.next += 1;
         let key = format!("k{:06}", self.next);
@@ -72,14 +72,14 @@ impl Written {
         }
     }
 
-    /// Writes until there is no room; how many fitted.
+    /// Writes until the disk is full. Returns the number of values.
     fn until_full(&mut self, kv: &Client) -> usize {
         let fitted = (0..VALUES_MAX).take_while(|_| self.one(kv)).count();
         assert!(fitted < VALUES_MAX, "the disk is full, and takes whatever comes");
         fitted
     }
 
-    /// Writes until it is taken.
+    /// Writes until a write succeeds.
     fn until_healed(&mut self, kv: &Client) {
         let begun = Instant::now();
         while !self.one(kv) {
@@ -95,8 +95,8 @@ impl Written {
         Ballast { key, lease: lease.id, revision }
     }
 
-    /// Everything that must go on while the disk is full. Whether it was full to the end: a compaction
-    /// and the snapshot after it may have made room by themselves.
+    /// Checks the operations that must succeed while the disk is full. Returns whether it was full to the end, since
+    /// a compaction and the snapshot after it may make room by themselves.
     fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
         assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
         assert_eq!(kv.delete(ballast.key.clone()).block().expect("a deletion").deleted, 1);
@@ -115,7 +115,7 @@ impl Written {
         keys.kvs.len()
     }
 
-    /// Keeps what there is to judge small.
+    /// Deletes all keys, to keep the state small.
     fn forget(&mut self, kv: &Client) {
         for key in std::mem::take(&mut self.keys) {
             kv.delete(key).block().unwrap();
@@ -137,7 +137,7 @@ fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
         fitted += written.until_full(&kv);
         full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
         if cycle % 10 == 3 {
-            // It starts on a full disk too, and knows that it is full.
+            // The node also starts on a full disk, and detects that it is full.
             assert!(testing::shutdown(node).block().hanging.is_empty());
             node = Node::start(configured()).block().expect("a start on a full disk");
             let kv = node.client();
@@ -163,7 +163,7 @@ fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_roo
     let (mut written, mut handed_over, mut full_to_the_end) = (Written::default(), 0, 0);
     for cycle in 0..CYCLES {
         let leader = cluster.leader().block().unwrap();
-        // The leader; a follower; a majority; everybody.
+        // In turn: the leader, a follower, a majority, all members.
         let full: Vec<usize> = match cycle % 4 {
             0 => vec![leader],
             1 => vec![(leader + 1) % 3],
@@ -178,7 +178,7 @@ fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_roo
         let kv = cluster.node(victim).client();
         written.until_full(&kv);
         if full.len() == 1 {
-            // A member with room takes writes, under a leader with room.
+            // A member with space accepts writes, under a leader with space.
             let other = cluster.node(other).client();
             for _ in 0..20 {
                 written.until_healed(&other);

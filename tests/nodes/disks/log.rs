@@ -1,6 +1,6 @@
-//! Logs that are damaged at any byte. Of three members one may have any damage: it starts, or refuses
-//! with a clear message, and the cluster loses nothing. A single node refuses whatever had been vouched
-//! for, naming file and offset, and changes nothing; a torn tail is cut.
+//! Tests of logs that are damaged at any byte. One of three members may have any damage: it starts, or refuses to
+//! start with a clear error, and the cluster loses nothing. A single node refuses to start if anything is damaged
+//! that was vouched for. It names the file and the offset, and changes nothing. A torn tail is cut off.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::files::{
 };
 use super::say;
 
-/// Starts a node on these files; says how many rows it has, or why it refuses.
+/// Starts a node on these files. Returns the number of rows, or the error.
 fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
     files.put(dir);
     match Node::start(config(dir)).block() {
@@ -29,7 +29,7 @@ fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
     }
 }
 
-/// Whether a refusal says everything that somebody at three in the morning needs.
+/// Checks that an error has everything that an operator needs.
 fn assert_clear(why: &str, segment: &Path) {
     let file = segment.to_str().unwrap();
     for words in ["log damaged at byte ", file, "nothing was changed", "replace the member"] {
@@ -70,7 +70,7 @@ fn what_a_crash_left_behind_the_end_is_cut_off() {
     let values = 12;
     let (dir, files) = solo(values, 40);
     let Records { end, .. } = Records::of(1, files.segment(1));
-    // A part of a record: of one that stood there before, or of nothing at all.
+    // A part of a record: of one that was there before, or of random bytes.
     let first = files.segment(1)[HEADER_BYTES..HEADER_BYTES + 60].to_vec();
     for length in [1, 8, 47, 48, 60] {
         for noise in [&first[..length], &vec![0xa5; length]] {
@@ -98,7 +98,7 @@ fn a_single_node_refuses_segments_that_are_cut_short_zeroed_missing_or_not_its_o
         }
         for at in [0, HEADER_BYTES, vouched / 2] {
             let zeroed = files.with(segment, |file| file[at..at + 512].fill(0));
-            // Where the header is zero, the segment looks unused, and what is behind it tells.
+            // A segment with a zeroed header looks unused, and the records after it show that it is not.
             refused(&zeroed, segment);
         }
         let mut missing = files.clone();
@@ -117,14 +117,14 @@ fn a_single_node_refuses_segments_that_are_cut_short_zeroed_missing_or_not_its_o
         let start = at - at % 8;
         refused(&files.with(2, |file| file[start..].fill(0)), 2);
     }
-    // A segment of a log of the same member that was made on another disk.
+    // A segment of a log of the same member that was created on another disk.
     let (_other, others) = solo(values, 3_000);
     let foreign = files.with(2, |file| *file = others.segment(2).to_vec());
     refused(&foreign, 2);
     assert_eq!(start_on(dir.path(), &files), Ok(values as u64), "without any of it, it starts");
 }
 
-/// A damage to a file.
+/// A kind of damage to a file.
 type Damage = fn(&mut Vec<u8>, usize);
 
 const DAMAGES: [(&str, Damage); 3] = [
@@ -152,7 +152,7 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
             cluster.kill(victim).block();
             let files = Files::of(&dir);
             let end = Records::of(1, files.segment(1)).end;
-            // Every sample elsewhere, one at the very end, one behind it.
+            // Each sample has another position: one at the very end, one after it.
             let at = match sample {
                 7 => end + 8,
                 6 => end - 4,
@@ -169,8 +169,8 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
             let damage = format!("{what} at {at}");
             let others = |member: &usize| *member != victim;
             has_everything(&cluster, (0..3).filter(others), &mut keys, &damage);
-            // What was torn off had been acknowledged to the leader, if nothing vouched for it yet.
-            // Then it is the leader who finds out.
+            // If nothing vouched for it yet, the part that was cut off had been acknowledged to the leader. The
+            // leader detects the loss then.
             let victims = cluster.running().find(|(member, _)| *member == victim);
             match victims.map(|(_, node)| node.client().get("k0000").block()) {
                 None => {}

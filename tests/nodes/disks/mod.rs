@@ -1,6 +1,6 @@
-//! What becomes of a member's disk, and what then becomes of the member and of its cluster: files that
-//! are deleted, cut short, flipped, swapped and replaced by older copies, of one member of three and of a
-//! single node; directories that belong to somebody else; no room. `docs/operating/disks.md` promises the outcomes.
+//! Tests of damaged disks of one member of three, and of a single node: files that are deleted, truncated, flipped,
+//! swapped and replaced by older copies; directories of other members; full disks. `docs/operating/disks.md`
+//! documents the outcomes.
 
 mod directory;
 mod files;
@@ -9,7 +9,7 @@ mod log;
 mod snapshot;
 mod warm;
 
-/// Says what a test has counted: that is part of its result.
+/// Prints the counts of a test, which are part of its result.
 #[allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
 fn say(line: &str) {
     eprintln!("{line}");

@@ -1,7 +1,6 @@
-//! Snapshots that are deleted, cut short, flipped, overwritten and replaced by older copies, when the log
-//! that they stand for has gone. A member of three fetches the state from another one; a single node has
-//! nobody to ask, refuses to start, and leaves what is there alone. Those that it happens to while they run
-//! write another one for whoever needs it.
+//! Tests of snapshots that are deleted, truncated, flipped, overwritten and replaced by older copies, when the log
+//! before them has been truncated. One member of three fetches the state from another member. A single node refuses
+//! to start and leaves its files unchanged. Running members write a new snapshot for the peers that need one.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -20,23 +19,23 @@ use super::files::{
 use super::say;
 use crate::loopback;
 
-/// The log grows by so much before a snapshot is taken, the least there is.
+/// Growth of the log after which a snapshot is taken: the minimum.
 const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
 
-/// So many values are more than enough to have a snapshot taken twice and the log cut.
+/// Number of values that is certainly enough for two snapshots and a truncation of the log.
 const VALUES_MAX: usize = 5_000;
 
 fn snapping(config: Config) -> Config {
     config.snapshot_log_bytes(SNAPSHOT_LOG_BYTES)
 }
 
-/// The newest snapshot in a directory. Names are in the order of the log.
+/// Returns the newest snapshot in a directory. Names are in the order of the log.
 fn newest(files: &Files) -> Option<(&String, &Vec<u8>)> {
     files.0.iter().rfind(|(name, _)| name.ends_with(".snapshot"))
 }
 
-/// Writes until a member's log begins later than with its first segment, and says what its directory held
-/// when it had its first snapshot.
+/// Writes until the first segment of a member's log is removed. Returns the files of its directory at the time of its
+/// first snapshot.
 fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
     let (mut older, begun, first) = (None, Instant::now(), *keys);
     while *keys - first < VALUES_MAX || begun.elapsed() < SOON {
@@ -60,7 +59,7 @@ fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
     panic!("the log is never cut");
 }
 
-/// What can be done to the newest snapshot. `every` is how far apart the flipped bytes lie.
+/// Returns the damaged variants of the newest snapshot. `every` is the distance between flipped bytes.
 fn damages(files: &Files, older: &Files, every: usize) -> Vec<(String, Files)> {
     let (name, bytes) = newest(files).expect("there is one");
     let with = |what: String, bytes: Option<Vec<u8>>| {
@@ -106,7 +105,7 @@ fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_aga
         damaged.put(dir.path());
         match start() {
             Err(StartError::Data { kind: DataErrorKind::StateLost, why }) => {
-                for words in ["no snapshot that covers it can be read", "restore"] {
+                for words in ["no readable snapshot covers it", "restore"] {
                     assert!(why.contains(words), "{what}: {why:?} lacks {words:?}");
                 }
             }
@@ -134,7 +133,7 @@ fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member()
     cluster.kill(victim).block();
     let many = damages(&Files::of(&dir), &older, 60_000).len();
     for number in 0..many {
-        // Of what it has by now: others go on, and so does its own log.
+        // Based on its present files, since the cluster continues, and so does its own log.
         let (what, damaged) = damages(&Files::of(&dir), &older, 60_000).swap_remove(number);
         damaged.put(&dir);
         cluster.restart(victim).block().unwrap();
@@ -146,7 +145,7 @@ fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member()
     say(&format!("{many} snapshots fetched"));
 }
 
-/// Writes to one member while another is away, until the others have cut their logs behind what that one has.
+/// Writes to one member while another is away, until the other members have truncated the entries that it lacks.
 fn until_away_too_long(kv: &Client, dir: &Path) {
     let newest = || Files::names(dir).into_iter().rfind(|name| name.ends_with(".snapshot"));
     for _ in 0..3 {
@@ -160,10 +159,10 @@ fn until_away_too_long(kv: &Client, dir: &Path) {
     }
 }
 
-/// Whoever leads finds out by itself, although nothing more is written.
+/// The leader detects the damage by itself, although nothing more is written.
 #[test]
 fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoever_needs_it() {
-    // The state stays small, so that snapshots come often.
+    // The state stays small, so that snapshots are frequent.
     let history = History::default().revisions_max(100);
     let mut cluster = three_with(move |config| snapping(config).history(history.clone()));
     let (writer, away) = (0, 2);
@@ -183,7 +182,7 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
             let (words, damaged) = damages(&before, &older, 30_000).swap_remove(number);
             match damaged.0.get(name) {
                 Some(bytes) => std::fs::write(dir.join(name), bytes).unwrap(),
-                // A newer one may have taken its place a moment ago.
+                // A newer snapshot may have replaced it a moment ago.
                 None => match std::fs::remove_file(dir.join(name)) {
                     Err(error) if error.kind() != ErrorKind::NotFound => panic!("{error}"),
                     _ => {}
@@ -202,7 +201,7 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
         found += unsound(&cluster) - before;
         has_everything(&cluster, 0..3, &mut keys, &format!("snapshots were {what}"));
     }
-    // One that was being written meanwhile may have come before anybody asked.
+    // A snapshot that was being written at the time may be complete before it is needed.
     assert!(found >= many as u64 / 2, "{found} of {many} found");
     for member in 0..3 {
         cluster.kill(member).block();
@@ -212,7 +211,7 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
     say(&format!("{many} damaged, {found} found by whoever leads"));
 }
 
-/// It was told of nobody else when it began, and neither is it later.
+/// The founder was started without knowing other members, and is again later.
 #[test]
 fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_came_later() {
     let dir = tempfile::tempdir().unwrap();
@@ -242,7 +241,7 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
     let (own, mut keys) = (dir.path().join(names[0]), 0);
     until_cut(&nodes[0].client(), &own, &mut keys);
     for is_gone in [false, true] {
-        // It goes last, and hands over to nobody.
+        // The founder stops last, without a possible successor.
         for node in nodes.into_iter().rev() {
             assert!(testing::shutdown(node).block().hanging.is_empty());
         }
@@ -259,7 +258,7 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
         let others = [1, 2].map(|at| start(at).unwrap());
         let founder = match start(0) {
             Ok(node) => node,
-            // Nothing is left that says that there are others, unless it has voted for one of them.
+            // Nothing on its disk names another member, unless it has voted for one.
             Err(StartError::Data { kind: DataErrorKind::StateLost, why }) if is_gone => {
                 assert!(why.contains("with one of them to join"), "{why}");
                 Node::start(configured(0).join([&addresses[1]])).block().unwrap()

@@ -1,4 +1,4 @@
-//! The warm copy beside snapshot and log: whatever becomes of it, the node starts with everything.
+//! Tests of the warm copy: whatever happens to it, the node starts with its whole state.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn warm(dir: &Path) -> Config {
     config(dir).warm_copy(true)
 }
 
-/// Starts, expects `keys` keys, writes one more, and waits until there is a copy of a state that has it.
+/// Starts a node, expects `keys` keys, writes one more, and waits until the copy contains it.
 fn life(dir: &Path, keys: &mut usize, when: &str) -> Node {
     let node = Node::start(warm(dir)).block().unwrap();
     assert_eq!(count(&node), *keys as u64, "{when}");
@@ -27,7 +27,7 @@ fn life(dir: &Path, keys: &mut usize, when: &str) -> Node {
     node
 }
 
-/// Whether the files of the copy have the newest key in them.
+/// Returns whether the files of the copy contain the newest key.
 fn is_copied(dir: &Path, keys: usize) -> bool {
     let newest = format!("k{:04}", keys - 1).into_bytes();
     fs::read_dir(dir.join("warm")).is_ok_and(|entries| {

@@ -1,5 +1,5 @@
-//! Keys that live exactly as long as a hold: what is refused binds nothing and ends nothing, and what goes with a
-//! hold goes with it, however much that is. And how much may be done under a hold at once.
+//! Tests of keys that exist exactly as long as a hold: a rejected transaction binds and ends nothing, and any number
+//! of keys ends with its hold. Also tests how many operations fit into one transaction under a hold.
 
 use bowline::{
     Blocking, Client, Compare, Error, Guard, GuardError, KeyRange, Op, Rejection, Session,
@@ -8,7 +8,7 @@ use bowline::{
 
 use crate::stage::{lasting, roles, session};
 
-/// More than one of them fits into no request.
+/// Two values of this size do not fit into one request.
 const LARGE: usize = 5 << 20;
 
 fn lock(session: &Session) -> Guard {
@@ -56,7 +56,7 @@ fn a_second_value_that_is_refused_leaves_the_first_to_go_with_the_hold() {
     assert_eq!(keys(&mine.client()), 0);
 }
 
-/// Binds keys of 4,000 bytes, fifty in a transaction, until that is refused. How many there are.
+/// Binds keys of 4,000 bytes, fifty in a transaction, until that is rejected. Returns their number.
 fn bind_all(guard: &Guard) -> u64 {
     for round in 0.. {
         let all = (0..50).map(|n| format!("desk/{round:03}{n:03}{}", "x".repeat(3_980)));
@@ -100,7 +100,7 @@ fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
     }
 }
 
-/// As many operations go in one transaction under this hold as its page says, and not one more.
+/// Checks that a transaction under this hold accepts as many operations as documented, and not one more.
 fn holds_at_most(hold: &Hold, ops: usize) {
     let commit = |count: usize| {
         let put = |n: usize| Op::put(format!("data/{n}"), "");

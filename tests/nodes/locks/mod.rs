@@ -1,5 +1,5 @@
-//! Read/write locks, semaphores, several locks at once, and owners of any of them: what they let in, in
-//! which order, and what is left when anything goes wrong.
+//! Tests of read/write locks, semaphores, multiple locks and owners: which requests are granted, in which order, and
+//! what is left after failures.
 
 mod bound;
 mod multi_lock;

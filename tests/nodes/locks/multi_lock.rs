@@ -1,4 +1,4 @@
-//! Several locks at once.
+//! Tests of acquiring several locks at once.
 
 use bowline::{
     Blocking, Config, LockError, LostReason, Node, Released, Session, SessionEndReason,
@@ -12,7 +12,7 @@ use crate::stage::{
 
 type Waits = Begun<Result<MultiGuard, LockError>>;
 
-/// Begins to wait, and returns when it stands in the first line.
+/// Starts a request, and returns when it is in the first queue.
 fn waits(session: &Session, node: &Node, names: &[&'static str]) -> Waits {
     let first = names.iter().min().unwrap();
     let before = places(node, first);
@@ -37,7 +37,7 @@ fn all_are_taken_or_none() {
         until_places(cluster.node(0), name, 0);
     }
     let mut all = waits(&sessions[1], cluster.node(1), &["c", "a", "b", "a"]);
-    // It holds nothing yet, but those who come later wait behind it.
+    // It holds nothing yet, but later requests wait behind it.
     assert!(all.poll().is_none());
     assert!(sessions[2].mutex("a").try_lock().block().is_err());
     let token = held.token();
@@ -129,7 +129,7 @@ fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
     for (name, left) in [("a", 0), ("b", 0), ("c", 1)] {
         until_places(cluster.node(two), name, left);
     }
-    // Before its outcome is known.
+    // The request is dropped before its outcome is known.
     cluster.partition(&[one]);
     drop(Begun::new(mine.lock_all(["a", "b"])));
     cluster.heal();

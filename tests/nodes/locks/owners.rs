@@ -1,4 +1,4 @@
-//! Owners: holding again, and waiting for oneself, through locks of all kinds and across nodes.
+//! Tests of owners: repeated acquisition, and deadlocks across lock kinds and nodes.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::stage::{
     Begun, another_session, lasting, places, session, timed_out, until, until_places, until_true,
 };
 
-/// Begins a call that waits, and returns when it stands in the line of this name.
+/// Starts a call that waits, and returns when it is in the queue of this lock.
 fn begin<T, C>(node: &Node, name: &str, call: C) -> Begun<T>
 where
     C: IntoFuture<Output = T>,
@@ -29,7 +29,7 @@ fn owners(sessions: &[Session]) -> Vec<Owner> {
     sessions.iter().zip(names).map(|(session, name)| session.owner(name)).collect()
 }
 
-/// The circle of a deadlock, as words.
+/// Returns the cycle of a deadlock as pairs of owner and lock.
 #[track_caller]
 fn circle(error: &LockError) -> Vec<(String, String)> {
     let LockError::Deadlock { cycle } = error else { panic!("{error:?}") };
@@ -59,7 +59,7 @@ fn an_owner_reads_again_and_reads_what_it_writes() {
     assert_eq!(places(cluster.node(0), "lock"), 1);
     drop((writer, again));
     assert!(lock.try_read().block().is_err(), "what was taken for writing writes until its end");
-    // And can be written again.
+    // And it can be written again.
     let writer = reader.upgrade().block().unwrap();
     assert_eq!(writer.release().block().unwrap(), Released::Now);
     until_places(cluster.node(0), "lock", 0);
@@ -111,7 +111,7 @@ fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
         let mut waits = Some(begin(node, "a", a.lock().owner(&bob)));
         let mut acquire = Begun::new(b.lock().owner(&ann));
         until_true(node, "it must wait", || acquire.wakes() > 0);
-        // What is given up now cannot be said to anybody.
+        // While the node is paused, the cancellation cannot reach the cluster.
         cluster.pause(0);
         match gives_up {
             true => drop(waits.take()),
@@ -186,7 +186,8 @@ fn a_reader_that_waits_behind_a_writer_closes_a_circle_too() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    // Ann reads; bob wants to write and has the door; cy reads behind bob, and ann wants the door.
+    // Ann reads the lock. Bob wants to write it. Cy holds the window, and waits behind Bob to read the lock. Ann
+    // wants the window.
     let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).block().unwrap();
     let cys = sessions[2].mutex("window").lock().owner(&owners[2]).block().unwrap();
     let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);
@@ -208,7 +209,7 @@ fn a_circle_through_several_locks_at_once_is_named() {
     let held = sessions[0].mutex("c").lock().owner(&owners[0]).block().unwrap();
     let call = sessions[1].lock_all(["a", "b", "c"]).owner(&owners[1]);
     let all = begin(cluster.node(1), "a", call);
-    // Bob holds nothing, but stands before ann in the line of b.
+    // Bob holds nothing, but is before Ann in the queue of b.
     let error = sessions[0].mutex("b").lock().owner(&owners[0]).block().unwrap_err();
     assert_eq!(circle(&error), steps(&[("ann", "b"), ("bob", "c")]));
     drop(held);
@@ -230,7 +231,7 @@ fn a_circle_through_an_upgrade_is_named() {
     assert!(upgrade.finish().unwrap().is_held());
     drop(door);
 
-    // The other way around: the upgrade is what closes it.
+    // The other way around: the upgrade closes the cycle.
     let reads =
         |at: usize| sessions[at].rw_lock("other").read().owner(&owners[at]).block().unwrap();
     let (ann, _bob) = (reads(0), reads(1));
@@ -266,8 +267,8 @@ fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
     let acquire = |at: usize, name: &'static str| {
         sessions[at].semaphore(name, 2).acquire().owner(&owners[at])
     };
-    // Each holds one of two permits of both, and a third party the others: it may be that one's that
-    // come free.
+    // Each holds one of the two permits of one semaphore, and a third party holds the other permits. Since the third
+    // party may release first, this is no deadlock.
     let others = ["a", "b"].map(|name| sessions[0].semaphore(name, 2).acquire().block().unwrap());
     let (a, b) = (acquire(0, "a").block().unwrap(), acquire(1, "b").block().unwrap());
     let ann = begin(cluster.node(0), "b", acquire(0, "b"));
@@ -303,7 +304,7 @@ fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
     let begin_for = |owner: &Owner| begin(node, "lock", lock().owner(owner));
     let mut waiting: Vec<_> = (0..40).map(|_| begin_for(&ann)).collect();
     waiting.push(begin_for(&bob));
-    // Whoever searched every way from task to task had a million million of them.
+    // A search along every path from task to task would take about 10^12 steps.
     let last = lock().owner(&ann).deadline(Duration::from_millis(200)).block();
     assert!(last.as_ref().is_err_and(timed_out), "{last:?}");
     drop((waiting, held));
@@ -317,7 +318,7 @@ fn two_tasks_of_one_owner_that_ask_at_the_same_time_do_not_wait_for_each_other()
     let (owner, lock) = (mine.owner("ann"), mine.mutex("lock"));
     let one = Begun::new(lock.lock().owner(&owner));
     let mut two = Begun::new(lock.lock().owner(&owner));
-    // It stands behind the first, which holds and has not looked.
+    // It waits behind the first task, which holds the lock and was not polled since.
     until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
     assert!(two.poll().is_none());
     let before = two.wakes();
@@ -358,7 +359,7 @@ fn owner_acquires_a_lock_again_up_to_its_limit() {
     let mut holds: Vec<_> = (0..3).map(|_| lock.lock().owner(&owner).block().unwrap()).collect();
     let refused = lock.lock().owner(&owner).block().unwrap_err();
     assert_eq!(refused, LockError::HoldLimit { limit: 3 });
-    // The hold is unharmed, and a release makes room.
+    // The holds stay valid, and a release makes room.
     assert!(holds.iter().all(|hold| hold.is_held()));
     drop(holds.pop());
     holds.push(lock.lock().owner(&owner).block().unwrap());

@@ -1,4 +1,4 @@
-//! Read/write locks.
+//! Tests of read/write locks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ fn read(session: &Session) -> ReadGuard {
     session.rw_lock(LOCK).read().block().unwrap()
 }
 
-/// Begins to wait, and returns when one more stands in line.
+/// Starts a request, and returns when it is in the queue.
 fn reads(session: &Session, node: &Node) -> Reads {
     let before = places(node, LOCK);
     let begun = Begun::new(session.rw_lock(LOCK).read());
@@ -144,7 +144,7 @@ fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
     assert_eq!(write(late), Err(GuardError::NotHeld));
     assert!(!is_done(conditions));
     assert!(other.is_held());
-    // As a reader it goes on.
+    // It continues as a reader.
     write(reader.txn()).unwrap();
     drop(other);
     let (early, conditions) = (reader.txn(), reader.still_held());
@@ -260,7 +260,7 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
     let upgraded = upgrade.finish().unwrap();
     assert!(upgraded.token() > token);
     assert_eq!(upgraded.key(), &key);
-    // One row each: the writer that holds, the one that waits, the reader that waits.
+    // There is one row each for the holding writer, the waiting writer, and the waiting reader.
     assert_eq!(places(cluster.node(0), LOCK), 3);
     assert!(writer.poll().is_none() && late.poll().is_none());
     let line = sessions[0].rw_lock(LOCK).queue().unwrap();
@@ -364,7 +364,7 @@ fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
     until_places(cluster.node(one), LOCK, 3);
     last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
-    // Now it would write, and cannot say so to anybody.
+    // It would become the writer now, but cannot reach the cluster.
     cluster.partition(&[one]);
     poll(&mut upgrade);
     let reader = upgrade.give_up().unwrap();
@@ -392,11 +392,11 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     until_places(cluster.node(one), LOCK, 2 + 1);
     last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
-    // Paused, its node has no answer for the first look.
+    // While the node is paused, the first poll gets no answer.
     cluster.pause(one);
     poll(&mut upgrade);
     cluster.resume(one);
-    // It writes, and does not know it yet.
+    // It is the writer, and does not know it yet.
     until_places(cluster.node(one), LOCK, 1);
     cluster.pause(one);
     let reader = upgrade.give_up().unwrap();
@@ -424,7 +424,7 @@ fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
     let mut upgrade = Begun::new(first.upgrade());
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     let woken = upgrade.wakes();
-    // Paused, its node has no answer for the first look.
+    // While the node is paused, the first poll gets no answer.
     cluster.pause(one);
     assert!(upgrade.poll().is_none(), "its entry is on its way");
     cluster.resume(one);
@@ -444,7 +444,7 @@ fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() 
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
     let reader = read(&mine);
     let last = read(&other);
-    // It enters the line when it is asked for the first time, and comes no further: another one reads.
+    // The first poll queues the upgrade. It waits, because another session holds a read lock.
     let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 4));
     until_places(cluster.node(one), LOCK, 2 + 1);
     last.release().block().unwrap();
@@ -455,7 +455,7 @@ fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() 
     let refused = upgrade.finish().unwrap_err();
     assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
     assert!(cluster.node(one).now().since(begun) < SOON / 2);
-    // Whatever became of the entry: it reads, and others may.
+    // Whatever became of its queue entry, it is a reader, and others may read.
     cluster.heal();
     assert!(refused.guard.is_held());
     assert!(read(&other).is_held());
@@ -469,16 +469,16 @@ fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
     let reader = read(&mine);
     let writer = writes(&other, cluster.node(two));
     let late = reads(&other, cluster.node(two));
-    // It enters the line when it is asked for the first time, and comes no further: the line does not answer yet.
+    // The first poll queues the upgrade. It waits for the answer.
     cluster.partition(&[one]);
     let mut upgrade = Begun::new(reader.upgrade());
     cluster.heal();
     until_places(cluster.node(two), LOCK, 3 + 1);
-    // Only the writer that waits keeps the second reader out. The upgrade is about to be made...
+    // Only the waiting writer keeps the second reader out. The upgrade is about to be granted...
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     cluster.partition(&[one]);
     assert!(upgrade.poll().is_none());
-    // ...when that writer goes.
+    // ...when that writer goes away.
     drop(writer);
     let late = late.finish().unwrap();
     cluster.heal();

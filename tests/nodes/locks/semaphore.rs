@@ -1,4 +1,4 @@
-//! Semaphores.
+//! Tests of semaphores.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ const NAME: &str = "permits";
 
 type Waits = Begun<Result<Permit, LockError>>;
 
-/// Begins to wait, and returns when one more stands in line.
+/// Starts a request, and returns when it is in the queue.
 fn waits(semaphore: &Semaphore, node: &Node, permits: u32) -> Waits {
     let before = places(node, NAME);
     let begun = Begun::new(semaphore.acquire_many(permits));
@@ -76,7 +76,7 @@ fn other_limits_other_kinds_and_more_than_there_are_are_refused() {
     let error = mine.mutex(NAME).lock().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Semaphore(2) });
     permit.release().block().unwrap();
-    // Nobody is there: nothing is left of the limit.
+    // The queue is empty, so the limit is forgotten.
     until_places(cluster.node(0), NAME, 0);
     assert!(mine.semaphore(NAME, 3).acquire().block().unwrap().is_held());
 }
@@ -118,7 +118,7 @@ fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
     assert!(next.finish().unwrap().is_held());
 }
 
-/// Permits stay held when the limit falls. Their entries look like requests that wait, and lose nothing by that.
+/// Permits stay held when the limit is lowered. Their entries look like waiting requests, but lose nothing by that.
 #[test]
 fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
     let cluster = lasting(3);
@@ -142,7 +142,8 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
     let (leader, far, _) = roles(&cluster);
     let of = [leader, far].map(|member| session(&cluster, member).semaphore(NAME, 3));
     let held = of[0].acquire().block().unwrap();
-    // What it asks for arrives, and nothing comes back. Paused, it cannot notice that before it has asked.
+    // The request arrives, but no answer comes back. While the node is paused, it cannot notice the cut before it has
+    // sent the request.
     cluster.pause(far);
     let acquire = Begun::new(of[1].acquire_many(3).deadline(SOON));
     cluster.cut(leader, far);
@@ -163,7 +164,7 @@ fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing()
     let of = session(&cluster, far).semaphore(NAME, 1);
     let _held = of.acquire().block().unwrap();
     let mut resize = Begun::new(of.resize(2).deadline(STEADY));
-    // It has read the line, and is about to rewrite it.
+    // It has read the queue, and is about to rewrite it.
     until_true(cluster.node(far), "the line is read", || resize.wakes() >= 1);
     assert!(resize.poll().is_none());
     until_true(cluster.node(far), "it is rewritten", || resize.wakes() >= 2);
@@ -222,7 +223,7 @@ fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_stil
     let mine = session(&cluster, 0);
     let permit = mine.semaphore(NAME, 2).acquire().block().unwrap();
     assert_eq!(permit.slots().block().unwrap().len(), 1);
-    // The lease lives on, and the rows with it: when it ends, the slot is the next one's.
+    // The lease still exists, and so do its rows. When it ends, the slot becomes free for the next permit.
     mine.detach();
     assert!(!permit.is_held());
     assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 1);
@@ -240,7 +241,7 @@ fn permits_of_one_session_choose_their_slots_at_the_same_time() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(numbers.len(), 8);
-    // What one of them has chosen goes with that one alone, whoever tried to have it too.
+    // A chosen slot is freed with its own permit only, even if several permits tried to claim it.
     for (gone, permit) in (1..).zip(permits) {
         permit.release().block().unwrap();
         assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 8 - gone);
@@ -259,7 +260,7 @@ fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
         let (one, two) = std::thread::scope(|scope| {
             let ask = || scope.spawn(|| permit.slots().block().unwrap());
             let (one, two) = (ask(), ask());
-            // What others give back meanwhile must not be taken besides.
+            // Slots that are released in the meantime must not be claimed in addition.
             other.release().block().unwrap();
             (one.join().unwrap(), two.join().unwrap())
         });
@@ -330,7 +331,7 @@ fn permits_and_slots_of_a_session_that_ends_are_free_again() {
     assert_eq!(next.slots().block().unwrap()[0].number, 0);
 }
 
-/// As [`waits`], where slots lie below the name too.
+/// Like [`waits`], for a name with slots below it.
 fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
     let begun = Begun::new(semaphore.acquire());
     let below = KeyRange::prefix(format!("{NAME}/"));
@@ -343,7 +344,7 @@ fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
 fn whoever_comes_and_goes_leaves_few_names_behind() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 4);
-    // As long as somebody of this node is in the line.
+    // The queue stays known while one request of this node is in it.
     let _stays = of.acquire().block().unwrap();
     let mut names = BTreeSet::new();
     for _ in 0..20 {
@@ -353,6 +354,6 @@ fn whoever_comes_and_goes_leaves_few_names_behind() {
             permit.release().block().unwrap();
         }
     }
-    // A name is used again as soon as its key is known to be gone, which may be a moment later.
+    // A name is reused once its key is known to be gone, which may take a moment.
     assert!(names.len() <= 6, "{names:?}");
 }

@@ -1,4 +1,4 @@
-//! Double barriers: begun and ended together, with crashes at every point.
+//! Tests of double barriers, with crashes at every point.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,7 +82,7 @@ fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
     one.leave().deadline(LONG).block().unwrap();
     wait_for_keys(cluster.node(1), "", 0);
     let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).block();
-    // Had another one come in that moment, it would have begun.
+    // If another participant had come at that moment, the barrier would have been entered.
     let counted = Error::Deadline { effect: Effect::Unknown };
     assert_eq!(late.unwrap_err(), DoubleBarrierError::Store(counted));
     drop(begin(step(&cluster, 2, 2).enter()));
@@ -127,7 +127,7 @@ fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
     wait_for_keys(cluster.node(1), "step/", 0);
 
     let inside = enter(&cluster);
-    // All crash inside, as their sessions see it; what is left serves the next.
+    // All sessions end while they are inside. The remaining key serves the next round.
     for member in 0..3 {
         cluster.node(member).session().block().unwrap().close().block().unwrap();
     }
@@ -150,14 +150,14 @@ fn who_was_counted_and_did_not_hear_of_it_is_not_told_that_it_had_not_come() {
     let waiting = begin(step(&cluster, other, 2).enter().deadline(LONG));
     wait_for_keys(cluster.node(late), "step/", 1);
     let barrier = step(&cluster, late, 2);
-    // What it asks for is heard, and what comes of it is not.
+    // The request arrives, but no answer comes back.
     cluster.cut(leader, late);
     cluster.cut(other, late);
     let told = barrier.enter().deadline(Duration::from_millis(100)).block().unwrap_err();
     let inside = waiting.block().unwrap();
     assert_eq!(effect_of(&told), Effect::Unknown, "{told:?}");
     cluster.heal();
-    // It has left, as far as it knows of itself.
+    // From its own point of view, it has left.
     inside.leave().deadline(LONG).block().unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Groups: joined, left, followed.
+//! Tests of groups: joining, leaving and watching.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bowline::{
 
 use super::{begin, deadline, give_up, quick, wait_for_keys};
 
-/// The next event, as a word and what the member says of itself.
+/// Returns the kind of the next event, and the metadata of the member.
 fn next(watch: &mut GroupWatch) -> (&'static str, String) {
     let (word, member) = match watch.next().block().unwrap().unwrap() {
         GroupEvent::Joined(member) => ("joined", member),
@@ -61,7 +61,7 @@ fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_memb
     let second = group.join("2").block().unwrap();
     wait_for_keys(cluster.node(0), "g/", 2);
     assert_ne!(first.key(), second.key());
-    // Somebody throws it out.
+    // Another client deletes the key of the member.
     cluster.node(1).client().delete(first.key().clone()).block().unwrap();
     assert_eq!(first.update("late").block(), Err(GroupError::NotAMember));
     assert_eq!(first.leave().block(), Ok(false));
@@ -82,7 +82,7 @@ fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
     assert_eq!(next(&mut watch), ("joined", "leaves".into()));
     leaves.leave().block().unwrap();
     let comes = group.join("comes").block().unwrap();
-    // More than a watcher keeps.
+    // More events than a watcher buffers.
     for i in 0..1000 {
         stays.update(i.to_string()).block().unwrap();
     }

@@ -1,5 +1,5 @@
-//! The toolbox of coordination on real nodes in one process: latches, barriers, counters, cells,
-//! sequences, groups; contended, dropped in the middle, and with members that crash.
+//! Tests of the coordination tools on real nodes in one process: latches, barriers, counters, cells, sequences and
+//! groups, under contention, with dropped calls, and with members that crash.
 
 mod double_barriers;
 mod groups;
@@ -19,10 +19,10 @@ use bowline::{Blocking, Effect, Error, KeyRange, Node};
 
 use crate::stage;
 
-/// Longer than anything here takes.
+/// Longer than any call here takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Elections take little; sessions are long enough for a busy machine.
+/// Starts a cluster with fast elections, and sessions that are long enough for a busy machine.
 pub(crate) fn quick(members: usize) -> Cluster {
     stage::with(members, |config| {
         config
@@ -39,7 +39,7 @@ pub(crate) fn deadline<T>(effect: Effect) -> Result<T, Error> {
 
 pub(crate) type Running<F> = Pin<Box<<F as IntoFuture>::IntoFuture>>;
 
-/// Polls a call once.
+/// Polls a call once; it must be pending.
 pub(crate) fn begin<F: IntoFuture>(call: F) -> Running<F> {
     let mut future = Box::pin(call.into_future());
     assert!(poll(&mut future).is_pending(), "it has to wait");
@@ -55,16 +55,16 @@ pub(crate) fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Poll<F::Outp
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Polls a call until it has looked at the store and waits for others.
+/// Polls a call until it has read the store and waits for others.
 pub(crate) fn begin_to_wait<F: IntoFuture>(node: &Node, call: F) -> Running<F> {
     let mut future = begin(call);
-    // Reads are answered in the order in which they are asked.
+    // Reads are answered in the order in which they are made.
     node.client().get("nothing").block().unwrap();
     assert!(poll(&mut future).is_pending(), "it has to wait");
     future
 }
 
-/// Waits until there are so many keys below a prefix, as a node sees it.
+/// Waits until there are `count` keys below a prefix, as a node sees it.
 pub(crate) fn wait_for_keys(node: &Node, prefix: &'static str, count: u64) {
     let (kv, range) = (node.client(), KeyRange::prefix(prefix));
     let mut watch = kv.watch(range.clone()).block().unwrap();
@@ -73,7 +73,7 @@ pub(crate) fn wait_for_keys(node: &Node, prefix: &'static str, count: u64) {
     }
 }
 
-/// Runs `work` on each of the members, `tasks` times at once, and collects what they come to.
+/// Runs `work` in `tasks` threads for each member, and collects the results.
 pub(crate) fn on_all<T: Send>(
     cluster: &Cluster,
     tasks: usize,
@@ -87,7 +87,7 @@ pub(crate) fn on_all<T: Send>(
     })
 }
 
-/// The time was up, and nothing was changed.
+/// Returns the error of a passed deadline without an effect.
 pub(crate) fn late_error() -> Error {
     Error::Deadline { effect: Effect::NotApplied }
 }

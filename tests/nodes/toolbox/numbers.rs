@@ -1,4 +1,4 @@
-//! Counters and sequential keys.
+//! Tests of counters and sequential keys.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Run once.
+//! Tests of `run_once`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,7 +47,7 @@ fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
     let late = once(&cluster, 1).run(hangs).deadline(Duration::from_millis(100)).block();
     assert_eq!(late, Err(RunOnceError::Store(late_error())));
 
-    // One runs when the session ends: it is stopped, and told.
+    // The session ends while the work runs: the work is stopped, and the caller is told.
     let node = cluster.node(2);
     let session = node.open_session().block().unwrap();
     let is_begun = Arc::new(AtomicBool::new(false));
@@ -68,7 +68,7 @@ fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
     assert_eq!(running.block(), lost);
     assert!(receiver.recv().is_err(), "the work was dropped");
 
-    // One crashes while it runs.
+    // A member crashes while the work runs.
     let node = cluster.node(0);
     let mut running = begin(once(&cluster, 0).run(hangs));
     while cluster.node(1).client().range(KeyRange::prefix("once/")).block().unwrap().count == 0 {

@@ -1,4 +1,4 @@
-//! Cells and conditional writes.
+//! Tests of cells and conditional writes.
 
 use std::collections::BTreeSet;
 use std::task::Poll;
@@ -69,7 +69,7 @@ fn of_those_who_put_if_absent_one_wins_and_the_others_leave_no_lease() {
     assert_eq!(wins.iter().filter(|won| **won).count(), 1);
     let kv = cluster.node(0).client();
     let row = kv.get("k").block().unwrap().unwrap();
-    // Ended in the background, behind what was asked before it.
+    // The lease is revoked in the background, after earlier requests.
     let mut watch = kv.watch("mark").block().unwrap();
     cluster.running().for_each(|(_, node)| {
         node.client().put("mark", "").block().unwrap();
@@ -105,7 +105,7 @@ fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
                 is_done = true;
                 break;
             }
-            // Time for the node, by something that takes a commit.
+            // Let the node make progress, by a write that needs a commit.
             kv.put("mark", "").block().unwrap();
             watch.next().block().unwrap().unwrap();
         }
@@ -146,7 +146,7 @@ fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
     assert_eq!(node.client().get("app/k").block().unwrap().unwrap().value, "new");
 }
 
-/// The lease of the key `k`.
+/// Returns the lease of the key `k`.
 fn lease_of(kv: &Client) -> Option<LeaseId> {
     kv.get("k").block().unwrap().expect("it is there").lease
 }
@@ -169,7 +169,7 @@ fn what_changes_a_key_leaves_it_its_lease_and_what_sets_it_does_not() {
     kv.cell("k").set("5").block().unwrap();
     assert_eq!(lease_of(&kv), None, "of Cell::set");
 
-    // And what is not there yet is made without one.
+    // A key that does not exist yet is created without a lease.
     kv.delete("k").block().unwrap();
     kv.cell("k").update(|_| "5").block().unwrap();
     assert_eq!(lease_of(&kv), None);

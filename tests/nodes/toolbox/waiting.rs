@@ -1,4 +1,4 @@
-//! Latches and barriers.
+//! Tests of latches and barriers.
 
 use std::collections::BTreeSet;
 use std::thread;

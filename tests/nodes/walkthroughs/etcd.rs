@@ -1,4 +1,4 @@
-//! etcd: the six steps, two sessions on one lock, the leader-elected cron, elections.
+//! etcd: the six steps of a lock, two sessions on one lock, the leader-elected cron, elections.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,15 +18,15 @@ use crate::stage::{
 
 const LOCK: &str = "/lock/mylock";
 
-/// The line, in the order of the keys' creation.
+/// Returns the lock queue in the order of the creation of keys.
 fn line(kv: &Client) -> (Vec<KeyValue>, Revision) {
     let below = KeyRange::prefix(format!("{LOCK}/"));
     let reply = kv.range(below).sort(SortTarget::Create, SortOrder::Ascend).block().unwrap();
     (reply.kvs, reply.revision)
 }
 
-/// Steps 4 and 5: who is not first waits until the key just below its own is deleted. Says how often it
-/// was woken.
+/// Steps 4 and 5: waits until the key just before its own is deleted, unless it is the first. Returns the number of
+/// wake-ups.
 fn wait_for_turn(kv: &Client, key: &str) -> usize {
     let mut wakes = 0;
     loop {
@@ -43,8 +43,8 @@ fn wait_for_turn(kv: &Client, key: &str) -> usize {
     }
 }
 
-/// Steps 1 to 3: a key of one's own below the name, bound to one's own lease; the answer's revision is
-/// the place in the line.
+/// Steps 1 to 3: puts a key below the name, bound to a lease. The revision of the answer is the position in the
+/// queue.
 fn enter(kv: &Client, lease: LeaseId, who: &str) -> (String, Revision) {
     let key = format!("{LOCK}/{who}");
     let revision = kv.put(key.clone(), "").lease(lease).block().unwrap().revision;
@@ -57,7 +57,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
     let mut last = Revision(0);
     let (mut keys, mut sessions) = (Vec::new(), Vec::new());
     for (i, who) in ["2", "3", "1", "4"].into_iter().enumerate() {
-        // A session's lease is renewed by the node, at a third of its TTL.
+        // The node renews the lease of a session after a third of its TTL.
         let session =
             cluster.node(i % 3).open_session().ttl(Duration::from_secs(15)).block().unwrap();
         let (key, revision) = enter(&cluster.node(i % 3).client(), session.lease(), who);
@@ -73,14 +73,14 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
             scope.spawn(move || {
                 let wakes = wait_for_turn(&kv, key);
                 sender.send((key, wakes)).unwrap();
-                // Step 6: the work is done, the key is deleted.
+                // Step 6: the work is done, and the key is deleted.
                 kv.delete(key.clone()).block().unwrap();
             });
         }
         for (i, key) in keys.iter().enumerate() {
             let (who, wakes) = served.recv_timeout(SOON).unwrap();
             assert_eq!(who, key);
-            // Whoever came late found the one before gone; nobody was woken by anybody else.
+            // A late waiter may find the key before its own deleted already. A waiter is woken only by that deletion.
             assert!(wakes <= usize::from(i > 0), "{key} was woken {wakes} times");
         }
     });
@@ -91,7 +91,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
 fn or_the_holder_dies_and_its_lease_deletes_the_key() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    // Nobody renews this one.
+    // This lease is not renewed.
     let dead = kv.grant(STEADY).block().unwrap().id;
     let (dying, _) = enter(&kv, dead, "dying");
     let (key, _) = enter(&kv, session(&cluster, 1).lease(), "next");
@@ -114,7 +114,7 @@ fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one()
     assert_eq!(labels, ["m0", "2", "3", "1", "4"]);
     let mut held = gate;
     while !waiting.is_empty() {
-        // All have heard that they stand in line before the next release.
+        // All waiters know that they are queued before the next release.
         let newest = cluster.node(0).client().range("any").block().unwrap().revision;
         cluster.all_at(newest).block().unwrap();
         for (i, call) in &mut waiting {
@@ -148,8 +148,8 @@ fn two_sessions_one_lock_the_second_gets_it_when_the_first_lets_go() {
     second.release().block().unwrap();
 }
 
-/// One instance of the job: stands for election, works while it leads, resigns when the job fails or it
-/// is told to stop.
+/// One instance of the job: campaigns in the election, works while it leads, and resigns when the job fails or when
+/// it is told to stop.
 struct Instance {
     name: usize,
     session: Session,
@@ -200,7 +200,7 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
         let leads = ran.recv_timeout(SOON).unwrap();
         cluster.kill(leads).block();
         threads.remove(leads).join().unwrap();
-        // What it had sent before it died, then another's.
+        // First come reports that it sent before it died, then those of another instance.
         let mut next = leads;
         while next == leads {
             next = ran.recv_timeout(SOON).expect("a successor runs the job");
@@ -216,7 +216,7 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
     assert_eq!(election.leader().block().unwrap(), None, "who was told to stop has resigned");
 }
 
-/// The whole of it runs over many seeds in `tests/simulation.rs` (R-ELECT).
+/// `tests/simulation.rs` checks this over many seeds (R-ELECT).
 #[test]
 fn randomized_elections_have_at_most_one_leader_a_term() {
     let mut cluster = lasting(5);

@@ -1,5 +1,5 @@
-//! What people do today with other lock services, done here: each test is a walk-through that is told
-//! for another system, with its outcome. `docs/coming-from` has the pages to them.
+//! Tests of typical tasks that other lock services are used for. Each test is a walk-through of a task described for
+//! another system, with its outcome. `docs/coming-from` has the corresponding pages.
 
 mod etcd;
 mod properties;

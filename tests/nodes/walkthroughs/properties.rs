@@ -1,4 +1,4 @@
-//! The properties that every list of a lock's features names, one test each.
+//! Tests of the properties that every lock service lists, one test each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::stage::{
     stand_in_line, timed_out, until_places,
 };
 
-/// Every holder reads a counter and writes it back plus one, without any condition: only the lock can keep the sum right.
+/// Every holder reads a counter and writes it back plus one, without any condition. Only the lock can keep the sum
+/// right.
 #[test]
 fn mutual_exclusion() {
     const HOLDS: u64 = 10;
@@ -61,8 +62,8 @@ fn available_while_a_minority_is_down() {
 fn only_the_owner_unlocks() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
-    // There is no release by name alone. By key and revision, whoever guesses the wrong one changes
-    // nothing; and a wait that is given up takes nobody else's place along.
+    // There is no release by name alone. A release with a wrong key or revision changes nothing, and a cancelled wait
+    // does not affect another request.
     let kv = cluster.node(1).client();
     let wrong = Compare::create_revision(guard.key().clone()).eq(guard.since().get() + 1);
     let txn = kv.txn().when(wrong).then(Op::delete(guard.key().clone()));
@@ -137,7 +138,7 @@ fn fair() {
     let mut last = gate.token();
     gate.release().block().unwrap();
     for next in waiting {
-        // Had another been served first, this would wait for it for ever: it is not polled.
+        // If another waiter had been served first, this would wait forever, because that one is not polled.
         let guard = next.finish().unwrap();
         assert!(guard.token() > last);
         last = guard.token();
@@ -154,7 +155,7 @@ fn reentrant_where_asked() {
     let once = session.mutex("lock").lock().owner(&work).block().unwrap();
     let twice = session.mutex("lock").lock().owner(&work).block().unwrap();
     assert_eq!(once.token(), twice.token());
-    // Another piece of work of the same session is another owner.
+    // Another task with the same session is another owner.
     let other = session.owner("transfer 8");
     let tried = session.mutex("lock").try_lock().owner(&other).block();
     assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
@@ -164,14 +165,14 @@ fn reentrant_where_asked() {
     until_places(cluster.node(1), "lock", 0);
 }
 
-/// While another node waits, the lock is handed on inside its node 16 times, and then it is the other node's turn.
+/// While another node waits, the lock is passed on inside its node at most 16 times. Then it goes to the other node.
 #[test]
 fn unfair_inside_a_node_and_only_so_far() {
     let cluster = lasting(3);
     let (here, there) = (session(&cluster, 0), session(&cluster, 1));
     let gate = here.mutex("lock").lock().block().unwrap();
     let remote = stand_in_line(&there, cluster.node(0), "lock");
-    // What counts is what this node's lines have heard of, and they hear before reads are answered.
+    // The local queue must know of the remote waiter. It is notified before a read is answered.
     here.client().get("nothing").block().unwrap();
     let (sender, served) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! python-etcd's lock object: a name, and an owner whose id is saved and finds the lock again. The
-//! owner is a session here, and its id the lease.
+//! python-etcd's lock object: a name, and an owner whose saved id finds the lock again. Here the owner is a session,
+//! and its id is the lease.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ fn the_id_of_a_lock_finds_it_again_after_a_restart() {
     let (_, one, two) = roles(&cluster);
     let owner = another_session(&cluster, one, "importer");
     let guard = owner.mutex("lock").lock().block().unwrap();
-    // What is saved: the lease, and the revision of the key.
+    // The program saves the lease and the revision of the key.
     let (id, since) = (owner.lease(), guard.since());
     cluster.kill(one).block();
     drop((guard, owner));
     cluster.restart(one).block().unwrap();
     let owner = cluster.node(one).resume_session(id).block().unwrap();
     assert_eq!(owner.label(), "importer");
-    // It is still held, as the store says.
+    // The store confirms that the lock is still held.
     let key = format!("lock/{id}");
     let is_acquired = Compare::create_revision(key.clone()).eq(since);
     assert!(owner.client().txn().when(is_acquired).commit().block().unwrap().succeeded);
     assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
-    // Who has it back ends it: with the session, or its key.
+    // The resumed session can release the lock by closing the session or deleting its key.
     owner.close().block().unwrap();
     assert!(session(&cluster, two).mutex("lock").lock().block().unwrap().is_held());
 }
@@ -47,7 +47,7 @@ fn the_release_of_what_is_gone_is_quiet() {
     assert!(matches!(guard.release().block(), Ok(Released::AlreadyLost(_))));
 }
 
-/// `with lock:` is a guard in a scope.
+/// `with lock:` corresponds to a guard in a scope.
 #[test]
 fn the_end_of_a_scope_releases() {
     let cluster = lasting(3);
@@ -73,7 +73,7 @@ fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// A TTL on the hold, `lock_ttl`; none means for ever, which is as long as its owner lives.
+/// A TTL of the hold, `lock_ttl`. Without one, the hold lasts as long as its owner.
 #[test]
 fn a_hold_may_have_a_time_to_live_of_its_own() {
     let cluster = lasting(3);
@@ -83,7 +83,7 @@ fn a_hold_may_have_a_time_to_live_of_its_own() {
     assert!(mutex.lock().block().unwrap().is_held());
 }
 
-/// Acquiring again while holding: for the same owner it is the same hold.
+/// A repeated acquisition by the same owner is the same hold.
 #[test]
 fn the_owner_acquires_again_what_it_holds() {
     let cluster = lasting(3);

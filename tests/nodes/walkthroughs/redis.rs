@@ -1,5 +1,4 @@
-//! Redis: a lock as one key with a value and a time to live, the classic mistakes, and what breaks
-//! Redlock.
+//! Redis: a lock as one key with a value and a TTL, its classic mistakes, and the failures of Redlock.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::stage::{
     steady, timed_out, until_deleted, with_clocks,
 };
 
-/// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
+/// `SET name value NX PX ttl`: one log entry creates the key and binds it to its lease.
 fn set_nx_px(kv: &Client, name: &str, value: &str, ttl: Duration) -> Option<LeaseId> {
     let lease = kv.grant(ttl).block().unwrap().id;
     let mut put = Put::new(name.to_owned(), value.to_owned());
@@ -28,13 +27,13 @@ fn set_nx_px(kv: &Client, name: &str, value: &str, ttl: Duration) -> Option<Leas
     None
 }
 
-/// Deletes the key if it has this value: the script that everybody runs on Redis.
+/// Deletes the key if it has this value, like the usual script on Redis.
 fn compare_and_delete(kv: &Client, name: &str, value: &str) -> bool {
     let mine = Compare::value(name.to_owned()).eq(value.to_owned());
     kv.txn().when(mine).then(Op::delete(name.to_owned())).commit().block().unwrap().succeeded
 }
 
-/// Gives the key another time to live if it has this value.
+/// Sets another TTL if the key has this value.
 fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bool {
     let mine = Expected::value(value.to_owned());
     let longer = kv.compare_and_set(name.to_owned(), mine, value.to_owned()).ttl(ttl);
@@ -69,8 +68,8 @@ fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
     assert_eq!(b.get("name").block().unwrap().unwrap().value, "b");
 }
 
-/// SETNX, then EXPIRE: who dies in between leaves a key for ever. Here the lease comes first, and the
-/// key is bound to it in the entry that makes it: there is no in between.
+/// SETNX, then EXPIRE: a client that dies in between leaves a key permanently. Here the lease comes first, and the
+/// key is bound to it in the entry that creates it.
 #[test]
 fn a_key_and_its_expiry_cannot_come_apart() {
     let cluster = lasting(3);
@@ -78,7 +77,7 @@ fn a_key_and_its_expiry_cannot_come_apart() {
     let lease = set_nx_px(&kv, "name", "a", STEADY).unwrap();
     assert_eq!(kv.get("name").block().unwrap().unwrap().lease, Some(lease));
     until_deleted(&kv, "name");
-    // Who was away between the two steps finds the lease ended, and no key is made.
+    // A client that pauses between the two steps finds its lease expired, and no key is created.
     let mut put = Put::new("name", "late");
     put.lease = PutLease::Attach(lease);
     let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().block();
@@ -86,8 +85,8 @@ fn a_key_and_its_expiry_cannot_come_apart() {
     assert_eq!(kv.get("name").block().unwrap(), None);
 }
 
-/// GETSET with the time at which the lock ends: every clock must be right. Here nobody compares two
-/// clocks: what is counted is how long, on one machine.
+/// GETSET with the expiry time as the value needs synchronised clocks. Here no two clocks are compared; only
+/// durations on one machine are measured.
 #[test]
 fn clocks_that_are_hours_apart_change_nothing() {
     let (cluster, clocks) = with_clocks(STEADY);
@@ -97,7 +96,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
     assert!(matches!(first.state(), LockState::Held(_) | LockState::Unconfirmed(_)));
     let second = another_session(&cluster, two, "behind");
     let mut waiting = stand_in_line(&second, cluster.node(two), "lock");
-    // Several TTLs go by, counted by a third.
+    // Several TTLs pass, by the clock of a third machine.
     let_pass(cluster.node(leader), STEADY * 2, || {
         assert!(waiting.poll().is_none());
         assert!(first.is_held());
@@ -106,7 +105,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// Redlock: a store's clock jumps, it forgets the key early, and a second client gets a majority.
+/// Redlock: the clock of a store jumps, the key expires early, and a second client gets a majority.
 #[test]
 fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
     let (cluster, clocks) = with_clocks(STEADY);
@@ -119,7 +118,7 @@ fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
     guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
 }
 
-/// The holder's own clock jumps: it gives up, too early rather than too late.
+/// The holder's own clock jumps: it gives up too early rather than too late.
 #[test]
 fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
     let (cluster, clocks) = with_clocks(STEADY);
@@ -134,7 +133,7 @@ fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
     assert!(next.token() > guard.token());
 }
 
-/// Redlock: a store restarts without what it had not written, and a second client gets a majority.
+/// Redlock: a store restarts without unsynced writes, and a second client gets a majority.
 #[test]
 fn members_that_restart_forget_no_lock() {
     let mut cluster = lasting(3);
@@ -146,7 +145,7 @@ fn members_that_restart_forget_no_lock() {
         let tried = session(&cluster, member).mutex("lock").try_lock().block();
         assert!(tried.is_err(), "{tried:?}");
     }
-    // Both at once, so that a majority has to read it back from its disks.
+    // Both at once, so that a majority has to read the lock from its disks.
     for member in [1, 2] {
         cluster.kill(member).block();
     }
@@ -159,7 +158,7 @@ fn members_that_restart_forget_no_lock() {
     guard.txn().then(Op::put("data", "mine")).commit().block().unwrap();
 }
 
-/// Redlock: a client stands still for longer than the TTL, and writes when it wakes.
+/// Redlock: a client pauses for longer than the TTL, and writes when it resumes.
 #[test]
 fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
     let cluster = lasting(3);
@@ -178,7 +177,7 @@ fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
     assert_eq!(cluster.node(one).client().get("data").block().unwrap().unwrap().value, "new");
 }
 
-/// Redisson's watchdog: as long as the process lives.
+/// Redisson's watchdog: the lock is renewed while the process lives.
 #[test]
 fn a_lock_is_renewed_while_its_process_lives() {
     let cluster = steady(3);
@@ -189,7 +188,7 @@ fn a_lock_is_renewed_while_its_process_lives() {
     assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
 }
 
-/// The same lock in one call each.
+/// The same lock with one call for each operation.
 #[test]
 fn set_nx_px_and_its_release_are_one_call_each() {
     let cluster = lasting(3);
@@ -202,7 +201,7 @@ fn set_nx_px_and_its_release_are_one_call_each() {
     assert_eq!(b.get("name").block().unwrap(), None);
 }
 
-/// Redisson's watchdog: with a lease time of its own, a lock is not renewed.
+/// Redisson's watchdog: a lock with a lease time of its own is not renewed.
 #[test]
 fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
     let cluster = steady(3);

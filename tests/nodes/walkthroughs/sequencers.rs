@@ -1,5 +1,5 @@
-//! Chubby's sequencer, handed to another server that checks it; and what Kubernetes' leader election
-//! promises.
+//! Chubby's sequencer, which is passed to another server and checked there; and the guarantees of Kubernetes' leader
+//! election.
 
 use bowline::{
     Blocking, Compare, LeaderEvent, LockState, LostReason, SessionEndReason, SessionState, Token,
@@ -10,7 +10,7 @@ use crate::stage::{
     stand_in_line, until_true,
 };
 
-/// What goes over the wire to the other server: the name, the mode and the generation.
+/// The sequencer that is sent to the other server has the name, the mode and the generation.
 #[test]
 fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
     let cluster = lasting(3);
@@ -30,12 +30,12 @@ fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
     assert_eq!(server.written, ["one", "two"]);
 }
 
-/// A server that remembers nothing asks the store.
+/// A server without a memory of its own asks the store.
 #[test]
 fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("files/a").lock().block().unwrap();
-    // What the holder sends along: its key, and since when.
+    // The holder sends its key, and the revision of the key.
     let (key, since) = (guard.key().clone(), guard.since());
     let server = cluster.node(2).client();
     let holds = || {
@@ -47,7 +47,7 @@ fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     assert!(!holds());
 }
 
-/// For servers that cannot check: after an end that was not orderly, nobody else holds for a while.
+/// For servers that cannot check sequencers: after an unclean end, the lock stays unavailable for a while.
 #[test]
 fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release() {
     let cluster = lasting(3);
@@ -60,7 +60,7 @@ fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release(
     held.lost().block();
     let until = held.valid_until();
     let next = other.mutex("files/a").lock().block().unwrap();
-    // All members of this test tell the same time.
+    // All members of this test use the same clock.
     let granted = cluster.node(two).now();
     assert!(granted >= until + delay, "believed in until {until:?}, granted at {granted:?}");
     cluster.heal();
@@ -71,12 +71,12 @@ fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release(
     assert!(other.mutex("files/a").try_lock().block().is_ok());
 }
 
-/// Chubby's jeopardy: between "held" and "lost" there is a time to stop in good order.
+/// Chubby's jeopardy: between "held" and "lost" there is time to stop in an orderly way.
 #[test]
 fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
-    // Long enough for this thread to look between the one and the other.
+    // Long enough for this thread to query between the warning and the loss.
     let mine = cluster.node(one).open_session().ttl(STEADY * 3).block().unwrap();
     let is_well = || matches!(mine.state(), SessionState::Active(_));
     until_true(cluster.node(one), "it is confirmed", is_well);
@@ -90,7 +90,7 @@ fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
     assert!(matches!(mine.state(), SessionState::Ended(_)));
 }
 
-/// The lease is longer than the deadline for renewals: who leads gives up before another may lead.
+/// The lease is longer than the renewal deadline, so the leader gives up before another instance may lead.
 #[test]
 fn who_cannot_renew_gives_up_leading_before_another_leads() {
     let cluster = lasting(3);
@@ -109,7 +109,7 @@ fn who_cannot_renew_gives_up_leading_before_another_leads() {
     assert!(matches!(leads.state(), LockState::Lost(_)));
 }
 
-/// The callbacks: on start and stop of leading, and on each new leader.
+/// The callbacks for the start and end of leading, and for each new leader.
 #[test]
 fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
     let cluster = lasting(3);
@@ -132,7 +132,7 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
     assert_eq!(next(), "nobody");
 }
 
-/// Release on cancel: nobody waits for the lease of one who went in good order.
+/// Release on cancel: after an orderly stop, the successor does not wait for the lease.
 #[test]
 fn who_stops_in_good_order_is_followed_at_once() {
     let cluster = lasting(3);
@@ -144,7 +144,7 @@ fn who_stops_in_good_order_is_followed_at_once() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// The health check that ends a process which leads and cannot renew: it turns before another node may lead.
+/// A health check that ends a process which leads and cannot renew: it fails before another node may lead.
 #[test]
 fn a_leader_that_cannot_renew_is_not_ready_before_it_has_lost() {
     let cluster = lasting(3);

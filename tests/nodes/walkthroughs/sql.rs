@@ -1,10 +1,10 @@
-//! Locks on a SQL database: a unique key, a row that is locked, a version column.
+//! Locks on a SQL database: a unique key, a locked row, a version column.
 
 use bowline::{Blocking, Client, LockError, Op, coordination::Expected};
 
 use crate::stage::{Begun, another_session, lasting, session, stand_in_line, until_places};
 
-/// `INSERT` under a unique key: who comes second is told so at once.
+/// `INSERT` with a unique key: the second client is rejected at once.
 #[test]
 fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
     let cluster = lasting(3);
@@ -18,7 +18,7 @@ fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
     assert!(insert(&b, "b"));
 }
 
-/// `SELECT ... FOR UPDATE`, work, `COMMIT`: the write and the end of the lock are one step.
+/// `SELECT ... FOR UPDATE`, work, `COMMIT`: the lock ends with its connection.
 #[test]
 fn a_row_selected_for_update_is_free_when_its_connection_dies() {
     let cluster = lasting(3);
@@ -33,7 +33,7 @@ fn a_row_selected_for_update_is_free_when_its_connection_dies() {
     next.release().block().unwrap();
 }
 
-/// `UPDATE ... WHERE version = ?`, again until it is so.
+/// `UPDATE ... WHERE version = ?`, repeated until it succeeds.
 #[test]
 fn a_version_column_loses_no_update() {
     let cluster = lasting(3);
@@ -44,7 +44,7 @@ fn a_version_column_loses_no_update() {
             scope.spawn(move || {
                 let stock = kv.cell("stock");
                 for _ in 0..5 {
-                    // By hand, and with the loop that is there for it.
+                    // Manually, and with the ready-made loop.
                     loop {
                         let row = stock.get().block().unwrap();
                         let (count, seen) = match &row {
@@ -66,7 +66,7 @@ fn a_version_column_loses_no_update() {
     assert_eq!((&row.value[..], row.version), (&b"30"[..], 30));
 }
 
-/// The columns for owner and time: who holds and since when is in the line, for everybody to read.
+/// The columns for owner and time: the queue shows the holder and the time of its acquisition to every client.
 #[test]
 fn owner_and_time_stand_in_the_line() {
     let cluster = lasting(3);
@@ -81,7 +81,7 @@ fn owner_and_time_stand_in_the_line() {
     assert!(line[0].site.contains("sql.rs"), "{}", line[0].site);
 }
 
-/// `UPDATE`, `COMMIT`: the write and the end of the lock are one step.
+/// `UPDATE`, `COMMIT`: the write and the release are one step.
 #[test]
 fn the_write_and_the_release_are_one_step() {
     let cluster = lasting(3);
@@ -97,7 +97,7 @@ fn the_write_and_the_release_are_one_step() {
     assert!(kv.get(key).revision(done.revision).block().unwrap().is_none());
 }
 
-/// What Postgres and MySQL say of a circle of waits: one is refused at once, and told who waits for whom.
+/// Postgres and MySQL reject one transaction of a deadlock at once and report the cycle.
 #[test]
 fn a_deadlock_is_refused_with_its_circle() {
     let cluster = lasting(3);

@@ -1,4 +1,4 @@
-//! ZooKeeper by hand and Curator: keys with numbers, herds, and keys that nobody deletes.
+//! ZooKeeper recipes and Curator: sequential keys, the herd effect, and persistent keys.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,8 +8,8 @@ use bowline::{
 
 use crate::stage::{lasting, mortal, roles, session, until_deleted, until_places};
 
-/// The key `name` with the next number behind it: what a POST to etcd's second version made, and an
-/// ephemeral sequential node in ZooKeeper.
+/// Puts the key `name` followed by the next number, like a POST to etcd's API version 2 or an ephemeral sequential
+/// node in ZooKeeper.
 fn append(kv: &Client, name: &str, lease: LeaseId) -> String {
     let counter = format!("next of {name}");
     loop {
@@ -104,7 +104,7 @@ fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() 
     );
 }
 
-/// Why nobody should wait for one key together: all wake, and all but one for nothing.
+/// Shows why clients should not all wait for one key: all wake, and only one of them succeeds.
 #[test]
 fn who_all_watch_one_key_all_wake_and_one_wins() {
     let cluster = lasting(3);
@@ -146,7 +146,7 @@ fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
     let mine = alive.client().sequential_prefix("lock/").put_bound("", &alive).block().unwrap();
     assert_eq!(mine.number, 1);
     cluster.kill(one).block();
-    // Its turn has come when the smaller one is gone.
+    // It is the first once the smaller key is gone.
     until_deleted(&alive.client(), "lock/0000000000");
     let rows = alive.client().range(KeyRange::prefix("lock/")).block().unwrap().kvs;
     assert_eq!(rows.iter().map(|row| &row.key).collect::<Vec<_>>(), [&mine.key]);
@@ -186,7 +186,7 @@ fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
     cluster.node(0).client().delete("config/rate").block().unwrap();
     while view.changed().block().unwrap().get("config/rate").is_some() {}
-    // What was taken stays as it was.
+    // A view that was taken stays unchanged.
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
 }
 
@@ -210,7 +210,7 @@ fn members_of_a_group_come_and_go_with_their_sessions() {
     assert!(stays.leave().block().unwrap());
 }
 
-/// Curator's InterProcessMutex: by owner, not by thread.
+/// Curator's InterProcessMutex, reentrant by owner and not by thread.
 #[test]
 fn an_inter_process_mutex_is_re_entrant_for_its_owner_on_any_thread() {
     let cluster = lasting(3);
@@ -228,7 +228,7 @@ fn an_inter_process_mutex_is_re_entrant_for_its_owner_on_any_thread() {
     assert!(session.mutex("lock").try_lock().block().is_ok());
 }
 
-/// Curator's Revocable: a holder is asked to give up, and decides itself.
+/// Curator's Revocable: a holder is asked to release, and decides itself.
 #[test]
 fn a_holder_hears_that_somebody_asks_for_the_lock() {
     let cluster = lasting(3);
@@ -243,7 +243,7 @@ fn a_holder_hears_that_somebody_asks_for_the_lock() {
     guard.release().block().unwrap();
 }
 
-/// The double barrier: all begin together, and all leave together.
+/// The double barrier: all start together, and all leave together.
 #[test]
 fn nobody_passes_a_double_barrier_alone() {
     let cluster = lasting(3);
@@ -262,7 +262,7 @@ fn nobody_passes_a_double_barrier_alone() {
     });
 }
 
-/// The distributed queue: what was taken and not acknowledged comes again.
+/// The distributed queue: an item that was taken and not acknowledged is delivered again.
 #[test]
 fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
     let mut cluster = lasting(3);

@@ -226,7 +226,7 @@ fn founders_with_different_lists_or_tokens_say_what_differs() {
         let minutes = 1 + begun.elapsed().as_secs() / 60;
         for server in servers {
             let (_, said) = server.stop();
-            let lines = said.matches("connection between members rejected").count();
+            let lines = said.matches("peer connection rejected").count();
             // The first rejection may come before this member has seen the other's list.
             assert!(lines as u64 <= 1 + minutes, "{said}");
         }

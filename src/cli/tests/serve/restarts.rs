@@ -9,7 +9,7 @@ use crate::members::{Cluster, add, until};
 use crate::process::{Server, bowline, flags, free_ports};
 
 /// The log line for first-start flags that have changed.
-const DIFFERS: &str = "the configured members or token differ from the data directory";
+const DIFFERS: &str = "configured members or token differ from the data directory";
 
 /// Returns a member's flags with some of them changed or added.
 fn changed(mut flags: Vec<String>, changes: &[String]) -> Vec<String> {
@@ -64,7 +64,7 @@ fn a_member_with_data_starts_with_changed_first_start_flags() {
     let renamed = ["--name=other".to_owned(), list(&format!("other=http://127.0.0.1:{peer}"))];
     let said = refused(&changed(usual.clone(), &renamed));
     assert!(
-        said.contains(r#"the directory is that of member "m0", and this node is called "other""#),
+        said.contains(r#"the directory belongs to member "m0", but this node is named "other""#),
         "{said}"
     );
     has_key(&start(&usual));

@@ -1,4 +1,4 @@
-//! The only member of a cluster, whose readers ask nobody while nobody has seen more than they would.
+//! Tests of linearizable reads on the only member of a cluster, which need no question to the leader.
 
 use std::panic::catch_unwind;
 use std::sync::{Mutex, OnceLock};
@@ -7,7 +7,7 @@ use super::*;
 use crate::env::{Point, Points};
 use crate::mutant::Mutant;
 
-/// Whether somebody who reads now is kept waiting, at each point that a node comes to.
+/// Records at each crash point whether a read would have to wait.
 #[derive(Default)]
 struct Reading {
     shared: OnceLock<Arc<Shared>>,
@@ -22,7 +22,7 @@ impl Points for Reading {
     }
 }
 
-/// Whether somebody who reads now is kept waiting.
+/// Returns whether a read that starts now has to wait.
 fn waits(shared: &Arc<Shared>) -> bool {
     let deadline = shared.now() + Duration::from_secs(5);
     let mut read = Box::pin(shared.read_barrier(deadline));

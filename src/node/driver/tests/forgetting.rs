@@ -1,4 +1,4 @@
-//! History that the leader forgets by itself.
+//! Tests of the leader's automatic compaction.
 
 use super::*;
 use crate::metrics::Metrics;
@@ -24,7 +24,7 @@ fn revisions_beyond_the_largest_number_are_forgotten_on_all_nodes() {
     assert!(compacted(&three).iter().all(|at| (156..=161).contains(at)), "{:?}", compacted(&three));
     let count = compactions(&three);
     assert!((10..=40).contains(&count), "{count} compactions, each of some revisions");
-    // Where nobody writes, nothing is forgotten, and what was forgotten is given back all the same.
+    // Without writes nothing is compacted, and compacted versions are still freed.
     three.pass(20_000);
     assert_eq!(compactions(&three), count);
     let bytes = three.shared(1).reader.history_bytes();
@@ -72,7 +72,7 @@ fn without_a_quorum_compactions_are_not_asked_for_again_and_again() {
     for peer in [1, 2] {
         three.hub.cut(id(peer), id(0));
     }
-    // What it proposes reaches nobody's log for good; it leads until it notices.
+    // The proposals of this leader are never committed. It keeps leading until it notices.
     drop(three.call(0, put("k", 1), 1_000));
     three.pass(10_000);
     assert!(compactions(&three) <= 3, "{} compactions", compactions(&three));

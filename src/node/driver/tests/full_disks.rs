@@ -1,4 +1,4 @@
-//! Disks that are full, and heal.
+//! Tests of full disks, and of recovery from them.
 
 use super::*;
 use crate::metrics::Metrics;
@@ -30,7 +30,7 @@ fn a_leader_with_a_full_disk_hands_over_to_a_voter_that_has_room() {
     three.pass(50);
     three.disk(0, Space::Low);
     three.until("the full leader stays", |three| three.leader_now() == Some(2));
-    // Two of three are full: there is no quorum that could store more.
+    // Two of three disks are full, so no quorum can store more.
     three.pass(600);
     for node in 0..3 {
         assert!(no_space(&three.put(node, "more", 10)), "on {node}");
@@ -76,14 +76,14 @@ fn that_a_disk_has_room_again_is_known_even_if_the_message_is_lost() {
     three.put(0, "more", 10).unwrap();
 }
 
-/// Overwrites a key until the disk says no. How many writes it took.
+/// Overwrites a key until the disk is full. Returns the number of writes.
 fn fill(three: &mut Three, node: usize) -> usize {
     for round in 0..2_000 {
         let call = three.call(node, put("k", 20_000), 3_000);
         match three.finish(call) {
             Ok(_) => {}
             Err(CallError::NoSpace) => return round,
-            // What was under way when it filled up may wait until there is room.
+            // Writes in flight may wait until there is space.
             Err(CallError::Deadline { .. }) => {}
             Err(other) => panic!("{other}"),
         }
@@ -95,7 +95,7 @@ fn fill(three: &mut Three, node: usize) -> usize {
 fn full_disks_are_filled_and_freed_again_and_again() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.log_segment_bytes = 256 << 10;
-        // Nothing is cut: the log alone takes what there is.
+        // The log is not truncated and takes all the space.
         settings.snapshot_log_bytes = 1 << 40;
     });
     let mut kept = three.put(0, "first", 10).unwrap().revision();
@@ -109,7 +109,7 @@ fn full_disks_are_filled_and_freed_again_and_again() {
         for node in 0..3 {
             assert!(no_space(&three.put(node, "more", 10)), "on {node} in round {round}");
         }
-        // What shrinks the state goes on, in the reserve.
+        // Deletions succeed, because the log has a reserve.
         let deleted = three.delete(round % 3, "k").unwrap().revision();
         assert!(deleted > kept, "in round {round}");
         three.disks.iter().for_each(|disk| disk.limit(None));
@@ -148,10 +148,10 @@ fn what_was_under_way_when_the_disks_were_full_leaves_room_for_what_makes_room()
         settings.snapshot_log_bytes = 1 << 40;
     });
     three.put(0, "k", 10).unwrap();
-    // The next segment and the reserve are ready, and nothing more can be.
+    // The log can allocate nothing beyond the next segment and the reserve.
     three.pass(5_000);
     three.disks.iter().for_each(|disk| disk.limit(Some(disk.used())));
-    // Three times as much as a segment holds, before anybody knows.
+    // Three times the size of a segment, before the leader knows of the full disk.
     let calls: Vec<Call> =
         (0..300).map(|i| three.call(0, put(&format!("more{i}"), 40_000), 60_000)).collect();
     three.pass(3_000);
@@ -171,7 +171,7 @@ fn a_full_disk_lets_go_of_the_log_that_somebody_needed_until_now() {
         settings.snapshot_log_bytes = 64 << 10;
     });
     let first = |three: &Three| three.nodes[0].driver.log_reader.first().get();
-    // One member is there, and writes nothing down.
+    // One connected member does not write its log.
     for i in 0..100 {
         let mut call = three.call(0, put(&format!("k{i}"), 1_000), 5_000);
         while poll(&mut call).is_pending() {

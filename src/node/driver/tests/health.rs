@@ -1,4 +1,4 @@
-//! What nodes say of their health while things happen to them.
+//! Tests of the health that nodes report during faults.
 
 use std::cell::Cell;
 
@@ -15,8 +15,8 @@ fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover(
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
     assert!((0..3).all(|node| verdict(&three, node) == HealthStatus::Healthy));
-    assert_eq!(three.shared(0).health().to_string(), "all is well: the node leads");
-    assert_eq!(three.shared(1).health().to_string(), "all is well: the node follows m0");
+    assert_eq!(three.shared(0).health().to_string(), "healthy: the node is the leader");
+    assert_eq!(three.shared(1).health().to_string(), "healthy: the node follows m0");
     for peer in [1, 2] {
         three.hub.cut(id(peer), id(0));
         three.hub.cut(id(0), id(peer));
@@ -73,7 +73,7 @@ fn a_driver_that_hangs_and_a_disk_that_hangs_and_a_full_one_are_told_apart() {
     three.disk(1, Space::Plenty);
     three.pass(50);
     assert_eq!(verdict(&three, 1), HealthStatus::Healthy);
-    // The log of node 2 owes an answer, and its driver goes on.
+    // The log of node 2 does not respond, and its driver continues.
     drop(three.call(0, put("k", 1), 1_000));
     (0..100).for_each(|_| three.step_without_log(Some(2)));
     assert_eq!(verdict(&three, 2), HealthStatus::DiskSlow);
@@ -104,8 +104,9 @@ fn followers_keep_their_leader_until_another_is_elected() {
             let health = three.shared(node).health();
             assert!(health.has_leader && health.status == HealthStatus::Healthy, "{health:?}");
             saw_none.set(saw_none.get() || three.shared(node).status.borrow().leader.is_none());
-            waited
-                .set(waited.get() || health.to_string().starts_with("the node waits for a leader"));
+            waited.set(
+                waited.get() || health.to_string().starts_with("the node is waiting for a leader"),
+            );
         }
         leads(three, 1) || leads(three, 2)
     });
@@ -120,7 +121,7 @@ fn member_cut_off_from_all_reports_no_leader_in_bounded_time() {
         three.hub.cut(id(one), id(other));
         three.hub.cut(id(other), id(one));
     }
-    // The hub loses messages and breaks no connection, so it takes four election timeouts, and some ticks.
+    // The hub loses messages and breaks no connection, so it takes four election timeouts and a few ticks.
     three.pass(2_000 + 500);
     for node in 0..3 {
         let health = three.shared(node).health();
@@ -148,7 +149,7 @@ fn young_leader_lets_membership_changes_wait_for_contact() {
     three.until("m1 does not lead", |three| three.shared(1).status.borrow().role == Role::Leader);
     three.pass(50);
     three.hub.heal_all();
-    // Of the two that stay it has not heard the other one yet.
+    // The new leader has not heard from the other remaining member yet.
     let shared = Arc::clone(three.shared(1));
     let mut removal =
         Box::pin(async move { shared.step(MembershipRequest::Remove(id(0)), deadline).await });

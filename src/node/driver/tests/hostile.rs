@@ -1,9 +1,9 @@
-//! What no correct member sends: nothing of it may fell a leader, or make a lie of what was said.
+//! Tests of messages that no correct member sends. They must not crash a leader or falsify an answer.
 
 use super::*;
 use crate::model::{AckWindow, Incarnation, Proposal};
 
-/// Requests of node 2, in a later life than its real one, with a window of so many spans.
+/// Returns requests of node 2, in a later incarnation than its real one, with a window of `spans` ranges.
 fn proposal(seq: u64, command: Command, spans: u64) -> Proposal {
     let open = (0..spans).map(|span| span * 2 + 1..span * 2 + 2).collect();
     let window = AckWindow { frontier: spans * 2 + 1, open };
@@ -37,7 +37,7 @@ fn requests_too_large_for_an_entry_are_dropped_and_the_leader_leads_on() {
 
 #[test]
 fn small_requests_with_large_windows_are_spread_over_entries() {
-    // So many bytes may be under way.
+    // Allows that many bytes in flight.
     let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 20 << 20);
     for seq in 1..=20 {
         let message = proposal(seq, put(&format!("k{seq:02}"), 1), 200_000);

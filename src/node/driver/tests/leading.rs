@@ -1,5 +1,5 @@
-//! What a leader owes to the others whatever comes in between: the end of each lease, an answer to each question, and
-//! to be led by somebody else when it cannot lead.
+//! Tests of a leader's duties under faults: each lease ends, each question is answered, and a leader that cannot lead
+//! gives way.
 
 use std::panic::catch_unwind;
 
@@ -14,14 +14,14 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Three nodes, led by the first for a while: nobody is kept waiting any more by what was refused before.
+/// Returns three nodes, led by the first for long enough that no earlier rejection delays requests.
 fn led() -> Three {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
     three
 }
 
-/// How many rounds a node has begun, as the leader.
+/// Returns the number of rounds that a node has started as the leader.
 fn rounds(three: &Three, node: usize) -> u64 {
     let meters = Arc::clone(&three.shared(node).meters);
     crate::metrics::Metrics::new("", meters).snapshot().read_rounds_total
@@ -35,12 +35,12 @@ fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
     }
 }
 
-/// The leases that there are, as a node's replica has them.
+/// Returns the leases in a node's replica.
 fn leases(three: &Three, node: usize) -> Vec<LeaseId> {
     three.shared(node).reader.leases().into_iter().map(|(lease, _)| lease).collect()
 }
 
-/// Nobody hears a node, and it hears nobody.
+/// Cuts all connections of a node, in both directions.
 fn isolate(three: &Three, node: usize) {
     for other in (0..3).filter(|other| *other != node) {
         three.hub.cut(id(node), id(other));
@@ -48,7 +48,7 @@ fn isolate(three: &Three, node: usize) {
     }
 }
 
-/// Somebody asks a leader to hand over to a node.
+/// Requests a leadership transfer to a node.
 fn transfer(three: &Three, leader: usize, to: usize, within: u64) -> Read {
     let shared = Arc::clone(three.shared(leader));
     let (to, deadline) = (Some(id(to)), shared.now() + ms(within));
@@ -57,7 +57,7 @@ fn transfer(three: &Three, leader: usize, to: usize, within: u64) -> Read {
     asked
 }
 
-/// How many milliseconds pass until a question is answered.
+/// Returns the number of milliseconds until a question is answered, and the result.
 fn answered_after(three: &mut Three, mut read: Read) -> (u64, CallResult<()>) {
     for passed in 0..2_000 {
         if let Poll::Ready(result) = look(&mut read) {
@@ -73,7 +73,7 @@ fn a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it() {
     let mut three = led();
     let lease = grant(&mut three, 2, 1_000);
     three.pass(1_000);
-    // For an election timeout nothing is proposed, and it falls due within.
+    // For an election timeout nothing is proposed, and the lease becomes due during that.
     isolate(&three, 1);
     let asked = transfer(&three, 0, 1, 5_000);
     three.pass(250);
@@ -93,7 +93,7 @@ fn a_lease_that_takes_the_id_of_one_that_is_due_is_not_ended_in_its_place() {
         let mut three = led();
         three.write(0, grant()).unwrap();
         three.pass(1_000);
-        // Nothing is committed while the lease falls due.
+        // Nothing is committed while the lease becomes due.
         isolate(&three, 0);
         let calls = [revoke, grant()].map(|command| three.call(0, command, 5_000));
         three.pass(250);
@@ -138,7 +138,7 @@ fn a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on() {
         three.step_without_log(Some(0));
     }
     assert!(!leads(&three), "its disk has not answered for two seconds");
-    // Those that are well go on, without it.
+    // The healthy members continue without it.
     let mut call = three.call(2, put("k", 10), 1_000);
     let ended = (0..200).any(|_| {
         three.step_without_log(Some(0));
@@ -183,7 +183,7 @@ fn a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has
     let moved = transfer(&three, 0, 1, 5_000);
     let is_chosen = |three: &Three| three.nodes[2].driver.look().vote == Some(id(1));
     three.until("nobody votes for it", is_chosen);
-    // It is elected, and what it says as the leader is lost.
+    // It is elected, and the messages that it sends as the leader are lost.
     three.hub.cut(id(1), id(0));
     three.hub.cut(id(1), id(2));
     three.until("it is not elected", |three| three.nodes[1].driver.look().leads);
@@ -215,7 +215,7 @@ fn rounds_that_raft_has_forgotten_are_begun_anew() {
     let mut three = led();
     three.hub.cut(id(1), id(0));
     three.hub.cut(id(2), id(0));
-    // As many as may be under way at once.
+    // The maximum number of unconfirmed rounds.
     let before = rounds(&three, 0);
     let reads: Vec<Read> = (0..4)
         .map(|_| {
@@ -243,7 +243,7 @@ fn a_node_that_stood_still_does_not_make_up_for_its_ticks() {
     let ticks = |three: &Three, node: usize| three.nodes[node].driver.look().ticks;
     let before: Vec<u64> = (0..3).map(|node| ticks(&three, node)).collect();
     let term = three.nodes[0].driver.look().term;
-    // All of them, for a minute; then each has as many turns as it likes.
+    // All nodes stall for a minute. Then each runs many turns.
     three.clock.0.fetch_add(60_000, Ordering::Relaxed);
     for _ in 0..100 {
         for node in &mut three.nodes {
@@ -267,7 +267,7 @@ fn a_replica_to_which_nothing_happens_is_looked_through_all_the_same() {
     three.pass(1_000);
     let before = three.nodes[0].driver.look();
     three.push(1, Input::Rot { key: b"row/007".to_vec(), reply: ReplyTo::Nobody });
-    // 200 rows, 16 a tick, 40 ticks a second.
+    // 200 rows, with 16 verified each tick, and 40 ticks each second.
     three.pass(500);
     let why = three.shared(1).stop_reason().expect("it has found out").to_string();
     assert!(why.contains("row/007"), "{why}");
@@ -275,7 +275,7 @@ fn a_replica_to_which_nothing_happens_is_looked_through_all_the_same() {
     assert_eq!((now.term, now.applied), (before.term, before.applied), "nothing else happened");
 }
 
-/// A break, and the test that notices it.
+/// A mutant, and the test that detects it.
 const NOTICED: [(Mutant, fn()); 8] = [
     (Mutant::B41, a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it),
     (Mutant::B43, a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on),
@@ -290,7 +290,7 @@ const NOTICED: [(Mutant, fn()); 8] = [
     (Mutant::B50, a_replica_to_which_nothing_happens_is_looked_through_all_the_same),
 ];
 
-/// The last four are noticed by nothing else: what they break is done again by something else a little later.
+/// No other test detects the last four mutants, because another mechanism repeats what they break a little later.
 #[test]
 fn each_of_these_tests_falls_with_its_break() {
     for (mutant, test) in NOTICED {

@@ -1,4 +1,4 @@
-//! Three nodes whose turns and clock a test holds in its hand: what a driver does about limits.
+//! Tests of a driver's limits, on three nodes whose turns and clock the test controls.
 
 mod alone;
 mod forgetting;
@@ -32,7 +32,7 @@ use crate::sim::SimDisk;
 use crate::transport::{MemoryHub, Receiver};
 use crate::wal::Space;
 
-/// A clock that a test moves.
+/// A clock that the test advances.
 #[derive(Default)]
 struct HeldClock(AtomicU64);
 
@@ -42,7 +42,7 @@ impl Clock for HeldClock {
     }
 }
 
-/// See the module. Nodes are numbered from 0, their ids from 1.
+/// Three simulated nodes. They are numbered from 0, and their ids from 1.
 struct Three {
     clock: Arc<HeldClock>,
     hub: MemoryHub,
@@ -91,7 +91,7 @@ fn settings(node: usize) -> Settings {
 }
 
 impl Three {
-    /// Three nodes that have a leader.
+    /// Returns three nodes with a leader.
     fn new(configure: impl Fn(usize, &mut Settings)) -> Self {
         let mut three = Self {
             clock: Arc::default(),
@@ -112,7 +112,7 @@ impl Three {
         three
     }
 
-    /// A node that starts from what is on its disk.
+    /// Starts a node from its disk.
     fn begin(&self, node: usize, settings: Settings) -> (Assembled, Arc<dyn Receiver>) {
         let env = Env {
             clock: self.clock.clone(),
@@ -126,7 +126,7 @@ impl Three {
         (assembly.finish(Box::new(network)).unwrap(), receiver)
     }
 
-    /// A process dies, and another one takes its place.
+    /// Kills a node and starts it again.
     fn restart(&mut self, node: usize) {
         let settings = self.shared(node).settings.clone();
         self.nodes[node].driver.abandon(&crate::node::StopReason::Killed);
@@ -137,7 +137,7 @@ impl Three {
         self.receivers[node] = receiver;
     }
 
-    /// As [`Three::new`], and this node leads.
+    /// Like [`Three::new`], with this node as the leader.
     fn led_by(node: usize, configure: impl Fn(usize, &mut Settings)) -> Self {
         let mut three = Self::new(configure);
         three.lead(node);
@@ -168,7 +168,7 @@ impl Three {
         assert!(self.shared(node).inbox.push(input).is_ok(), "node {node} has stopped");
     }
 
-    /// What a peer, or somebody who behaves like one, sends.
+    /// Delivers a message from a peer, or from an attacker in its place.
     fn deliver(&self, to: usize, from: usize, message: PeerMessage) {
         self.receivers[to].deliver(id(from), message);
     }
@@ -177,12 +177,12 @@ impl Three {
         self.push(node, Input::Space(space));
     }
 
-    /// Five milliseconds.
+    /// Advances the time by five milliseconds.
     fn step(&mut self) {
         self.step_without_log(None);
     }
 
-    /// Five milliseconds, in which one node's disk does nothing.
+    /// Advances the time by five milliseconds, in which the log of one node does nothing.
     fn step_without_log(&mut self, of: Option<usize>) {
         self.clock.0.fetch_add(5, Ordering::Relaxed);
         for (at, node) in self.nodes.iter_mut().enumerate() {
@@ -198,7 +198,7 @@ impl Three {
         (0..ms / 5).for_each(|_| self.step());
     }
 
-    /// Waits, at most half a minute.
+    /// Steps until the condition holds, for at most 30 simulated seconds.
     fn until(&mut self, what: &str, is: impl Fn(&Self) -> bool) {
         for _ in 0..6000 {
             if is(self) {
@@ -227,12 +227,12 @@ impl Three {
         self.leader_now().unwrap()
     }
 
-    /// A call that is made on a node, and carried on by [`Three::finish`].
+    /// Starts a call on a node. [`Three::finish`] completes it.
     fn call(&self, node: usize, command: Command, timeout_ms: u64) -> Call {
         let shared = Arc::clone(self.shared(node));
         let deadline = shared.now() + Duration::from_millis(timeout_ms);
         let mut call: Call = Box::pin(async move { shared.write(command, deadline).await });
-        // It is put before the driver when it is looked at first.
+        // The first poll queues it for the driver.
         let first = poll(&mut call);
         match first {
             Poll::Pending => call,

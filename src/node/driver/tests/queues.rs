@@ -1,4 +1,4 @@
-//! Queues in front of the driver: what happens at their bounds.
+//! Tests of the limits of the queues in front of the driver.
 
 use std::sync::Mutex;
 
@@ -23,7 +23,7 @@ fn writes_beyond_what_admission_allows_are_busy_in_number_and_in_bytes() {
     assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
 }
 
-/// A session that is being opened, looked at once.
+/// A session that is being opened, and the result of the first poll.
 type Opening = Pin<Box<dyn Future<Output = CallResult<()>>>>;
 
 fn open_session(three: &Three) -> (Opening, Poll<CallResult<()>>) {
@@ -64,7 +64,7 @@ fn a_node_that_has_stopped_says_so_whatever_else_is_in_the_way() {
     let stopped = CallError::Stopped { reason: StopReason::Killed, maybe_applied: false };
     assert_eq!(open_session(&three).1, Poll::Ready(Err(stopped.clone())));
 
-    // Nor does it run out of room by being asked.
+    // Rejected calls do not use up the limit either.
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 1);
     three.push(0, Input::Abort);
     three.step();

@@ -1,5 +1,5 @@
-//! What is refused before it is proposed: at the quota what grows the state, not what shrinks it; and what looks at too
-//! much.
+//! Tests of requests that are rejected before they are proposed: at the quota those that grow the state, but not
+//! those that shrink it, and those that scan too much.
 
 use super::*;
 use crate::model::{
@@ -38,7 +38,7 @@ fn at_the_quota_growth_is_refused_on_every_node_and_everything_else_goes_on() {
         three.write(node, txn(vec![Op::get("k00")])).unwrap();
         three.write(node, txn(vec![Op::delete("absent")])).unwrap();
     }
-    // A deletion leaves its mark, and yet it is the way back, with a compaction.
+    // A deletion adds to the history, but is allowed, because a compaction after it makes room.
     three.delete(1, "k00").unwrap();
     assert!(is_quota(&three.put(0, "more", 100_000)), "its history is still there");
     let revision = three.shared(1).reader.revision();
@@ -56,7 +56,7 @@ fn a_grant_counts_as_growth_and_a_revocation_does_not() {
         Ok(Reply::Grant(grant)) => grant.id,
         other => panic!("{other:?}"),
     };
-    // To the last byte.
+    // Up to the last byte.
     for bytes in [500_000, 400_000, 100_000, 10_000, 1_000, 100, 10, 1] {
         for round in 0.. {
             if is_quota(&three.put(0, &format!("k{bytes}-{round}"), bytes)) {
@@ -68,7 +68,7 @@ fn a_grant_counts_as_growth_and_a_revocation_does_not() {
     three.write(0, Command::Revoke(lease)).unwrap();
 }
 
-/// Led by one with a small quota that is nearly reached; the others would let more in.
+/// Returns nodes whose leader has a small quota that is nearly reached. The quotas of the others are larger.
 fn nearly_full() -> Three {
     let mut three = Three::led_by(0, |node, settings| {
         settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
@@ -89,7 +89,7 @@ fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
     assert_eq!(three.shared(1).reader.get(b"more").0, None);
 }
 
-/// A call that was handed over once and not heard of, and is handed over again.
+/// Makes a call whose first message is lost and which is sent again.
 fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
     three.hub.cut(id(1), id(0));
     call(three);
@@ -97,8 +97,8 @@ fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
     three.hub.heal_all();
 }
 
-/// Whether it has a deadline, or is what a recipe insists on: that waits for no room either, or it would hold up what makes
-/// some.
+/// This holds with a deadline, and also for internal requests without one. Those must not wait for room either,
+/// because they would block the requests that make room.
 #[test]
 fn what_an_earlier_attempt_may_have_brought_into_a_log_is_refused_when_it_cannot_come_true_any_more()
  {
@@ -117,13 +117,15 @@ fn what_an_earlier_attempt_may_have_brought_into_a_log_is_refused_when_it_cannot
     three.delete(1, "k1").unwrap();
 }
 
-/// The entry is in the log of a leader that does not know yet whether it is committed, and has no room for what is in it.
+/// The entry is in the log of a leader that does not know yet whether it is committed, and whose quota has no room
+/// for it.
 #[test]
 fn what_a_log_has_is_told_as_it_comes_true_also_where_there_is_no_room_for_it() {
     let mut three = nearly_full();
     three.lead(2);
     let before = three.shared(0).reader.revision();
-    // The next leader hears of it, and whoever leads hears from nobody that it did; whose request it is has no log of it.
+    // The next leader receives the entry. The present leader does not learn of that, and the node that made the
+    // request does not have the entry.
     three.hub.cut(id(0), id(2));
     three.hub.cut(id(2), id(1));
     let (sender, mut told) = tokio::sync::oneshot::channel();
@@ -140,7 +142,8 @@ fn what_a_log_has_is_told_as_it_comes_true_also_where_there_is_no_room_for_it() 
         }
         three.step();
     }
-    // What it has is not committed for as long as the other log stands still, and it is asked for the same once more.
+    // The entry is not committed while the other log does not respond, and the request is sent to the new leader
+    // again.
     (0..20).for_each(|_| three.step_without_log(Some(1)));
     assert!(leads(&three) && told.try_recv().is_err());
     three.pass(500);
@@ -182,7 +185,7 @@ fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
     assert_eq!(last, Revision(201));
 }
 
-/// Every replica carries it out, and at each start once more, so that it is refused before it is in the log.
+/// Every replica would run the transaction, and again at each start. So it is rejected before it reaches the log.
 #[test]
 fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     let mut three = Three::new(|_, settings| settings.limits.txn_keys_max = 100);
@@ -208,7 +211,7 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
             );
         }
     }
-    // Four times all that there is may always be looked at, also if most of it is deleted.
+    // A scan of four times the number of stored keys is always allowed, even if most of them are deleted.
     for key in 25..40 {
         three.put(0, &format!("k{key:02}"), 1).unwrap();
     }
@@ -220,7 +223,7 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     assert_eq!(refused, Err(CallError::Rejected(Rejection::TooManyKeys { max: 160 })));
 }
 
-/// So many keys, in as few calls as there can be.
+/// Writes `keys` keys, in as few calls as possible.
 fn fill(three: &mut Three, keys: usize) {
     let all: Vec<usize> = (0..keys).collect();
     for some in all.chunks(100) {
@@ -229,7 +232,7 @@ fn fill(three: &mut Three, keys: usize) {
     }
 }
 
-/// The answers to all that one entry holds are in memory at once: they are counted before they are made.
+/// The answers to all requests of one entry are in memory at once, so admission counts them in advance.
 #[test]
 fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
@@ -253,7 +256,8 @@ fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
     }
 }
 
-/// Whoever binds a key to a lease is judged by all keys of that lease, on each replica, whatever comes of it.
+/// Attaching a key to a lease requires rights to all keys of that lease. Each replica checks them, even if the
+/// request is then denied.
 #[test]
 fn who_attaches_a_lease_of_many_keys_counts_for_them() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
@@ -304,7 +308,7 @@ fn who_attaches_a_lease_of_many_keys_counts_for_them() {
         let count = let_in(command);
         assert!(expected.contains(&count), "{what}: {count}");
     }
-    // One that is nobody's but root's: she is refused, and has cost the same.
+    // One key belongs to root only. The request is denied, and counts the same.
     three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let refused = three.call(0, by("ann", put("k000")), 5_000);
     assert!(three.shared(0).open_bytes() > 1_000 * 160);
@@ -312,8 +316,8 @@ fn who_attaches_a_lease_of_many_keys_counts_for_them() {
     assert_eq!(refused, CallError::Rejected(AuthError::Denied.into()));
 }
 
-/// Where there are more keys than all that may be open counts for, one that looks at all of them is still let in, and
-/// with it what looks at none.
+/// The keys of the store count for more than the limit of open requests. A command that scans all of them is still
+/// admitted, and so is another one on a single key.
 #[test]
 fn what_looks_at_everything_is_let_in_beside_what_does_not() {
     let mut three = Three::led_by(0, |_, settings| settings.open_bytes_max = 1 << 20);
@@ -328,7 +332,7 @@ fn what_looks_at_everything_is_let_in_beside_what_does_not() {
     three.write(0, wide()).unwrap();
 }
 
-/// A command of a few bytes that keeps a value stores it once more.
+/// A small command that keeps a value stores that value once more.
 #[test]
 fn what_is_kept_counts_and_so_does_what_is_not_applied_yet() {
     for (caller, longest) in [(0, 100_000), (1, 100_000), (0, 1)] {
@@ -336,7 +340,7 @@ fn what_is_kept_counts_and_so_does_what_is_not_applied_yet() {
         for key in 0..5 {
             three.put(0, &format!("k{key}"), longest).unwrap();
         }
-        // A value that is on its way when it is to be kept is as long as it will be.
+        // A value that is still in flight when it is to be kept counts with its final length.
         let coming = three.call(caller, put("k0", 100_000), 5_000);
         let keep = |key: usize| {
             let value = crate::model::PutValue::Keep;

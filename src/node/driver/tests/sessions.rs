@@ -1,4 +1,4 @@
-//! Sessions whose nodes are cut off, and leases that pass from one node to another.
+//! Tests of sessions whose nodes are cut off, and of leases that move from one node to another.
 
 use super::*;
 use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
@@ -14,7 +14,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 impl Three {
-    /// Awaits something while time passes.
+    /// Steps until a future is ready.
     fn wait<T>(&mut self, future: impl Future<Output = T>) -> T {
         let mut future = Box::pin(future);
         for _ in 0..6000 {
@@ -26,7 +26,7 @@ impl Three {
         panic!("it does not end");
     }
 
-    /// A session with a key that is bound to it.
+    /// Opens a session and binds a key to it.
     fn open(&mut self, node: usize, ttl_ms: u64, delay_ms: u64, own: bool) -> Claim {
         let shared = Arc::clone(self.shared(node));
         let (info, deadline) =
@@ -46,7 +46,7 @@ impl Three {
         self.wait(async move { shared.resume_session(lease, ms(delay_ms), deadline).await })
     }
 
-    /// Whether the key is there, as a node's replica has it.
+    /// Returns whether the key exists in a node's replica.
     fn is_bound(&self, node: usize) -> bool {
         self.shared(node).reader.get(KEY.as_bytes()).0.is_some()
     }
@@ -84,13 +84,13 @@ fn the_keys_of_a_holder_that_was_cut_off_stay_for_the_lock_delay_even_when_it_is
         });
         let ended = three.clock.now();
         assert_eq!(three.standing(&state), SessionState::Ended(SessionEndReason::NotRenewed));
-        // It comes back, and does what programs do then.
+        // The node reconnects, and the program drops its claim.
         three.hub.heal_all();
         drop(claim);
         three.until("its key stays for ever", |three| !three.is_bound(0));
         let stayed = three.clock.now().since(ended);
         assert!(stayed >= ms(delay), "{stayed:?} of {delay} ms");
-        // The drift bound at the leader, on ttl and delay.
+        // The leader adds the drift bound to the TTL and the delay.
         assert!(stayed <= ms(delay) + ms((3000 + delay) / 5 + 300), "{stayed:?} of {delay} ms");
     }
 }
@@ -111,7 +111,7 @@ fn a_shutdown_closes_what_is_believed_in_and_leaves_the_rest_to_its_delay() {
         let claim = three.open(1, 3000, 60_000, false);
         if cut_off {
             three.cut_off(1);
-            // Nobody looks, and no tick of the node comes before it is stopped.
+            // The session is not read, and the node has no tick before it is stopped.
             three.clock.0.fetch_add(2_995, Ordering::Relaxed);
             three.hub.heal_all();
         }
@@ -199,7 +199,7 @@ fn a_resumed_lease_is_not_believed_in_before_the_leader_has_answered() {
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
     three.pass(200);
-    // What this node asks does not arrive any more: the barrier does not, and a renewal would not.
+    // All requests of this node are lost: the read barrier, and any renewal.
     three.cut_off(2);
     let shared = Arc::clone(three.shared(2));
     let deadline = shared.now() + ms(1000);
@@ -253,7 +253,8 @@ fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
-    // Dropped after so many steps, and so also when the answer is there and not looked at.
+    // The call is dropped after each number of steps, including the one at which the answer has arrived and was not
+    // polled.
     let answered = (0..40).find(|steps| {
         let shared = Arc::clone(three.shared(2));
         let deadline = shared.now() + ms(5000);

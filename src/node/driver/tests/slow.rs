@@ -1,4 +1,5 @@
-//! What is said of slow requests: whose fault it was, once a second at most, and nothing of quick ones.
+//! Tests of the log lines about slow requests: they name the cause, appear at most once a second, and never appear
+//! for fast requests.
 
 use std::fmt::{self, Write};
 use std::sync::Mutex;
@@ -10,7 +11,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use super::*;
 use crate::model::{KeyRange, Range};
 
-/// Writes down every warning as a line.
+/// Records each warning as a line.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -49,7 +50,8 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-/// Three nodes, led by the first, for which 100 ms are slow; and what they say of that.
+/// Runs three nodes, led by the first, with a threshold of 100 ms. Returns the lines that they log about slow
+/// requests.
 fn told(tell: impl FnOnce(&mut Three)) -> Vec<String> {
     let slow = |_: usize, settings: &mut Settings| {
         settings.slow_request = Duration::from_millis(100);
@@ -60,10 +62,10 @@ fn told(tell: impl FnOnce(&mut Three)) -> Vec<String> {
     let warnings = Warnings::default();
     tracing::subscriber::with_default(warnings.clone(), || tell(&mut three));
     let lines = warnings.0.lock().unwrap();
-    lines.iter().filter(|line| line.starts_with("a slow")).cloned().collect()
+    lines.iter().filter(|line| line.starts_with("slow ")).cloned().collect()
 }
 
-/// A put on a node, where one node's disk stands still for so long first.
+/// Puts a key on a node, while the disk of node `slow` first stalls for `ms`.
 fn put_beside_a_slow_disk(three: &mut Three, on: usize, slow: usize, ms: u64) {
     let call = three.call(on, put("k", 10), 5_000);
     (0..ms / 5).for_each(|_| three.step_without_log(Some(slow)));
@@ -80,9 +82,9 @@ fn a_slow_disk_of_the_node_that_was_asked_is_named() {
     for node in [0, 1] {
         let lines = told(|three| put_beside_a_slow_disk(three, node, node, 300));
         let [line] = &lines[..] else { panic!("one line: {lines:?}") };
-        let words = "a slow request (put): it took 3";
+        let words = "slow request (put): took 3";
         assert!(line.starts_with(words), "{line}");
-        assert!(line.contains("most of it in this node's log: on its disk"), "{line}");
+        assert!(line.contains("mostly writing this node's log"), "{line}");
         assert!(line.contains(&format!(" node=\"m{node}\"")), "{line}");
         for field in ["waiting=", "forwarding=", "replicating=", "applying=", "passed_over=0"] {
             assert!(line.contains(field), "{field} in {line}");
@@ -105,7 +107,7 @@ fn slow_disks_of_the_others_are_told_from_its_own() {
         three.finish(call).unwrap();
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
-    assert!(line.contains("most of it in the logs of the others"), "{line}");
+    assert!(line.contains("mostly replicating to the logs of the other members"), "{line}");
 }
 
 #[test]
@@ -115,7 +117,7 @@ fn a_request_that_nobody_leads_says_so() {
             three.hub.cut(id(peer), id(0));
             three.hub.cut(id(0), id(peer));
         }
-        // It has noticed that it leads nobody.
+        // The leader has noticed that it has no followers.
         three.pass(3_000);
         let call = three.call(0, put("k", 10), 500);
         let late = three.finish(call).unwrap_err();
@@ -123,7 +125,7 @@ fn a_request_that_nobody_leads_says_so() {
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
     assert!(line.contains("given up after 5"), "{line}");
-    assert!(line.contains("before it could be handed to a leader"), "{line}");
+    assert!(line.contains("waiting for a leader"), "{line}");
     assert!(line.contains("at=\"waiting\""), "{line}");
 }
 
@@ -142,14 +144,14 @@ fn a_request_that_is_given_up_names_the_disk_that_hangs() {
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
     assert!(line.contains("given up after 30"), "{line}");
-    assert!(line.contains("in this node's log: on its disk"), "{line}");
+    assert!(line.contains("writing this node's log"), "{line}");
 }
 
 #[test]
 fn quick_requests_are_not_spoken_of() {
     let lines = told(|three| {
         let all = |three: &Three| (0..3).map(|node| slow_requests(three, node)).sum::<u64>();
-        // What was asked for before anybody led.
+        // Requests from before the first election.
         let before = all(three);
         for node in 0..3 {
             three.put(node, "k", 10).unwrap();
@@ -215,8 +217,8 @@ fn a_slow_read_says_whether_it_waited_for_the_leader_or_for_this_replica() {
         end_read(three, read);
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
-    assert!(line.contains("most of it in asking the leader"), "{line}");
-    // What was written before is committed, and not on this node's disk.
+    assert!(line.contains("mostly asking the leader"), "{line}");
+    // The earlier write is committed, but this node's disk and replica do not have it yet.
     let lines = told(|three| {
         let write = three.call(0, put("k", 10), 5_000);
         (0..6).for_each(|_| three.step_without_log(Some(1)));
@@ -226,5 +228,5 @@ fn a_slow_read_says_whether_it_waited_for_the_leader_or_for_this_replica() {
         three.finish(write).unwrap();
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
-    assert!(line.contains("most of it in waiting until this node had applied"), "{line}");
+    assert!(line.contains("mostly waiting until this node had applied"), "{line}");
 }

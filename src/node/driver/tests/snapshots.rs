@@ -1,4 +1,4 @@
-//! Snapshots on their way from one node to another, turn by turn.
+//! Tests of moving snapshots between nodes, turn by turn.
 
 use super::*;
 use crate::env::Disk;
@@ -24,7 +24,7 @@ fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_i
     }
     three.pass(30_000);
     three.hub.heal_all();
-    // Many ticks: the snapshot is here, and the log does not say that it stands in its place.
+    // After many ticks the snapshot has arrived, but the log has not confirmed it.
     for _ in 0..600 {
         three.step_without_log(Some(2));
     }
@@ -44,7 +44,7 @@ fn a_fetch_that_the_log_has_overtaken_is_given_up_with_its_file() {
         let applied = three.shared(2).status.borrow().applied;
         let later = LogIndex(applied.get() + 20);
         let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
-        // Whoever offers it is not heard of again, and another one leads.
+        // The peer that offers it is gone, and another node leads.
         three.hub.cut(id(2), id(1));
         let now = three.clock.now();
         three.nodes[2].driver.fetch(id(1), id_of_it, now);
@@ -98,7 +98,7 @@ fn what_has_changed_in_memory_beside_the_rows_stops_the_node_while_the_log_has_e
 
 type Backup = Pin<Box<dyn Future<Output = CallResult<SnapshotId>>>>;
 
-/// A backup of the first node is asked for.
+/// Starts a backup of the first node.
 fn backup(three: &Three) -> (Backup, Poll<CallResult<SnapshotId>>) {
     let shared = Arc::clone(three.shared(0));
     let mut backup: Backup = Box::pin(async move { shared.backup("/data/backup".into()).await });
@@ -113,7 +113,7 @@ fn look(backup: &mut Backup) -> Poll<CallResult<SnapshotId>> {
 #[test]
 fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
     let mut three = Three::led_by(0, often);
-    // Nobody writes them: that is what a disk looks like that does not answer.
+    // The backup worker does not run, as if the disk did not respond.
     let mut backups: Vec<Backup> = (0..5).map(|_| backup(&three).0).collect();
     three.pass(100);
     let results: Vec<_> = backups.iter_mut().map(look).collect();
@@ -128,7 +128,7 @@ fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
     }
     three.pass(1_000);
     assert!(taken(&three) > before + 1, "{} snapshots since", taken(&three) - before);
-    // It answers again, and one after the other comes to its end.
+    // The disk responds again, and the backups complete one by one.
     let Assembled { backup_worker, mut driver, .. } = three.nodes.remove(0);
     let worker = std::thread::spawn(move || backup_worker.run());
     let deadline = std::time::Instant::now() + Duration::from_secs(60);

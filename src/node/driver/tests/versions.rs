@@ -1,13 +1,13 @@
-//! The cluster's version is raised when all members understand it, and only then: who was replaced by an older build
-//! meanwhile would have to stop.
+//! Tests of raising the cluster version: only when all members support it, since a member that was downgraded in the
+//! meantime would have to stop.
 
 use super::*;
 use crate::model::{ClusterVersion, Hello};
 
-/// Builds of the next version pass for it; there is only one so far.
+/// Stands for a future cluster version; there is only one so far.
 const NEXT: ClusterVersion = ClusterVersion(2);
 
-/// Three nodes, led by the first. The second understands nothing but the first version.
+/// Returns three nodes, led by the first. The second supports only the first version.
 fn with_an_older_one() -> Three {
     let mut three = Three::led_by(0, |node, settings| {
         settings.supported_version = if node == 1 { ClusterVersion::FIRST } else { NEXT };
@@ -16,7 +16,7 @@ fn with_an_older_one() -> Three {
     three
 }
 
-/// A node connects to the first one, as a build that understands this version.
+/// Connects a node to the first one, as a build that supports this version.
 fn connects(three: &Three, node: usize, supported_version: ClusterVersion) {
     let hello = three.nodes[node].driver.identity.hello(id(0));
     three.push(0, Input::Connected(id(node), Hello { supported_version, ..hello }));
@@ -55,7 +55,7 @@ fn what_was_proposed_is_not_proposed_again_after_another_has_led() {
     three.until("nobody else leads", |three| {
         (1..3).any(|node| three.shared(node).status.borrow().role == Role::Leader)
     });
-    // The second one has gone back to the older build.
+    // The second node was downgraded.
     connects(&three, 1, ClusterVersion::FIRST);
     three.hub.heal_all();
     three.leader();
