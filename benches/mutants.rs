@@ -70,14 +70,11 @@ const ONLY_IN_TESTS: [(Mutant, &str); 6] = [
     (Mutant::B48, LEADING),
     (Mutant::B49, LEADING),
     (Mutant::B50, LEADING),
-    (Mutant::B52, "`sim/stories.rs`: who_was_removed_stays_until_the_others_can_do_without"),
-    (
-        Mutant::B53,
-        "`sim/stories.rs`: who_was_the_only_member_reads_nothing_old_when_others_have_come",
-    ),
+    (Mutant::B52, "`sim/stories.rs`: removed_member_stays_until_the_others_can_do_without"),
+    (Mutant::B53, "`sim/stories.rs`: former_only_member_serves_no_stale_read_after_joins"),
 ];
 
-const LEADING: &str = "`node/driver/tests/leading.rs`: each_of_these_tests_falls_with_its_break";
+const LEADING: &str = "`node/driver/tests/leading.rs`: each_of_these_tests_fails_under_its_mutant";
 
 /// What came of a mutant.
 enum Found {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_planted_unless_somebody_asks_for_it() {
+    fn no_mutant_is_active_by_default() {
         assert!(Mutant::ALL.iter().all(|mutant| !is(*mutant)));
         let planted = Mutant::M07.plant();
         assert!(is(Mutant::M07) && !is(Mutant::M08));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_is_known_by_its_name() {
+    fn mutant_is_found_by_its_name() {
         for mutant in Mutant::ALL.iter().copied() {
             assert_eq!(Mutant::named(&format!("{mutant:?}")), Some(mutant));
         }
@@ -266,13 +266,13 @@ mod tests {
     /// If this were green the judge of the world would say nothing any more, and no other run of it would
     /// count.
     #[test]
-    fn a_canary_is_red() {
+    fn canary_mutant_fails_the_simulation() {
         let _planted = Mutant::M26.plant();
         assert!(falls());
     }
 
     #[test]
-    fn the_negative_controls_are_red() {
+    fn negative_controls_fail_the_simulation() {
         for control in [Mutant::N01, Mutant::N02, Mutant::N03] {
             let _planted = control.plant();
             assert!(falls(), "{control:?}: {}", control.breaks());

@@ -54,7 +54,7 @@ fn dropped_acquire_leaves_the_lock_to_the_next() {
 }
 
 #[test]
-fn the_same_case_gives_the_same_trace() {
+fn case_replays_to_the_same_trace() {
     let run = || -> Endings { run_cancellation(cases()[7]).unwrap() };
     assert_eq!(run().trace, run().trace);
 }

@@ -31,7 +31,7 @@ use subject::{Applied, LeaseNews, Real, Subject};
 const CASES_MIN: usize = 300;
 
 #[test]
-fn the_store_answers_as_the_scripts_say() {
+fn store_answers_match_the_scripts() {
     let update = std::env::var_os("UPDATE").is_some();
     let mut names = BTreeSet::new();
     let mut wrong = String::new();

@@ -52,7 +52,7 @@ fn run(name: &str) -> String {
 }
 
 #[test]
-fn the_quick_start_runs() {
+fn quick_start_example_runs() {
     let words = run("quick_start");
     assert!(words.contains("the rate was 100 and is 200 now: true"), "{words}");
     // The list is empty, unless a sync of the disk takes longer than a shutdown waits.
@@ -60,7 +60,7 @@ fn the_quick_start_runs() {
 }
 
 #[test]
-fn a_cron_job_goes_on_when_it_fails_when_its_leader_is_killed_and_after_an_outage() {
+fn cron_example_survives_failures_leader_kills_and_outages() {
     let words = run("cron");
     assert!(words.contains("has resigned: the job failed: the printer is on fire"), "{words}");
     assert!(words.contains("runs the job now; it is killed"), "{words}");
@@ -83,14 +83,14 @@ fn cron_resigns_on_ctrl_c() {
 }
 
 #[test]
-fn four_sessions_are_served_in_the_order_of_their_coming() {
+fn six_steps_example_serves_sessions_in_arrival_order() {
     let words = run("six_steps");
     assert!(words.contains(r#"served as ["2", "3", "1", "4"]"#), "{words}");
     assert!(words.contains("session 4 held the lock"), "{words}");
 }
 
 #[test]
-fn a_late_holder_is_refused_inside_the_store_and_outside() {
+fn redis_lock_example_rejects_a_late_holder() {
     let words = run("redis_lock");
     assert!(words.contains("a: true\n  b: false\ndeleted"), "{words}");
     assert!(words.contains("b: false\n  a: true\n"), "{words}");
@@ -99,7 +99,7 @@ fn a_late_holder_is_refused_inside_the_store_and_outside() {
 }
 
 #[test]
-fn numbered_keys_are_served_in_their_order() {
+fn zookeeper_example_serves_numbered_keys_in_order() {
     let words = run("zookeeper_recipes");
     assert!(words.contains("number 0 holds\n  number 1 holds\n  number 2 holds"), "{words}");
     assert!(words.contains("3 workers\n  2 workers"), "{words}");
@@ -107,7 +107,7 @@ fn numbered_keys_are_served_in_their_order() {
 }
 
 #[test]
-fn a_lock_is_found_again_by_the_id_of_its_owner() {
+fn lock_object_example_resumes_a_lock_by_owner_id() {
     let words = run("lock_object");
     assert!(words.contains("after the restart: acquired is true"), "{words}");
     assert!(words.contains("gets it: false\n"), "{words}");
@@ -116,7 +116,7 @@ fn a_lock_is_found_again_by_the_id_of_its_owner() {
 }
 
 #[test]
-fn the_locks_of_a_sql_database_are_one_call_each() {
+fn sql_locks_example_takes_one_call_each() {
     let words = run("sql_locks");
     assert!(words.contains("worker 1 does not: worker 0 has"), "{words}");
     assert!(words.contains("a has 40, b has 60"), "{words}");
@@ -124,7 +124,7 @@ fn the_locks_of_a_sql_database_are_one_call_each() {
 }
 
 #[test]
-fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
+fn leader_callbacks_example_stops_before_the_next_leader_starts() {
     let words = run("leader_callbacks");
     // The second instance may also stop, at the end of the program.
     let (stops, starts) = (words.find("stopped leading"), words.rfind("started leading"));
@@ -133,7 +133,7 @@ fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
 }
 
 #[test]
-fn three_processes_count_one_counter() {
+fn three_processes_increment_one_counter() {
     let dir = tempfile::tempdir().unwrap();
     // Three adjacent ports that are free at present.
     let port = (20_000..60_000)
@@ -184,7 +184,7 @@ fn three_processes_count_one_counter() {
 }
 
 #[test]
-fn a_shop_in_the_simulated_world_sells_no_seat_twice_unless_it_is_careless() {
+fn tickets_example_sells_no_seat_twice_unless_careless() {
     let words = run("tickets");
     assert!(words.contains("none sold twice"), "{words}");
     let careless = example("tickets").arg("careless").output().unwrap();
@@ -197,7 +197,7 @@ fn a_shop_in_the_simulated_world_sells_no_seat_twice_unless_it_is_careless() {
 
 /// `docs/assurance/checkers.md` uses this history as its first example.
 #[test]
-fn the_example_of_a_history_cannot_be() {
+fn example_history_is_a_violation() {
     use bowline::check::{Budget, Register, RegisterCall, Verdict, linear, lines};
     let text = include_str!("../docs/examples/history.jsonl");
     let read = lines::read::<RegisterCall>(text.as_bytes()).unwrap();

@@ -240,7 +240,7 @@ twins! {
 }
 
 #[test]
-fn every_target_has_a_twin_and_a_binary() {
+fn every_fuzz_target_has_a_twin_and_a_binary() {
     let mut names: Vec<&str> = targets().map(|target| target.name).collect();
     names.sort_unstable();
     let mut twins = NAMES.to_vec();

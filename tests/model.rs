@@ -47,7 +47,7 @@ const WORKER: &str = "histories";
 const QUESTIONS: u64 = 3;
 
 #[test]
-fn the_machine_does_what_the_naive_model_does() {
+fn machine_agrees_with_the_naive_model() {
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
         Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is not a number")))

@@ -111,7 +111,7 @@ fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
 }
 
 #[test]
-fn a_trace_follows_a_write_from_its_call_to_its_answer() {
+fn trace_follows_a_write_from_call_to_reply() {
     lines();
     let cluster = quick(3, |config| config);
     let leader = cluster.leader().block().unwrap();
@@ -133,7 +133,7 @@ fn a_trace_follows_a_write_from_its_call_to_its_answer() {
 }
 
 #[test]
-fn a_trace_follows_a_read_from_its_call_to_its_answer() {
+fn trace_follows_a_read_from_call_to_reply() {
     lines();
     let cluster = quick(3, |config| config);
     let follower = (cluster.leader().block().unwrap() + 1) % 3;
@@ -150,7 +150,7 @@ fn a_trace_follows_a_read_from_its_call_to_its_answer() {
 }
 
 #[test]
-fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
+fn slow_request_is_logged_with_its_stages() {
     lines();
     let dir = tempfile::tempdir().unwrap();
     let config = Config::new(dir.path(), "sluggish").slow_request(Duration::ZERO);
@@ -177,7 +177,7 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
 }
 
 #[test]
-fn metrics_count_what_a_program_did() {
+fn metrics_count_the_operations_of_a_program() {
     let cluster = quick(3, |config| config);
     let leader = cluster.leader().block().unwrap();
     let kv = cluster.node(leader).client();
@@ -250,7 +250,7 @@ fn metrics_include_every_request_that_was_answered() {
 }
 
 #[test]
-fn what_was_done_to_the_store_is_counted_in_and_outside_of_transactions() {
+fn store_operations_are_counted_inside_and_outside_of_transactions() {
     let cluster = quick(1, |config| config);
     let (kv, metrics) = (cluster.node(0).client(), cluster.node(0).metrics());
     let before = metrics.snapshot();
@@ -286,7 +286,7 @@ fn what_was_done_to_the_store_is_counted_in_and_outside_of_transactions() {
 }
 
 #[test]
-fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
+fn holds_and_waiters_are_counted_and_handoffs_timed() {
     let cluster = quick(1, |config| config);
     let (node, metrics) = (cluster.node(0), cluster.node(0).metrics());
     let kv = node.client();
@@ -352,7 +352,7 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
 }
 
 #[test]
-fn status_and_health_tell_who_is_there_and_how_far() {
+fn status_and_health_report_members_and_progress() {
     let mut cluster = quick(3, |config| config);
     let leader = cluster.leader().block().unwrap();
     let put = cluster.node(leader).client().put("k", "v").block().unwrap();
@@ -396,7 +396,7 @@ fn status_and_health_tell_who_is_there_and_how_far() {
 }
 
 #[test]
-fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
+fn excess_reads_and_waits_are_rejected_as_busy() {
     let cluster = quick(3, |config| config.open_reads_max(10));
     let leader = cluster.leader().block().unwrap();
     cluster.partition(&[leader]);
@@ -430,7 +430,7 @@ fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
 }
 
 #[test]
-fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
+fn unreachable_member_is_logged_once_a_minute_with_its_address() {
     lines();
     let dir = tempfile::tempdir().unwrap();
     let lost = [("named", "nowhere.invalid:1"), ("refusing", "127.0.0.1:1")];

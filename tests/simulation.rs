@@ -315,7 +315,7 @@ fn three_nodes_at_a_hundred_operations_a_second() {
 
 /// Debug and release builds give the same trace, too: `docs/assurance/simulator.md` has the command that compares them.
 #[test]
-fn the_same_seed_gives_the_same_trace() {
+fn seed_replays_to_the_same_trace() {
     for seed in [3, 4, 5, 6] {
         let run =
             |verbose| sim::run_seed(seed, verbose).unwrap_or_else(|failed| panic!("{failed}"));

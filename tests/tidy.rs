@@ -246,7 +246,7 @@ fn a_module_imports_only_what_the_table_allows() {
 }
 
 #[test]
-fn the_table_has_no_cycle() {
+fn import_table_has_no_cycle() {
     let table: BTreeMap<&str, &[&str]> = MAY_IMPORT.iter().copied().collect();
     let mut done: BTreeSet<&str> = BTreeSet::new();
     while done.len() < table.len() {
@@ -263,7 +263,7 @@ fn the_table_has_no_cycle() {
 }
 
 #[test]
-fn a_foreign_crate_stays_in_its_module() {
+fn foreign_crate_is_used_only_in_its_module() {
     let mut complaints = Vec::new();
     for source in sources() {
         for (number, line) in source.code() {
@@ -291,7 +291,7 @@ fn sled_is_named_in_one_file() {
 }
 
 #[test]
-fn only_the_doors_to_the_world_are_not_deterministic() {
+fn only_environment_modules_are_nondeterministic() {
     let mut complaints = Vec::new();
     for source in sources().iter().filter(|source| !DOORS.contains(&source.module.as_str())) {
         for (number, line) in source.code() {
@@ -305,7 +305,7 @@ fn only_the_doors_to_the_world_are_not_deterministic() {
 
 /// A parameter `prefix` means that the function acts on all keys with that prefix, so its name must say so.
 #[test]
-fn a_parameter_that_is_a_prefix_is_named_by_its_function() {
+fn function_with_a_prefix_parameter_is_named_after_it() {
     let mut complaints = Vec::new();
     let is_public = |module: &str| matches!(module, "api" | "recipes" | "model" | "testing");
     for source in sources().iter().filter(|source| is_public(&source.module)) {
@@ -323,7 +323,7 @@ fn a_parameter_that_is_a_prefix_is_named_by_its_function() {
 }
 
 #[test]
-fn the_page_of_limits_names_limits_that_exist() {
+fn limits_page_names_existing_limits() {
     let page = fs::read_to_string(root().join("docs/operating/limits.md")).unwrap();
     let sources = all_sources();
     let code = |text: &str, name: &str| {
@@ -345,7 +345,7 @@ fn the_page_of_limits_names_limits_that_exist() {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_resolve() {
     let (mut complaints, mut followed) = (Vec::new(), 0);
     for (path, page) in pages() {
         let links = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
@@ -373,7 +373,7 @@ fn links_between_pages_lead_somewhere() {
 
 /// A folder of pages has a page that lists the others.
 #[test]
-fn folders_of_pages_list_them() {
+fn each_folder_of_pages_has_an_index() {
     let mut complaints = Vec::new();
     for (path, _) in pages() {
         let (folder, name) = (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap());
@@ -448,7 +448,7 @@ fn invariants(text: &str) -> BTreeSet<&str> {
 /// The invariants that the simulated world asserts must be the ones that its page and the page of all invariants
 /// attribute to it.
 #[test]
-fn the_pages_of_invariants_name_what_the_world_asserts() {
+fn invariant_pages_match_the_simulated_world() {
     let sources = all_sources();
     let of_the_world = |path: &Path| path.starts_with("src/sim");
     let strings = sources.iter().filter(|(path, _)| of_the_world(path));
@@ -500,7 +500,7 @@ fn the_pages_of_invariants_name_what_the_world_asserts() {
 
 /// The harness page must name all workloads and faults.
 #[test]
-fn the_page_of_the_harness_has_all_that_it_can_do() {
+fn harness_page_lists_all_workloads_and_faults() {
     let page = fs::read_to_string(root().join("docs/assurance/harness.md")).unwrap();
     let mut names = 0;
     let mut complaints = Vec::new();
@@ -548,7 +548,7 @@ fn the_map_has_all_tests_and_folders() {
 }
 
 #[test]
-fn the_page_of_what_happened_to_others_names_tests_that_exist() {
+fn incidents_page_names_existing_tests() {
     let page = fs::read_to_string(root().join("docs/assurance/incidents.md")).unwrap();
     let mut named = 0;
     for cell in page.lines().filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next()) {
@@ -574,7 +574,7 @@ fn the_page_of_what_happened_to_others_names_tests_that_exist() {
 }
 
 #[test]
-fn every_file_says_what_it_is() {
+fn every_file_has_a_module_doc() {
     let mut complaints = Vec::new();
     for (path, text) in all_sources() {
         if !text.starts_with("//!") && path != Path::new("src/lib.rs") {
@@ -589,7 +589,7 @@ fn every_file_says_what_it_is() {
 }
 
 #[test]
-fn nothing_pretends() {
+fn sources_have_no_placeholders_or_sleeps() {
     let mut complaints = Vec::new();
     // This file contains the forbidden words.
     for (path, text) in all_sources().iter().filter(|(path, _)| path != Path::new("tests/tidy.rs"))

@@ -370,7 +370,7 @@ mod tests {
     use bowline::Config;
 
     #[test]
-    fn a_holder_is_asked_after_the_moment_of_which_it_says_that_it_held() {
+    fn held_reply_carries_the_moment_of_the_check() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let (slots, slot) = (Slots::default(), || "s".to_owned());
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_watch_has_told_before_its_end_is_told_and_the_end_is_told_next() {
+    fn watch_events_received_before_the_end_are_reported_before_the_end() {
         let over = || Some("it is over".to_owned());
         assert_eq!(told(vec![1, 2], over()), (Ok(vec![1, 2]), over()));
         assert_eq!(told(vec![1, 2], None), (Ok(vec![1, 2]), None));

@@ -838,7 +838,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_who_came_later_and_was_removed_may_have_stopped_when_it_is_told_to() {
+    fn only_a_removed_member_that_joined_later_may_stop_early() {
         let removed = StopReason::Removed.to_string();
         let stopped = |why: &str, member: usize| {
             let fleet = shells(&stops(why), 1, 1);
@@ -857,7 +857,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nobody_was_removed_before_that_was_asked_for() {
+    fn removed_stop_reason_is_valid_only_after_a_removal_request() {
         let removed = || {
             let fleet = shells(&stops(&StopReason::Removed.to_string()), 1, 1);
             fleet.restart(1).unwrap();
@@ -873,13 +873,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_quorum_that_elects_nobody_hangs() {
+    fn quorum_without_a_leader_is_reported_as_hanging() {
         let nobody = shell("true").await_leader(Duration::from_millis(1));
         assert!(matches!(nobody, Err(HarnessError::Hangs(_))), "{nobody:?}");
     }
 
     #[test]
-    fn a_door_that_nobody_opens_is_no_open_door() {
+    fn fault_command_without_a_reply_times_out() {
         let order = Order::Fault("full".to_owned());
         let soon = Duration::from_millis(100);
         let fleet = shell("true");

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_counted() {
+    fn consistent_history_is_counted() {
         let verdict = judged(|_| {}).unwrap();
         assert_eq!(verdict, Verdict { done: 1, unknown_there: 0, unknown_absent: 1, refused: 1 });
         let verdict = judged(|rows| {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
+    fn inconsistent_history_is_reported() {
         type Change = fn(&mut Vec<Row>);
         let cases: [(Change, &str); 9] = [
             (|rows| rows.truncate(1), "is lost"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_applied_without_a_result_must_be_there() {
+    fn applied_write_without_a_result_must_be_present() {
         let mut history = History::default();
         let key = history.begin(1);
         history.end(&key, Fate::Applied);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_once_must_stay() {
+    fn row_read_once_must_stay_present() {
         let mut history = History::default();
         let key = history.begin(1);
         let there = Rows { revision: 2, rows: vec![row("tally/1", 2, 1), row(&key, 2, 1)] };

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_is_in_one_direction_and_healing_ends_all() {
+    fn link_cut_is_one_way_and_heal_removes_all_cuts() {
         let links = Links::default();
         links.cut(0, 1);
         assert_eq!(links.rule(0, 1), Rule::cut(Cut::Silent));

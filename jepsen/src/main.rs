@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_at_all_is_not_asked_for_and_not_well() {
+    fn zero_runs_are_rejected_and_have_no_verdict() {
         let is_asked = |words: &[&str]| {
             Arguments::try_parse_from([&["bowline-jepsen"], words].concat()).is_ok()
         };

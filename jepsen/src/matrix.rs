@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_workload_meets_each_nemesis_and_the_cross_section_has_each_once() {
+    fn matrix_pairs_each_workload_with_each_nemesis_once() {
         let (all, some) = (pairwise(), cross_section());
         for workload in workload::ALL.iter().filter(|kind| kind.control.is_none()) {
             for nemesis in nemesis::ALL {

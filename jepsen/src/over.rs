@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_exists_and_says_why() {
+    fn unsupported_server_workloads_exist_and_have_a_reason() {
         let none = nemesis::named("none").unwrap();
         let register = workload::named("register").unwrap();
         for (name, why) in WORKLOADS {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_missed_in_words() {
+    fn missing_server_binary_is_reported_with_the_build_command() {
         let dir = tempfile::tempdir().unwrap();
         let harness = dir.path().join("bowline-jepsen");
         let why = Programs::beside(&harness, None).of(Over::Server).map(drop).unwrap_err();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_or_a_mutant_is_another_build() {
+    fn changed_program_or_mutant_changes_the_build_id() {
         let dir = tempfile::tempdir().unwrap();
         let harness = dir.path().join("bowline-jepsen");
         let built = |harness_bytes: &str, server_bytes: &str, mutant: Option<&str>| {

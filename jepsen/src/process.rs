@@ -469,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_heard_on_its_standard_error() {
+    fn server_state_is_parsed_from_its_standard_error() {
         let mut state = State::default();
         hear_server(&mut state, "2026-11-22 ERROR error: a line of a log says nothing");
         assert!(!state.ready && state.stopped.is_none());
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_before_it_is_killed_or_of_something_else_is_no_victim() {
+    fn process_that_ended_before_the_kill_is_reported() {
         assert!(matches!(end_of("exec sleep 60", false), Ok(None)));
         for words in ["kill -ABRT $$", "kill -SEGV $$", "kill -KILL $$", "exit 0", "exit 3"] {
             let end = end_of(words, true);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_stopped_by_itself_is_not_stopped_in_good_order() {
+    fn process_that_stopped_by_itself_fails_a_clean_stop() {
         let stop_of =
             |words: &str| Process::spawn(Command::new("sh").args(["-c", words])).unwrap().stop();
         assert!(stop_of("cat > /dev/null").is_ok());
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn who_neither_starts_nor_ends_hangs() {
+    fn process_that_neither_starts_nor_stops_is_reported_as_hanging() {
         let process = Process::spawn(Command::new("sleep").arg("60")).unwrap();
         let soon = Duration::from_millis(50);
         assert!(matches!(process.ready_within(soon), Err(HarnessError::Hangs(_))));

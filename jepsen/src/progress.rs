@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_did_too_little_is_told_what_it_lacks() {
+    fn run_without_enough_progress_reports_what_is_missing() {
         let wants = Wants::QUORUM_STAYS;
         let reads = [entry("read", 14, End::Ok), entry("read", 30, End::Ok)];
         assert_eq!(lacking(&reads, &[window(10)], &[], wants), 0);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_needs_a_quorum_after_the_strike_is_progress() {
+    fn only_quorum_operations_after_the_fault_count_as_progress() {
         let wants = Wants::QUORUM_STAYS;
         let with = |third| {
             let reads = [entry("read", 30, End::Ok), entry("read", 31, End::Ok), third];
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nemesis_that_struck_nobody_in_a_whole_run_does_not_count() {
+    fn nemesis_that_hits_no_target_in_a_run_does_not_count() {
         let reads = [entry("read", 14, End::Ok), entry("read", 34, End::Ok)];
         let nobody = |begin| Window { hits: 0, ..window(begin) };
         let wants = Wants::QUORUM_STAYS;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_leader_changes_while_the_fault_is_there() {
+    fn leader_change_must_happen_during_the_fault() {
         let wants = Wants::QUORUM_STAYS.and_leader_change();
         let reads = [entry("read", 14, End::Ok), entry("read", 30, End::Ok)];
         assert_eq!(lacking(&reads, &[window(10)], &[], wants), 1);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_ok_is_done_by_these_programs_at_this_pace_and_by_no_others() {
+    fn successful_run_counts_only_for_the_same_programs_and_settings() {
         let programs_of_now = programs("of now");
         let left = |change: fn(&mut Summary)| {
             let mut summary = summary(&programs_of_now);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_older_harnesses_are_read() {
+    fn summaries_of_older_harness_versions_can_be_read() {
         let line = r#"{"workload":"register","nemesis":"kill","members":3,"seed":1,"verdict":"ok","why":"",
             "operations":{"ok":9,"failed":0,"unknown":0},"kinds":{},"ok_per_second":1.0,"latency_ms_median":1.0,
             "latency_ms_p99":1.0,"faults":2,"leader_changes":1,"load_seconds":60,"seconds":70.0,"page":null,
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_which_the_harness_fails_has_its_line() {
+    fn run_with_a_harness_panic_is_recorded_as_invalid() {
         let ran = whole(&plan(), || panic!("of a surprise"));
         let dir = tempfile::tempdir().unwrap();
         let summary = report::write(&ran, Build::default(), dir.path()).unwrap();

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_before_the_trouble_is_judged() {
+    fn violation_found_before_a_harness_error_wins() {
         for (exhibits, pages) in [([register(7), register(8)], 1), ([register(7), complaint()], 0)]
         {
             let (verdict, left) = broken_off(&exhibits, None);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_hangs_is_wrong_and_a_door_that_does_not_open_is_not() {
+    fn member_hang_is_a_violation_but_a_late_command_is_invalid() {
         let said = |trouble: fn(String) -> HarnessError| Verdict::from(&trouble("late".to_owned()));
         assert!(matches!(said(HarnessError::Hangs), Verdict::Violation(_)));
         assert!(matches!(said(HarnessError::TooLate), Verdict::Invalid(_)));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_right_before_the_trouble_and_what_a_control_did_says_nothing() {
+    fn valid_history_before_a_harness_error_is_invalid() {
         for (exhibit, control) in [(register(7), None), (register(8), Some(CONTROL))] {
             let (verdict, _) = broken_off(&[exhibit], control);
             assert!(
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_nobody_judges_is_not_ok() {
+    fn run_without_a_checker_is_invalid() {
         let said = |exhibits: &[Exhibit], control| judge(exhibits, control, &mut Pages::new());
         assert!(matches!(said(&[], None), Verdict::Invalid(_)));
         assert!(matches!(said(&[], Some(CONTROL)), Verdict::Invalid(_)));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_judge_that_fails_hides_no_other_and_is_no_pass() {
+    fn panicking_checker_is_undecided_and_hides_no_violation() {
         let fails = || {
             let judge = |_: &History<RegisterCall, RegisterReply>| panic!("of a surprise");
             Exhibit::new("surprise", "--model register", Vec::new(), judge)

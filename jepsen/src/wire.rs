@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_and_answers_survive_their_lines() {
+    fn requests_and_replies_round_trip_as_lines() {
         let orders = [
             Order::Write("w/1/2".to_owned()),
             Order::Put("scrap/1".to_owned()),

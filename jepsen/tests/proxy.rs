@@ -111,7 +111,7 @@ fn is_closed(socket: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn without_rules_everything_arrives_in_both_directions() {
+fn proxy_without_rules_forwards_both_directions() {
     let pair = Pair::new();
     let bytes = numbered(5000).concat();
     assert_eq!(pair.sent(Rule::default(), &bytes), bytes);
@@ -127,7 +127,7 @@ fn without_rules_everything_arrives_in_both_directions() {
 }
 
 #[test]
-fn a_silent_cut_holds_up_one_direction_and_what_was_held_up_arrives_after_it() {
+fn silent_cut_delays_one_direction_until_it_is_healed() {
     let pair = Pair::new();
     let (mut near, mut far) = pair.connect(0, 1);
     let (mut other_near, mut other_far) = pair.connect(1, 0);
@@ -144,7 +144,7 @@ fn a_silent_cut_holds_up_one_direction_and_what_was_held_up_arrives_after_it() {
 }
 
 #[test]
-fn who_dials_over_a_silent_cut_is_not_answered_and_not_let_through_later() {
+fn connection_dialed_during_a_silent_cut_is_never_forwarded() {
     let pair = Pair::new();
     pair.links.cut(0, 1);
     let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();
@@ -162,7 +162,7 @@ fn who_dials_over_a_silent_cut_is_not_answered_and_not_let_through_later() {
 }
 
 #[test]
-fn a_refusing_cut_closes_what_is_there_and_what_comes() {
+fn refusing_cut_closes_existing_and_new_connections() {
     let pair = Pair::new();
     let (mut near, mut far) = pair.connect(0, 1);
     let (mut other_near, mut other_far) = pair.connect(1, 0);
@@ -177,7 +177,7 @@ fn a_refusing_cut_closes_what_is_there_and_what_comes() {
 }
 
 #[test]
-fn a_delay_delays_and_keeps_the_order() {
+fn delayed_link_keeps_the_order() {
     let pair = Pair::new();
     let (mut near, mut far) = pair.connect(0, 1);
     let [delay, jitter] = [Duration::from_millis(80), Duration::from_millis(40)];
@@ -194,7 +194,7 @@ fn a_delay_delays_and_keeps_the_order() {
 }
 
 #[test]
-fn what_is_held_up_holds_up_all_that_is_behind_it() {
+fn held_frame_delays_all_later_frames() {
     let pair = Pair::new();
     let hold = Duration::from_millis(120);
     let begun = Instant::now();
@@ -204,7 +204,7 @@ fn what_is_held_up_holds_up_all_that_is_behind_it() {
 }
 
 #[test]
-fn frames_are_lost_whole_and_doubled_whole() {
+fn frames_are_lost_and_duplicated_whole() {
     let pair = Pair::new();
     let frames = numbered(2000);
     let length = frames[0].len();
@@ -227,7 +227,7 @@ fn frames_are_lost_whole_and_doubled_whole() {
 }
 
 #[test]
-fn bits_are_flipped_one_a_frame_and_bytes_stutter() {
+fn corruption_flips_one_bit_per_frame_and_repeats_bytes() {
     let pair = Pair::new();
     let bytes = numbered(2000).concat();
     let arrived = pair.sent(Rule { flip_permille: 50, ..Rule::default() }, &bytes);
@@ -251,7 +251,7 @@ fn a_connection_breaks_in_the_middle_of_a_frame() {
 }
 
 #[test]
-fn a_narrow_link_takes_its_time() {
+fn bandwidth_limit_slows_the_link() {
     let pair = Pair::new();
     let bytes = frame(&vec![b'x'; 40_000]);
     let rule = Rule { bytes_per_second: NonZeroU32::new(200_000), ..Rule::default() };
@@ -264,7 +264,7 @@ fn a_narrow_link_takes_its_time() {
 }
 
 #[test]
-fn nothing_has_an_effect_on_somebody_who_is_no_member() {
+fn rules_do_not_affect_non_members() {
     let pair = Pair::new();
     pair.links.part(&[0], &[1]);
     let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();

@@ -737,7 +737,7 @@ mod tests {
     /// The first steps in etcd's documentation use such addresses, and a directory founded that way
     /// must stay usable.
     #[test]
-    fn who_founds_alone_may_say_no_more_than_where_it_listens() {
+    fn single_founder_needs_only_a_listen_address() {
         for address in ["0.0.0.0:2380", "127.0.0.1:0"] {
             let config = Config::new("d", "a").members([("a", address)]);
             assert!(config.check().is_ok(), "{address}");
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_words() {
+    fn invalid_configurations_are_rejected_with_a_reason() {
         let cases = [
             (Config::new("d", "z").members([("a", "h:1")]), "the node name \"z\""),
             (

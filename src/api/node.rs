@@ -640,7 +640,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn who_waits_for_a_node_whose_driver_falls_hears_of_it() {
+    fn status_waiter_learns_that_the_driver_panicked() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn who_judges_a_status_may_ask_the_node_and_keeps_it_from_nothing() {
+    fn status_predicate_may_call_the_node() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let kv = node.client();
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn executors_that_panic_do_not_take_the_process_with_them_when_a_driver_falls() {
+    fn panicking_executor_does_not_abort_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let kv = node.client();

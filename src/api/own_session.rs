@@ -62,7 +62,7 @@ mod tests {
     use crate::{Blocking, Config, LeadError, LockError, Node};
 
     #[test]
-    fn who_waits_behind_another_is_told_that_the_node_has_stopped() {
+    fn leader_task_waiter_reports_a_stopped_node() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let (own, leading) = (Arc::clone(node.own_session()), node.leader_task("a", "b"));

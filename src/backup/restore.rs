@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_interrupted_at_any_step_works_or_is_refused_or_has_left_nothing() {
+    fn interrupted_restore_completes_fails_or_leaves_nothing() {
         let (backup, file) = (some_backup(), Path::new("/backup"));
         let (mut refused, mut nothing, mut whole) = (0, 0, 0);
         for steps in 0.. {

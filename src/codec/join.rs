@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_and_answered_is_read_as_it_was_said() {
+    fn join_messages_round_trip() {
         for ask in [ask(1, None), ask(512, Some("b")), ask(0, Some(""))] {
             assert_eq!(decode_join_ask(asked(&ask).into()), Ok(ask));
         }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_is_too_long_cut_short_or_from_the_future_is_refused() {
+    fn overlong_truncated_or_newer_join_request_is_rejected() {
         assert!(decode_join_ask(asked(&ask(513, None)).into()).is_err());
         let right = asked(&ask(3, Some("b")));
         for end in 0..right.len() {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_frozen() {
+    fn join_format_is_frozen() {
         let bytes = asked(&JoinAsk { disk: DiskId(1), ..ask(2, Some("b")) });
         let frozen = b"\x01\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x02nn\x03h:1\x01\x01b";
         assert_eq!(bytes, frozen, "{}", bytes.escape_ascii());

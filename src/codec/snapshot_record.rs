@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_states_is_frozen() {
+    fn snapshot_record_format_is_frozen() {
         let mut lines = String::new();
         let mut line = |name: &str, bytes: &Bytes| {
             let hex = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_read_back_and_their_bytes_cut_short_anywhere_are_an_error() {
+    fn snapshot_records_round_trip_and_truncated_ones_are_errors() {
         for seed in 0..2000 {
             let (head, record) = (Sample::new(seed).head(), Sample::new(seed).snapshot_record());
             let (head_bytes, piece_bytes) = (written_head(&head), written(&record));
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_states_are_an_error_or_another_value_and_never_a_panic() {
+    fn damaged_snapshot_records_never_panic() {
         for seed in 0..4000 {
             let mut sample = Sample::new(seed);
             let mut head = written_head(&sample.head()).to_vec();

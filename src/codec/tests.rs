@@ -296,7 +296,7 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
 }
 
 #[test]
-fn the_formats_are_frozen() {
+fn codec_formats_are_frozen() {
     let mut written = String::new();
     for (name, items) in golden_entries() {
         let bytes = encode_items(&items);
@@ -316,7 +316,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn entries_and_messages_round_trip() {
     for seed in 0..3000 {
         let mut sample = Sample::new(seed);
         let items = sample.items();
@@ -329,7 +329,7 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
-fn the_length_of_a_command_is_known_before_it_is_encoded() {
+fn command_length_is_known_before_encoding() {
     for seed in 0..500 {
         let command = Sample::new(seed).command();
         let mut bytes = Vec::new();
@@ -339,7 +339,7 @@ fn the_length_of_a_command_is_known_before_it_is_encoded() {
 }
 
 #[test]
-fn bytes_cut_short_anywhere_are_an_error() {
+fn truncated_bytes_are_an_error() {
     for seed in 0..300 {
         let mut sample = Sample::new(seed);
         let entry = Bytes::from(encode_items(&sample.items()));
@@ -362,7 +362,7 @@ fn bytes_cut_short_anywhere_are_an_error() {
 }
 
 #[test]
-fn damaged_bytes_are_an_error_or_another_value_and_never_a_panic() {
+fn damaged_bytes_never_panic() {
     for seed in 0..4000 {
         let mut sample = Sample::new(seed);
         let mut entry = encode_items(&sample.items());
@@ -398,7 +398,7 @@ fn random_bytes_are_never_a_panic() {
 }
 
 #[test]
-fn bytes_after_the_end_are_an_error() {
+fn trailing_bytes_are_an_error() {
     let mut entry = encode_items(&[]);
     entry.push(0);
     let trailing = |what| CodecError::Trailing { what, bytes: 1 };
@@ -410,7 +410,7 @@ fn bytes_after_the_end_are_an_error() {
 }
 
 #[test]
-fn what_only_a_newer_version_knows_is_named_as_such() {
+fn values_of_a_newer_version_are_named_as_such() {
     let cases: [(&str, &[u8]); 6] = [
         ("version", b"\x02"),
         ("item", b"\x01\x01\x09\x00\x00"),
@@ -430,7 +430,7 @@ fn what_only_a_newer_version_knows_is_named_as_such() {
 }
 
 #[test]
-fn a_claimed_length_is_compared_with_what_is_left() {
+fn claimed_length_is_checked_against_the_remaining_bytes() {
     // 2^63 items, 2^63 leases, 2^63 bytes of key: none of them may be allocated.
     let huge = b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
     let lists: [&[u8]; 4] = [
@@ -461,7 +461,7 @@ fn a_decoded_list_is_not_much_larger_than_its_bytes() {
 }
 
 #[test]
-fn transactions_nest_to_the_ceiling_and_no_deeper() {
+fn transactions_nest_up_to_the_ceiling() {
     let nested = |depth: usize| {
         let mut txn = Txn::default();
         for _ in 1..depth {
@@ -484,7 +484,7 @@ fn transactions_nest_to_the_ceiling_and_no_deeper() {
 }
 
 #[test]
-fn a_number_has_one_form() {
+fn each_number_has_one_encoding() {
     let read = |bytes: &'static [u8]| Decoder::new("number", Bytes::from_static(bytes)).number();
     assert_eq!(read(b"\x00"), Ok(0));
     assert_eq!(read(b"\x7f"), Ok(127));
@@ -501,7 +501,7 @@ fn a_number_has_one_form() {
 }
 
 #[test]
-fn numbers_that_name_nobody_are_malformed() {
+fn invalid_ids_are_malformed() {
     let cases: [(&str, &[u8]); 5] = [
         ("member 0", b"\x01\x01\x01\x00\x01\x00\x00\x00"),
         ("lease 0", b"\x01\x01\x02\x01\x01\x00"),
@@ -516,7 +516,7 @@ fn numbers_that_name_nobody_are_malformed() {
 }
 
 #[test]
-fn keys_and_values_are_slices_of_what_came_in() {
+fn decoded_keys_and_values_are_slices_of_the_input() {
     let value = Bytes::from(vec![7; 5000]);
     let bytes = Bytes::from(encode_items(&entry(Command::Put(Put::new("key", value)))));
     let items = decode_items(bytes.clone()).expect("just written");
@@ -530,7 +530,7 @@ fn keys_and_values_are_slices_of_what_came_in() {
 }
 
 #[test]
-fn changes_of_the_members_read_back_as_they_were_written() {
+fn membership_changes_round_trip() {
     for seed in 0..300 {
         let change = Sample::new(seed).member_change();
         let bytes = encode_member_change(&change);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_from_an_older_index_replace_what_follows_it() {
+    fn entries_from_an_older_index_replace_later_ones() {
         let mut cache = Cache::new(5);
         cache.append(&entries(5..9, 1));
         cache.append(&entries(7..8, 2));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_from_before_the_cache_leave_only_themselves() {
+    fn entries_before_the_cache_replace_it() {
         let mut cache = Cache::new(5);
         cache.append(&entries(5..9, 1));
         cache.append(&entries(3..5, 2));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_stops_at_the_bytes_and_at_the_index_it_may_not_pass() {
+    fn eviction_stops_at_the_byte_limit_and_the_pinned_index() {
         let mut cache = Cache::new(5);
         cache.append(&entries(5..15, 1));
         cache.evict(14, 8 * ENTRY_OVERHEAD);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_cut_to_its_bytes_and_never_empty() {
+    fn range_is_limited_by_bytes_and_never_empty() {
         let mut cache = Cache::new(5);
         cache.append(&entries(5..15, 1));
         assert_eq!(cache.range(5, 15, 3 * ENTRY_OVERHEAD as u64).len(), 3);

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_carries_its_message_and_its_values() {
+    fn log_line_carries_its_message_and_values() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let logger = Logger::root(Spy(Arc::clone(&lines)), slog::o!("raft_id" => 3));
         slog::warn!(logger, "stepped {}", "down"; "term" => 7);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_reads_back_as_it_was_written_and_what_raft_writes_itself_is_the_end_of_joint() {
+    fn change_round_trips_and_an_empty_change_leaves_joint() {
         for change in changes() {
             assert_eq!(read_change(&write_change(&change).into()), Ok(change));
         }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_whose_halves_differ_is_refused() {
+    fn change_with_mismatched_halves_is_rejected() {
         let mut change = to_raft(&MemberChange::Promote(id(4)));
         change.context = codec::encode_member_change(&MemberChange::Promote(id(5))).into();
         let bytes = change.write_to_bytes().unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_that_is_cut_continued_or_flipped_is_refused_or_another_change() {
+    fn damaged_change_is_rejected_or_another_change() {
         for change in changes() {
             let whole = write_change(&change);
             for len in 1..whole.len() {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_that_members_cannot_have_are_none() {
+    fn impossible_configurations_are_rejected() {
         let state = |change: fn(&mut ConfState)| {
             let mut state = ConfState { voters: vec![1, 2], ..ConfState::default() };
             change(&mut state);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_reads_back_as_it_was_written_and_nothing_else_reads_as_one() {
+    fn read_round_context_round_trips_and_rejects_other_bytes() {
         let id = RoundId {
             node: NodeId::new(3).unwrap(),
             incarnation: Incarnation(9),

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seal_opens_at_its_group_and_later_and_not_before() {
+    fn seal_opens_at_its_group_or_later() {
         assert_eq!(Sealed::new(0, 'x').open(None).unwrap(), 'x');
         let sealed = Sealed::new(3, 'x').open(None).unwrap_err();
         let sealed = sealed.open(Some(&Durable::for_test(2))).unwrap_err();

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_member_writes_is_no_snapshot() {
+    fn impossible_raft_snapshots_are_rejected() {
         let changed = |change: fn(&mut Snapshot)| {
             let mut snapshot = snapshot();
             change(&mut snapshot);

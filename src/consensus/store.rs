@@ -470,20 +470,20 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_every_entry_comes_however_many_reads_it_takes() {
+    fn unlimited_read_returns_every_entry() {
         assert_eq!(indices(2, 14, None), (2..14).collect::<Vec<_>>());
         assert_eq!(indices(5, 9, None), (5..9).collect::<Vec<_>>());
     }
 
     #[test]
-    fn with_a_limit_one_read_is_enough_and_no_answer_joins_over_a_gap() {
+    fn limited_read_takes_one_disk_read_and_has_no_gap() {
         assert_eq!(indices(2, 14, Some(u64::MAX)), [2, 3, 4]);
         assert_eq!(indices(11, 14, Some(u64::MAX)), [11]);
         assert_eq!(indices(12, 14, Some(u64::MAX)), [12, 13]);
     }
 
     #[test]
-    fn what_lies_before_or_after_the_log_is_said_to_do_so() {
+    fn indices_outside_the_log_are_compacted_or_unavailable() {
         let get = |low, high| store().entries(low, high, None, GetEntriesContext::empty(false));
         assert_eq!(get(1, 3).unwrap_err(), StorageError::Compacted.into());
         assert_eq!(get(12, 15).unwrap_err(), StorageError::Unavailable.into());
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_log_has_lost_leaves_the_memory_too() {
+    fn truncated_entries_leave_the_cache() {
         let first = Arc::new(AtomicU64::new(2));
         let mut store = store_behind(&first);
         store.cut().unwrap();

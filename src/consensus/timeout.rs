@@ -62,7 +62,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn timeouts_lie_between_t_and_2t_and_use_the_whole_range() {
+    fn election_timeouts_cover_the_range_from_t_to_2t() {
         let mut timeouts = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 10);
         let mut seen = BTreeSet::new();
         for _ in 0..500 {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_depends_on_seed_node_term_and_attempt_and_on_nothing_else() {
+    fn election_timeout_depends_only_on_seed_node_term_and_attempt() {
         let mut a = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 1_000_000);
         let mut again = a;
         assert_eq!(a.ticks(Term(3)), again.ticks(Term(3)));

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vote_is_found_in_the_messages_that_carry_one_and_in_no_others() {
+    fn only_granted_vote_messages_carry_a_vote() {
         let vote = |kind, reject| {
             let (from, to, term) = (2, 3, 7);
             let message = Message { msg_type: kind, from, to, term, reject, ..Message::default() };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_what_is_on_its_senders_disk() {
+    fn response_reports_what_its_sender_has_made_durable() {
         let durable = |kind, reject| {
             let (from, term, index) = (2, 7, 9);
             let message =

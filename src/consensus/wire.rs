@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_reads_back_as_it_was_written_without_copying_its_entries() {
+    fn message_round_trips_without_copying_its_entries() {
         let message = append(vec![entry(10, b"some data"), entry(11, b"")]);
         let bytes = encode(&message);
         let read = decode(&bytes).unwrap();
@@ -385,13 +385,13 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_whose_length_runs_past_the_frame_is_refused_where_protobuf_would_make_it_empty() {
+    fn entry_length_beyond_the_frame_is_rejected() {
         let bytes = vec![0x3a, 0xff, 0xff, 0xff, 0xff, 0x07];
         assert_eq!(refused(bytes), WireError::Truncated);
     }
 
     #[test]
-    fn a_context_of_an_impossible_length_is_refused() {
+    fn impossible_context_length_is_rejected() {
         let mut bytes = vec![0x62];
         bytes.extend([0xff; 8]);
         bytes.push(0x0f);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_however_deep_are_refused_at_the_first() {
+    fn protobuf_groups_are_rejected() {
         let error = refused(vec![0x0b; 1 << 20]);
         assert_eq!(error, WireError::Field { part: "a message", field: 1, wire_type: 3 });
         let error = refused(vec![0x9b, 0x06, 0x9c, 0x06]);
@@ -407,19 +407,19 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_refused_and_not_kept() {
+    fn unknown_fields_are_rejected() {
         let mut bytes = encode(&append(Vec::new())).to_vec();
         bytes.extend([0x98, 0x06, 0x01]);
         assert_eq!(refused(bytes), WireError::Field { part: "a message", field: 99, wire_type: 0 });
     }
 
     #[test]
-    fn a_million_empty_entries_are_refused_before_they_take_memory() {
+    fn million_empty_entries_are_rejected_before_allocation() {
         assert_eq!(refused([0x3a, 0x00].repeat(1_000_000)), WireError::TooManyEntries);
     }
 
     #[test]
-    fn every_frame_that_is_cut_or_continued_is_refused() {
+    fn truncated_or_extended_frames_are_rejected() {
         let whole = encode(&append(vec![entry(10, b"abc"), entry(11, b"defg")])).to_vec();
         for len in 0..whole.len() {
             // Input that ends between two fields is a valid shorter message; the length and
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_written_in_more_bytes_than_needed_are_refused() {
+    fn overlong_number_encodings_are_rejected() {
         for bytes in [&[0x10, 0x81, 0x00][..], &[0x10, 0x00], &[0x50, 0x02], &[0x62, 0x00]] {
             assert!(matches!(refused(bytes.to_vec()), WireError::NotCanonical { .. }), "{bytes:?}");
         }
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_reads_back() {
+    fn every_field_round_trips() {
         let mut message = append(vec![entry(10, b"data"), entry(11, b"")]);
         (message.reject, message.reject_hint, message.request_snapshot) = (true, 1 << 63, 7);
         (message.deprecated_priority, message.commit_term, message.priority) = (8, 9, -10);
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_of_damaged_bytes_is_what_protobuf_reads_and_would_be_written_as_long() {
+    fn damaged_frames_decode_as_in_protobuf_or_not_at_all() {
         let mut message = append(vec![entry(10, b"abc"), entry(11, b"d")]);
         message.context = Bytes::from_static(&[1, 2]);
         message.mut_snapshot().mut_metadata().mut_conf_state().voters = vec![1, 2, 300];
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_from_another_version_are_refused() {
+    fn unknown_message_kinds_are_rejected() {
         assert_eq!(refused(vec![0x08, 19]), WireError::Kind { part: "a message", kind: 19 });
         for kind in [1, 3] {
             let entry = vec![0x3a, 0x02, 0x08, kind];
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_changes_the_members_is_let_in_as_a_member_writes_it_and_no_other() {
+    fn membership_entry_is_accepted_only_in_canonical_form() {
         let change = crate::model::MemberChange::Remove(crate::model::NodeId::new(3).unwrap());
         let mut data = membership::write_change(&change);
         let with = |data: &[u8]| {
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_with_a_context_is_refused_since_the_log_could_not_keep_it() {
+    fn entry_with_a_context_is_rejected() {
         let mut with = entry(10, b"");
         with.context = Bytes::from_static(b"x");
         let error = refused(encode(&append(vec![with])).to_vec());
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_could_not_be_sent_on_is_refused() {
+    fn oversized_entry_is_rejected() {
         let bytes = encode(&append(vec![entry(10, &vec![7; ENTRY_BYTES_MAX])]));
         assert_eq!(decode(&bytes).unwrap().entries.len(), 1);
         let error =
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_names_a_file_and_the_members_and_brings_nothing_else() {
+    fn snapshot_message_carries_only_the_file_id_and_members() {
         let mut message = append(Vec::new());
         message.mut_snapshot().data = Bytes::from_static(&[7; 16]);
         message.mut_snapshot().mut_metadata().mut_conf_state().voters = vec![1, 2, 3];
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_above_the_cap_is_refused_unread() {
+    fn oversized_frame_is_rejected_unread() {
         let error = refused(vec![0; FRAME_BYTES_MAX + 1]);
         assert_eq!(error, WireError::TooLong { bytes: FRAME_BYTES_MAX + 1 });
     }
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_with_many_entries_is_cut_into_messages_that_follow_each_other() {
+    fn large_append_is_split_into_consecutive_messages() {
         let big = vec![7; 400 << 10];
         let entries: Vec<_> = (10..20).map(|index| entry(index, &big)).collect();
         let parts = split(append(entries.clone()));

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn one_start_of_the_machine_has_one_name() {
+    fn boot_id_is_stable_within_one_boot() {
         assert_eq!(BootClock.boot(), BootClock.boot());
         assert_eq!(BootClock.boot().is_some(), cfg!(target_os = "linux"));
         let id = BootId::parse("0000000a-0000-4000-8000-00000000000b\n");

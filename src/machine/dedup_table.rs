@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_request_gets_its_answer_again_until_it_is_closed() {
+    fn open_request_repeats_its_reply_until_completed() {
         let mut dedup = DedupTable::default();
         hear(&mut dedup, 1, 1, &[]);
         for seq in 1..=4 {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_life_closes_the_one_before() {
+    fn new_incarnation_completes_the_requests_of_the_old_one() {
         let mut dedup = DedupTable::default();
         hear(&mut dedup, 1, 1, &[]);
         dedup.remember(id(1, 1), &put(2, 0));
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_far_ahead_closes_those_that_fall_out_of_the_window() {
+    fn request_far_ahead_completes_those_outside_the_window() {
         let mut dedup = DedupTable::default();
         hear(&mut dedup, 1, 1, &[]);
         for seq in [1, 2, WINDOW] {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_left_behind_for_ever_are_closed() {
+    fn abandoned_gaps_are_completed() {
         let mut dedup = DedupTable::default();
         for round in 1..=10 {
             let open: Vec<_> = (0..round * WINDOW / 20).map(|n| 10 * n + 1..10 * n + 2).collect();
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn large_answers_are_forgotten_before_small_ones() {
+    fn large_replies_are_dropped_before_small_ones() {
         let mut dedup = DedupTable::default();
         hear(&mut dedup, 1, 1, &[]);
         dedup.remember(id(1, 1), &put(2, ANSWER_BYTES_MAX));
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_answer_does_not_keep_the_buffer_of_its_rows() {
+    fn stored_reply_does_not_keep_the_buffer_of_its_rows() {
         let mut dedup = DedupTable::default();
         hear(&mut dedup, 1, 1, &[]);
         let buffer = Bytes::from(vec![0; 100_000]);
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_nodes_are_refused() {
+    fn excess_nodes_are_rejected() {
         let mut dedup = DedupTable::default();
         for number in 1..=NODES_MAX as u64 + 1 {
             let node = NodeId::new(number).unwrap();

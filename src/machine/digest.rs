@@ -252,7 +252,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn answers_that_differ_have_different_fingerprints() {
+    fn different_outcomes_have_different_fingerprints() {
         let put = |revision| Ok(Reply::Put(PutReply { revision: Revision(revision), prev: None }));
         let outcomes = [
             put(2),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_they_have_always_said() {
+    fn rejection_texts_are_frozen() {
         let (asked, newest) = (Revision(7), Revision(5));
         let lease = crate::model::LeaseId::new(0x2a).unwrap();
         let node = crate::model::NodeId::new(3).unwrap();

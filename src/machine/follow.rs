@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_changes_join_without_gaps_until_they_are_forgotten() {
+    fn change_pages_are_contiguous_until_compaction() {
         let mut machine = Machine::new(MachineOptions::default());
         for number in 0..300 {
             put(&mut machine, number % 70);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_rows_hold_every_key_once_and_what_was_swept_is_left_out() {
+    fn row_pages_hold_every_live_key_once() {
         let mut machine = Machine::new(MachineOptions::default());
         for number in 0..400 {
             put(&mut machine, number);

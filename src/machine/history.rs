@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_revision_is_found_at_its_place_however_many_were_forgotten() {
+    fn every_revision_is_found_after_compactions() {
         let mut history = History::new();
         let mut next = 2;
         for round in 0..40 {

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_stay_in_order_whatever_order_they_come_and_go_in() {
+    fn keys_stay_ordered_under_any_insert_and_remove_order() {
         const KEYS: u64 = 5003; // A prime, so that every step below yields a permutation.
         for step in [1, KEYS - 1, 1999] {
             let mut index = Index::default();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_starts_like_a_fence_is_found() {
+    fn key_that_shares_a_fence_prefix_is_found() {
         let mut index = Index::default();
         for i in 0..1000u64 {
             index.push(row(&i.to_be_bytes(), 2));

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_survives_its_end() {
+    fn lease_id_counter_wraps_around() {
         let mut table = LeaseTable { next: MINT_MAX, ..LeaseTable::default() };
         table.choose(id(MINT_MAX));
         assert_eq!(table.mint(), id(MINT_MAX));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn only_own_sessions_of_earlier_lives_are_left_behind() {
+    fn only_own_sessions_of_earlier_incarnations_are_left_over() {
         let mut table = LeaseTable::default();
         let session = |n, life, own| {
             Some((node(n), Incarnation(life), SessionInfo { label: String::new(), own }))
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_has_the_digest_of_an_empty_table_and_counts_for_nothing() {
+    fn emptied_lease_table_has_the_digest_of_an_empty_one() {
         let mut table = LeaseTable::default();
         let empty = table.sum;
         table.grant(id(1), TTL, None);

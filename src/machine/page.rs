@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_page_finds_what_a_search_of_whole_keys_finds(
+        fn page_search_agrees_with_a_search_of_whole_keys(
             keys in vec(key(), 0..60),
             others in vec(key(), 0..60),
             cut in any::<prop::sample::Index>(),

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_in_either_is_closed_and_nothing_else() {
+    fn merged_set_is_the_union_of_closed_numbers() {
         // Checks every pair of sets over six numbers.
         for (a_frontier, b_frontier) in (0..=6).flat_map(|a| (0..=6).map(move |b| (a, b))) {
             for a_bits in 0..1 << a_frontier {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::reversed_empty_ranges, reason = "what a damaged peer could send")]
-    fn spans_in_any_disorder_are_put_in_order() {
+    fn unordered_spans_are_normalized() {
         let set = OpenSet::new(10, &[7..20, 3..3, 5..2, 1..4, 2..5]);
         assert_eq!(set.open(), [1..5, 7..10]);
         let open = (0..12).filter(|&n| !set.is_closed(n));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_below_a_floor_closes() {
+    fn close_below_completes_all_lower_numbers() {
         let mut set = OpenSet::new(10, &[2..5, 7..9]);
         set.close_below(3);
         assert_eq!((set.frontier(), set.open()), (10, &[3..5, 7..9][..]));

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_gives_back_what_it_was_made_of() {
+    fn row_round_trips_its_fields() {
         let metas = [
             Meta { create: Revision(2), modified: Revision(2), version: 1, lease: None },
             Meta {
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_carries_only_its_key_and_revision() {
+    fn tombstone_has_only_its_key_and_revision() {
         let row = Row::tombstone(&mut Vec::new(), b"k", Revision(9));
         assert!(row.view().is_tombstone());
         let event = row.view().event(None);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flipped_bit_is_seen() {
+    fn flipped_bit_in_a_row_is_detected() {
         let meta = Meta { create: Revision(2), modified: Revision(3), version: 2, lease: None };
         for bytes in [0, 10, SHARED_VALUE_BYTES] {
             let row = row("k", &vec![7; bytes], meta);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_or_a_list_of_rows_is_sixteen_bytes() {
+    fn row_and_row_list_take_sixteen_bytes() {
         assert_eq!(size_of::<Row>(), 16);
         assert_eq!(size_of::<Rows>(), 16);
     }
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_keeps_what_a_read_at_the_revision_sees() {
+    fn pruning_keeps_the_version_visible_at_the_revision() {
         let version = |modified, version| {
             let meta =
                 Meta { create: Revision(2), modified: Revision(modified), version, lease: None };

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_falls_into_the_first_bucket_that_reaches_it() {
+    fn each_value_falls_into_the_first_bucket_that_covers_it() {
         for first in [SIZES_FIRST, SECONDS_FIRST] {
             for at in 0..BUCKETS {
                 let Some(bound) = bound(at, first) else { continue };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_rise_from_a_few_microseconds_to_a_minute() {
+    fn bounds_range_from_microseconds_to_a_minute() {
         let bounds: Vec<u64> = (0..BUCKETS).filter_map(|at| bound(at, SECONDS_FIRST)).collect();
         assert!(bounds.is_sorted_by(|a, b| a < b));
         assert_eq!(bounds[..4], [16, 24, 32, 48]);

@@ -10,7 +10,7 @@ fn metrics() -> (Metrics, Arc<Meters>) {
 }
 
 #[test]
-fn the_page_for_operators_names_every_metric_and_no_other() {
+fn metrics_page_lists_exactly_the_exported_metrics() {
     let named: Vec<&str> = TABLE
         .lines()
         .filter_map(|line| line.strip_prefix("| `bowline_"))
@@ -21,7 +21,7 @@ fn the_page_for_operators_names_every_metric_and_no_other() {
 }
 
 #[test]
-fn the_page_of_limits_names_metrics_that_exist() {
+fn limits_page_names_existing_metrics() {
     const LIMITS: &str = include_str!("../../docs/operating/limits.md");
     let named: Vec<&str> = LIMITS
         .split('`')
@@ -34,7 +34,7 @@ fn the_page_of_limits_names_metrics_that_exist() {
 }
 
 #[test]
-fn a_quantile_is_a_bound_that_is_too_high_by_a_half_at_most() {
+fn quantile_is_at_most_half_too_high() {
     let (metrics, meters) = metrics();
     assert_eq!(metrics.snapshot().turn_seconds.quantile(0.5), None);
     for ms in 1..=1000 {
@@ -50,7 +50,7 @@ fn a_quantile_is_a_bound_that_is_too_high_by_a_half_at_most() {
 }
 
 #[test]
-fn a_request_counts_once_under_its_kind_and_its_end() {
+fn request_counts_once_by_kind_and_outcome() {
     let (metrics, meters) = metrics();
     meters.ended(RequestKind::Put, Ending::Ok, Duration::from_millis(3));
     meters.ended(RequestKind::Put, Ending::Quota, Duration::from_millis(3));
@@ -66,7 +66,7 @@ fn a_request_counts_once_under_its_kind_and_its_end() {
 }
 
 #[test]
-fn names_of_members_cannot_break_out_of_their_quotes() {
+fn member_names_are_escaped_in_labels() {
     let metrics = Metrics::new("a\"} 1\nb\\", Arc::new(Meters::default()));
     let text = metrics.to_prometheus();
     assert!(text.contains(r#"bowline_leases{node="a\"} 1\nb\\"} 0"#), "{text}");
@@ -74,7 +74,7 @@ fn names_of_members_cannot_break_out_of_their_quotes() {
 
 /// Every sample belongs to the metric announced last, and bucket counts do not decrease.
 #[test]
-fn the_text_is_what_prometheus_reads() {
+fn metrics_text_is_valid_prometheus_format() {
     let (metrics, meters) = metrics();
     meters.ended(RequestKind::Read, Ending::Ok, Duration::from_secs(100));
     meters.peer_lag_entries.set(vec![PeerLag { peer: "m2".into(), entries: 7, active: true }]);

@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_side_by_side_open_what_lies_across_them_and_a_gap_does_not() {
+    fn adjacent_grants_cover_a_spanning_range_but_not_a_gap() {
         let (read, both) = (Rights::Read, Rights::ReadWrite);
         let access = table(&[
             (KeyRange::between("a", "c"), both),
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_judged_only_where_it_is_enabled_and_by_the_newest_table() {
+    fn caller_is_checked_only_while_auth_is_enabled() {
         let mut access = table(&[(KeyRange::key("k"), Rights::Read)]);
         let key = KeyRange::key("k");
         let (nobody, ann, bob) =
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_take_root_away_from_a_table_that_is_in_force() {
+    fn root_cannot_be_removed_while_auth_is_enabled() {
         let mut access = table(&[]);
         let text = str::to_owned;
         let before = access.clone();
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_that_goes_is_lost_by_its_users_and_an_empty_range_opens_nothing() {
+    fn deleted_role_leaves_its_users_and_an_empty_range_grants_nothing() {
         let mut access = table(&[(KeyRange::key("k"), Rights::ReadWrite)]);
         for range in [KeyRange::key(""), KeyRange::between("b", "a"), KeyRange::between("b", "b")] {
             let grant = AccessGrant { range, rights: Rights::Read };
@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_largest_size_and_names_a_longest_length() {
+    fn access_table_and_names_have_maximum_sizes() {
         let mut access = Access::default();
         let long = "n".repeat(Access::NAME_BYTES_MAX + 1);
         assert_eq!(access.apply(AccessChange::AddRole(long)), Err(AuthError::TooMuch));
@@ -727,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown() {
+    fn secrets_are_not_printed() {
         let change = AccessChange::AddUser {
             user: "ann".to_owned(),
             password: Some(Secret::new("hunter2")),

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_is_there_once_until_it_is_ended_by_itself_or_with_others() {
+    fn alarm_exists_once_until_ended_alone_or_with_others() {
         let all = [(0, NoSpace), (0, Corrupt), (7, NoSpace), (7, Corrupt), (8, NoSpace)];
         let mut alarms = table(&all);
         let raised = alarms.apply(&AlarmChange::Raise(alarm(7, NoSpace)));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_takes_what_is_in_it_and_no_more() {
+    fn full_alarm_table_accepts_only_existing_alarms() {
         let all: Vec<_> = (1..=Alarms::COUNT_MAX as u64).map(|member| (member, NoSpace)).collect();
         let mut alarms = table(&all);
         let raise = |member| AlarmChange::Raise(alarm(member, NoSpace));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_forbids_what_it_is_there_to_forbid_and_nothing_else() {
+    fn alarm_forbids_exactly_the_listed_commands() {
         let ttl = Duration::from_secs(1);
         let lease = LeaseId::new(7).unwrap();
         let txn = |success, failure| Command::Txn(Txn { success, failure, ..Txn::default() });

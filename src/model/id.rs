@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_read_back_as_it_is_printed_and_nothing_else_is_read() {
+    fn lease_id_round_trips_as_text() {
         for id in [1, 0xf, 0x7f3a, u64::MAX >> 1, u64::MAX] {
             let lease = LeaseId::new(id).unwrap();
             assert_eq!(lease.to_string().parse(), Ok(lease));

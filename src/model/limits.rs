@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_and_a_value_have_a_longest_length_and_a_key_a_shortest() {
+    fn keys_and_values_have_length_limits() {
         let put = |key: &'static str, value: &'static str| {
             small().check(&Command::Put(Put::new(key, value)))
         };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_as_large_as_all_its_parts() {
+    fn request_size_is_the_sum_of_its_parts() {
         let put = |key: &'static str| Op::put(key, "12345678");
         let nested = then(vec![put("c")]);
         let fits = Txn {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nested_transaction_may_have_as_many_operations_as_its_parent_leaves() {
+    fn nested_transaction_has_the_remaining_operation_budget() {
         let gets = |count| vec![Op::get("k"); count];
         let max = Limits::default().txn_ops_max;
         let compares = vec![Compare::exists("k"); max];
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_nest_only_so_deep() {
+    fn transaction_depth_is_limited() {
         let deep = |depth| (1..depth).fold(Txn::default(), |txn, _| then(vec![txn.into()]));
         let depth_max = Limits::default().txn_depth_max;
         assert_eq!(check(deep(depth_max)), Ok(()));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_written_once_in_every_way_a_transaction_can_take() {
+    fn transaction_writes_each_key_at_most_once() {
         let put = || Op::put("k", "");
         let delete = || Op::delete(KeyRange::prefix("k"));
         let other = || Op::put("other", "");
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_lives_a_millisecond_at_least_and_not_for_ever() {
+    fn lease_ttl_has_a_minimum_and_a_maximum() {
         let max = Limits::LEASE_TTL_MAX;
         let grant = |ttl| Limits::default().check(&Command::Grant { id: None, ttl, session: None });
         assert_eq!(grant(Duration::from_millis(1)), Ok(()));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_no_bytes_is_never_too_large() {
+    fn command_without_payload_is_never_too_large() {
         let nothing = Limits { request_bytes_max: 0, ..Limits::default() };
         assert_eq!(nothing.check(&Command::Compact(Revision(u64::MAX))), Ok(()));
         let lease = LeaseId::new(1).expect("not 0");

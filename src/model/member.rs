@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_comes_as_a_learner_votes_and_goes_for_ever() {
+    fn member_joins_as_learner_votes_and_leaves_for_good() {
         let mut members = three();
         members.apply(LogIndex(7), &add(4, None));
         assert_eq!(members.get(id(4)).unwrap().since, LogIndex(7));
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_kept_and_taken_once() {
+    fn reserved_member_is_claimed_once() {
         let mut members = three();
         let keep = |number: u64| MemberChange::Add {
             id: id(number),
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_move_is_in_both_places_until_it_speaks_from_another() {
+    fn moving_member_has_both_addresses_until_it_announces() {
         let mut members = three();
         for number in 1..=3 {
             members.announce(id(number), &attributes("", &format!("h:{number}")));
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_is_one_step_and_joint_until_it_is_left() {
+    fn replacement_is_joint_until_it_is_left() {
         let mut members = three();
         members.apply(LogIndex(2), &add(4, Some(2)));
         assert_eq!(members.judge(&MemberChange::LeaveJoint), Err(MembershipError::NotJoint));
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_membership_changes_are_rejected() {
         let mut members = three();
         assert!(members.announce(id(1), &attributes("a", "h:1")));
         assert!(!members.announce(id(9), &attributes("z", "")));

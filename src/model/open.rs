@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn they_hold_what_one_of_the_ranges_has_and_no_other_key() {
+    fn open_keys_are_the_union_of_the_ranges() {
         // Sample keys: any two ranges that differ on some key differ on one of these.
         let keys = ["a", "a\0", "a\0\0", "a1", "b", "b\0", "b1", "c", "c\0", "d"];
         let held = |range: &KeyRange| -> Vec<&str> {

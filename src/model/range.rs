@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_contains_its_start_and_not_its_end() {
+    fn range_includes_its_start_and_excludes_its_end() {
         let range = KeyRange::between("b", "d");
         assert!(range.contains(b"b") && range.contains(b"c") && range.contains(b"cz"));
         assert!(!range.contains(b"a") && !range.contains(b"d"));

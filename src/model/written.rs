@@ -217,13 +217,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
         #[test]
-        fn it_says_what_a_look_at_each_pair_says(ops in ops()) {
+        fn duplicate_write_check_agrees_with_pairwise_comparison(ops in ops()) {
             prop_assert_eq!(Written::of(&ops).map(drop), Pairs::of(&ops).map(drop));
         }
     }
 
     #[test]
-    fn many_writes_are_judged_in_no_more_time_than_they_take_to_send() {
+    fn duplicate_write_check_is_fast_for_many_writes() {
         let put = |n: u32| Op::put(format!("p{n:06}"), "");
         let delete = |n: u32| Op::delete(format!("d{n:06}"));
         let of = |ops: Vec<Op>| Op::Txn(Txn { success: ops, ..Txn::default() });

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_given_up_and_so_is_what_waits_behind_it() {
+    fn hanging_backup_is_abandoned_with_those_queued_after_it() {
         let disk = Arc::new(SimDisk::new(7));
         for dir in ["/data", "/away"] {
             disk.create_dir(Path::new(dir)).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_has_fallen_is_waited_for_by_nobody() {
+    fn failed_backup_worker_fails_all_waiting_backups() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(7));
         disk.create_dir(Path::new("/data")).unwrap();
         let folder = Folder::open(&disk, Path::new("/data"), ClusterId(7)).unwrap();

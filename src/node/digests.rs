@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_differs_from_a_majority_is_wrong() {
+    fn replica_that_differs_from_a_majority_is_wrong() {
         let index = LogIndex(EVERY);
         let mut digests = among(1, 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_differ_decide_nothing_until_a_majority_is_the_same_again() {
+    fn two_differing_replicas_are_undecided_until_a_majority_agrees() {
         let mut digests = among(1, 3, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
         assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), DigestVerdict::Nobody);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_learner_counts_for_nothing_and_stops_if_the_voters_agree_on_something_else() {
+    fn learner_has_no_say_and_stops_if_voters_agree_otherwise() {
         let index = LogIndex(EVERY);
         let mut learner = among(4, 3, 2);
         assert_eq!(learner.tell(node(4), index, 8), DigestVerdict::Fine);

@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn a_single_member_founds_at_once() {
+    fn single_member_bootstraps_at_once() {
         let founding = Founding::new(node(1), DiskId(1), vec![node(1)]);
         assert_eq!(founding.done(), Some(BTreeMap::from([(node(1), DiskId(1))])));
     }
 
     #[test]
-    fn the_founder_waits_until_it_has_met_everybody() {
+    fn founder_waits_until_it_has_met_all_members() {
         let mut founding = three(1);
         founding.hear(&hello(2, 2, FoundingState::Blank)).unwrap();
         assert_eq!(founding.done(), None);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_wait_for_the_founders_list_even_if_they_have_met_everybody() {
+    fn other_members_wait_for_the_list_of_the_founder() {
         let mut founding = three(2);
         founding.hear(&hello(1, 1, FoundingState::Blank)).unwrap();
         founding.hear(&hello(3, 3, FoundingState::Blank)).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_member_names_those_it_waits_for_within_a_second() {
+    fn waiting_member_names_absent_peers_within_a_second() {
         let at = |ms| Moment::since_boot(Duration::from_millis(ms));
         let mut founding = three(2);
         assert_eq!(founding.report(at(0)), None);

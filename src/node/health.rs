@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_has_its_word_and_its_sentence() {
+    fn each_health_status_has_its_word_and_sentence() {
         let moment = Some(at(8_000));
         let cases = [
             (well(), "healthy", "healthy: the node follows m2"),
@@ -503,13 +503,13 @@ mod tests {
     }
 
     #[test]
-    fn pause_of_the_process_is_no_loss_of_the_leader() {
+    fn process_pause_is_not_a_leader_loss() {
         let health = Health::judge(well(), None, at(60_000), T);
         assert!(health.has_leader && health.status == HealthStatus::Stuck);
     }
 
     #[test]
-    fn silence_is_counted_until_the_question() {
+    fn silence_is_measured_up_to_the_query() {
         let health = |now| Health::judge(well(), None, at(now), T);
         assert_eq!(health(10_900).status, HealthStatus::Healthy);
         assert_eq!(
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_sync_is_remembered_for_a_window_and_not_for_ever() {
+    fn slow_sync_is_remembered_for_one_window() {
         let meters = crate::metrics::Meters::default();
         let read = || meters.log_sync_seconds.histogram();
         let mut recent = RecentSyncs::new(read(), at(0));

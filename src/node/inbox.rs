@@ -290,7 +290,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn what_peers_pour_in_is_dropped_at_the_limit_and_small_messages_still_get_through() {
+    fn peer_messages_beyond_the_limit_are_dropped_large_ones_first() {
         let meters = Arc::new(Meters::default());
         let metrics = Metrics::new("", Arc::clone(&meters));
         let inbox = Inbox::new(64 << 10, meters, Box::new(|| {}));

@@ -126,7 +126,7 @@ mod tests {
     use crate::sim::SimDisk;
 
     #[test]
-    fn what_was_told_is_there_for_whom_it_was_meant_and_only_as_it_was_written() {
+    fn join_record_is_valid_only_for_its_node_and_undamaged() {
         let env = Env { disk: Arc::new(SimDisk::new(1)), ..Env::real() };
         let (dir, node) = (Path::new("/data"), |id| NodeId::new(id).unwrap());
         env.disk.create_dir(dir).unwrap();

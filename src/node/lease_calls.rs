@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_share_a_question_and_each_hears_of_its_lease() {
+    fn callers_share_one_lease_query_and_get_their_own_reply() {
         let mut calls = none();
         let mut one = call(&mut calls, 1, LeaseRequest::Renew);
         let mut same = call(&mut calls, 1, LeaseRequest::Renew);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_judged_is_asked_again_and_an_answer_of_another_leader_counts_for_nothing() {
+    fn unanswered_leases_are_asked_again_and_stale_replies_ignored() {
         let mut calls = none();
         let mut answer = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
+    fn late_lease_reply_still_counts_after_a_retry() {
         let mut calls = none();
         let mut early = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn no_question_is_larger_than_a_message_holds() {
+    fn lease_query_fits_into_one_message() {
         let mut calls = none();
         let count = 2 * ASKED_AT_ONCE as u64 + 7;
         let _answers: Vec<Answer> =
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_longer_than_its_deadline() {
+    fn lease_callers_time_out_at_their_deadline() {
         let mut calls = none();
         let mut asked = call(&mut calls, 1, LeaseRequest::Look);
         calls.ask(at(0)).unwrap();

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_of_the_leader_counts_for_nothing() {
+    fn leader_stall_does_not_consume_ttl() {
         let mut lessor = lessor();
         lessor.advance(at(60_000));
         assert_eq!(due(&mut lessor), []);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_gives_a_full_ttl_but_not_after_the_expiry_was_proposed() {
+    fn renewal_restores_the_full_ttl_until_expiry_is_proposed() {
         let mut lessor = lessor();
         run(&mut lessor, 0, 1000);
         assert_eq!(lessor.renew(lease(1)), Renewal::Renewed);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_end_yet_keeps_nobody_else_from_it() {
+    fn blocked_expiry_does_not_block_other_leases() {
         let mut lessor = lessor();
         lessor.granted(lease(2), Duration::from_millis(1000));
         run(&mut lessor, 0, 2000);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_ending_is_counted_until_it_has_ended_or_could_not_be_proposed() {
+    fn expiring_lease_is_counted_until_ended_or_not_proposed() {
         let mut lessor = lessor();
         (2..=4).for_each(|id| lessor.granted(lease(id), Duration::from_millis(1000)));
         run(&mut lessor, 0, 2000);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_take_the_place_of_others_have_times_of_their_own() {
+    fn replacing_entries_have_their_own_times() {
         let mut times = LogTimes::default();
         times.queued_entries(1, LogIndex(5), LogIndex(7), at(10));
         times.queued_entries(2, LogIndex(8), LogIndex(9), at(20));

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn no_ring_is_lost_however_the_threads_meet() {
+    fn no_wakeup_is_lost() {
         let shared: Arc<(Mutex<Basket>, Parker)> = Arc::default();
         let eater = {
             let shared = shared.clone();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_wakes_when_its_time_is_over() {
+    fn parked_thread_wakes_at_its_deadline() {
         let (lock, parker) = (Mutex::new(Basket::default()), Parker::default());
         let basket = parker.wait(lock.lock().unwrap(), Some(Duration::from_millis(1)));
         assert!(basket.is_idle() && !basket.waits);

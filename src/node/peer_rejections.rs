@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_logged_once_a_change_and_once_a_minute() {
+    fn rejection_is_logged_once_per_change_and_minute() {
         let mut peer_rejections = PeerRejections::default();
         // Both sides report their reasons twice a second for two minutes.
         let mut logged = Vec::new();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_peers_and_reasons_fill_no_memory() {
+    fn invented_peers_and_reasons_use_bounded_memory() {
         let mut peer_rejections = PeerRejections::default();
         for number in 0..1000 {
             peer_rejections.add(&format!("n{number}"), "x", at(number));

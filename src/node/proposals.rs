@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_handed_over_once_until_the_leader_changes_or_it_takes_too_long() {
+    fn request_is_sent_once_until_a_leader_change_or_timeout() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, None));
         proposals.add(write(&results, None));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_closes_what_is_answered_and_keeps_what_is_open() {
+    fn window_excludes_answered_requests_and_keeps_open_ones() {
         let (mut proposals, results) = (proposals(), Results::default());
         for _ in 0..5 {
             proposals.add(write(&results, None));
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_deadline_a_request_that_nobody_saw_was_not_applied_and_another_one_may_have_been() {
+    fn unsent_request_at_its_deadline_was_not_applied() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, Some(at(10))));
         proposals.batch(at(0), 1 << 20).unwrap();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reached_nobody_was_not_applied() {
+    fn undelivered_request_was_not_applied() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, Some(at(10))));
         let batch = proposals.batch(at(0), 1 << 20).unwrap();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_never_ends_further_ahead_than_requests_are_sent() {
+    fn window_never_exceeds_the_send_limit() {
         let (mut proposals, results) = (proposals(), Results::default());
         for _ in 0..3 * WINDOW {
             proposals.add(write(&results, None));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_deadline_is_never_refused() {
+    fn request_without_a_deadline_is_never_rejected() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, None));
         proposals.add(write(&results, Some(at(10))));
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_where_there_is_no_room_is_told_once_it_is_settled() {
+    fn rejected_growth_is_reported_once_settled() {
         let never = || Err(Rejection::Future { asked: NEVER, newest: Revision(7) });
         for deadline in [None, Some(at(10))] {
             let results = Results::default();
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_and_nobody_has_seen_is_refused_at_once() {
+    fn unseen_growth_is_rejected_at_once() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, None));
         proposals.batch(at(0), 1 << 20).unwrap();
@@ -577,7 +577,7 @@ mod tests {
 
     /// A rejection does not say to which attempt it belongs, and says nothing about the other attempts.
     #[test]
-    fn what_was_handed_over_again_may_be_in_a_log_however_often_it_was_refused() {
+    fn resent_request_may_be_in_a_log_despite_rejections() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, Some(at(10))));
         proposals.batch(at(0), 1 << 20).unwrap();
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_too_far_ahead_of_the_oldest_open_request() {
+    fn sending_stops_at_the_window_after_the_oldest_open_request() {
         let mut proposals = proposals();
         let results = Results::default();
         for _ in 0..WINDOW + 2 {

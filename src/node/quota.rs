@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_counts_as_what_is_there() {
+    fn kept_value_counts_with_its_current_size() {
         let keep = |key: &'static str| Put { value: PutValue::Keep, ..Put::new(key, "") };
         let len_of = |key: &[u8]| if key == b"long" { 1_000 } else { 5 };
         let puts = vec![Op::Put(keep("long")), Op::Put(keep("short"))];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_log_is_known_until_it_is_applied() {
+    fn logged_growth_is_counted_until_applied() {
         let id = |seq| RequestId {
             node: crate::model::NodeId::new(1).unwrap(),
             incarnation: crate::model::Incarnation(1),

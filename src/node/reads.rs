@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
+    fn late_read_reply_still_counts_after_a_retry() {
         let mut reads = Reads::new(Duration::from_millis(200));
         let (sender, mut receiver) = oneshot::channel();
         reads.add(asking(sender));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_whose_time_is_up_it_is_counted_whom_no_leader_has_confirmed() {
+    fn expired_reads_without_a_confirmed_leader_are_counted() {
         let mut reads = Reads::new(Duration::from_millis(200));
         let add = |reads: &mut Reads| {
             let (sender, receiver) = oneshot::channel();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_a_question_was_put_gets_one_of_its_own() {
+    fn read_added_after_a_query_needs_its_own_query() {
         let mut reads = Reads::new(Duration::from_millis(200));
         let mut waiters = [0, 1].map(|_| oneshot::channel());
         let [(first, _), (second, receiver)] = &mut waiters;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_beyond_the_limit_are_dropped_and_rounds_are_few() {
+    fn excess_reads_are_dropped_and_rounds_are_bounded() {
         let mut rounds =
             Rounds::new(NodeId::new(1).unwrap(), Incarnation(1), Duration::from_millis(500));
         for round in 0..2 * PENDING_MAX as u64 {

@@ -54,7 +54,7 @@ mod tests {
     use crate::model::{Incarnation, NodeId};
 
     #[test]
-    fn a_refusal_is_remembered_for_a_while_and_there_are_never_too_many() {
+    fn rejected_requests_are_remembered_for_a_bounded_time_and_number() {
         let mut rejected_requests = RejectedRequests::new(Duration::from_secs(1));
         let (node, incarnation) = (NodeId::new(1).unwrap(), Incarnation(1));
         let id = |seq| RequestId { node, incarnation, seq };

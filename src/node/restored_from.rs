@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_restored_is_told_once_it_is_done_and_no_flipped_bit_changes_it() {
+    fn restore_record_round_trips_and_detects_flipped_bits() {
         let disk = Arc::new(SimDisk::new(1));
         let env = Env { disk: Arc::clone(&disk) as _, ..Env::real() };
         let dir = Path::new("/d");

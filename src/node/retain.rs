@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_the_newest_when_the_window_began_stays_readable() {
+    fn newest_revision_at_the_window_start_stays_readable() {
         let mut retention = retention(History::keep_all().window(Duration::from_secs(320)));
         // There is one revision and one call each second, and one mark every ten seconds.
         for second in 0..=319 {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_rests_is_not_compacted_for_nothing() {
+    fn idle_store_is_not_compacted() {
         let mut retention = retention(History::default());
         for second in 0..10_000 {
             assert_eq!(retention.due(at(second), sight(7, 7)), None);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_few_however_often_one_looks() {
+    fn retention_marks_are_bounded() {
         let mut retention = retention(History::keep_all().window(Duration::from_secs(100)));
         for ms in 0..1_000_000u64 {
             if ms.is_multiple_of(25) {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_counts_its_window_anew_and_longer_by_the_drift_bound() {
+    fn new_leader_restarts_its_window_with_the_drift_bound() {
         let rules = History::keep_all().window(Duration::from_secs(100));
         let mut later = Retention::new(&rules, 1000, |window| window * 11 / 10);
         assert_eq!(later.due(at(1_000_000), sight(500, 3)), None);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn more_revisions_than_the_rule_allows_are_forgotten_in_batches() {
+    fn excess_revisions_are_compacted_in_batches() {
         let mut retention = retention(History::keep_all().revisions_max(800));
         assert_eq!(retention.due(at(0), sight(900, 0)), None, "an eighth more is allowed");
         assert_eq!(retention.due(at(1), sight(901, 0)), Some(Revision(101)));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn history_beyond_its_share_of_the_quota_is_halved_once_the_last_half_is_gone() {
+    fn history_beyond_its_quota_share_is_halved_step_by_step() {
         let mut retention = retention(History::keep_all().quota_percent(50));
         let look = |history_bytes, compacted| Sight { history_bytes, ..sight(1000, compacted) };
         assert_eq!(retention.due(at(0), look(Some(500), 0)), None);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compaction_that_comes_to_nothing_is_asked_for_again_but_not_at_once() {
+    fn failed_compaction_is_retried_after_a_pause() {
         let mut retention = retention(History::keep_all().revisions_max(8));
         assert_eq!(retention.due(at(0), sight(100, 0)), Some(Revision(92)));
         for second in 1..5 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_everything_is_never_told_to_compact() {
+    fn keep_all_retention_never_compacts() {
         let mut retention = retention(History::keep_all());
         for second in 0..100_000 {
             let sight = Sight { history_bytes: Some(u64::MAX), ..sight(second * 1000 + 1, 0) };

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_comes_before_what_is_configured() {
+    fn announced_address_overrides_the_configured_one() {
         let mut roster = Roster::new(id(1), hints());
         assert_eq!(roster.peers(), [id(2), id(3)]);
         let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_learner_talks_to_voters_and_to_strangers_and_nobody_to_those_that_were_removed() {
+    fn learner_contacts_voters_and_removed_members_get_no_contact() {
         let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
         for number in [4, 5] {
             let (name, address) = (format!("m{number}"), format!("m{number}:1"));

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_overdue_when_less_than_a_third_of_the_trust_is_left() {
+    fn renewal_is_overdue_below_a_third_of_the_validity() {
         let (state, drift) = (state(), Drift::percent(DRIFT));
         let until = at(2700);
         let cases = [
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once_and_nothing_after_the_end() {
+    fn state_change_is_notified_once_and_the_end_is_final() {
         let (state, drift) = (state(), Drift::percent(DRIFT));
         let mut watch = state.watch();
         let mut told = |state: &SharedSession, now| {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_too_late_learns_that_it_had_ended() {
+    fn late_close_reports_the_earlier_end() {
         let state = state();
         assert_eq!(
             state.finish(SessionEndReason::Closed, at(2700)),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_that_comes_after_the_end_renews_nothing_even_if_nobody_has_looked() {
+    fn renewal_after_the_end_has_no_effect() {
         let state = state();
         state.renew(at(5000), at(2700));
         assert_eq!(state.valid_until(), at(2700));

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn belief_counts_from_the_sending_and_is_shorter_than_the_ttl() {
+    fn validity_counts_from_sending_and_is_shorter_than_the_ttl() {
         let (mut sessions, state) = one();
         assert_eq!(state.valid_until(), at(2700));
         assert_eq!(sessions.due(at(999)), None);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_delay_lengthens_the_lease_and_not_the_belief() {
+    fn lock_delay_extends_the_lease_but_not_the_validity() {
         let (mut sessions, state) = one_with(60_000, false);
         assert_eq!(state.valid_until(), at(2700));
         let (round, leases) = sessions.due(at(1000)).unwrap();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_lives_for_ttl_and_delay_and_never_a_part_of_a_millisecond_less() {
+    fn lease_ttl_is_ttl_plus_delay_rounded_up() {
         let lives = |ttl, delay| {
             let info = SessionInfo { label: String::new(), own: false };
             let (asked, deadline, bytes, reply) = (at(0), at(0), 0, ReplyTo::Nobody);
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_renewal_is_asked_again_under_a_new_number() {
+    fn unanswered_renewal_is_retried_with_a_new_number() {
         let (mut sessions, state) = one();
         let (first, leases) = sessions.due(at(1000)).unwrap();
         assert_eq!(sessions.due(at(1199)), None);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn more_leases_than_one_asking_holds_are_renewed_by_several() {
+    fn many_leases_are_renewed_in_several_messages() {
         let mut sessions = none();
         let terms =
             || SessionTerms { ttl: ms(3000), delay: ms(0), label: String::new(), own: false };
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_lost_never_comes_back() {
+    fn lost_session_never_becomes_active_again() {
         let (mut sessions, state) = one();
         let (round, leases) = sessions.due(at(1000)).unwrap();
         assert_eq!(state.end(at(2699)), None);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_nodes_own_session_is_revoked_when_it_was_not_renewed() {
+    fn only_own_session_is_revoked_after_a_missed_renewal() {
         for (own, revoked) in [(true, vec![LEASE]), (false, vec![])] {
             let (mut sessions, state) = one_with(0, own);
             assert_eq!(sessions.tick(at(2699)), []);
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_noticed_yet_is_no_orderly_end_either() {
+    fn unnoticed_expiry_is_not_a_clean_close() {
         // The claim is dropped, or the node shut down, after the session has expired and before the tick that reports
         // it.
         let (mut sessions, state) = one_with(10_000, false);
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_claim_that_is_dropped_closes_the_session() {
+    fn last_dropped_claim_closes_the_session() {
         let (mut sessions, state) = one();
         let (_, again) = resume(&mut sessions, (3000, 0), 100);
         assert!(Arc::ptr_eq(&again.unwrap().unwrap(), &state), "it is kept here already");
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_is_not_revoked_by_anybody_who_had_it() {
+    fn detached_session_is_not_revoked_by_its_former_owner() {
         let (mut sessions, state) = one();
         assert_eq!(state.finish(SessionEndReason::Detached, at(100)), None);
         assert_eq!(
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_lease_is_believed_in_from_the_first_confirmed_renewal_on() {
+    fn resumed_lease_is_active_from_its_first_confirmed_renewal() {
         let mut sessions = none();
         let (_answer, now) = resume(&mut sessions, (10_000, 7000), 0);
         assert!(now.is_none());
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_that_was_confirmed_too_late_resumes_nothing() {
+    fn late_renewal_resumes_nothing() {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (first, leases) = sessions.due(at(0)).unwrap();
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_to_resume_ends_with_the_lease_with_its_deadline_and_with_its_caller() {
+    fn resume_request_ends_with_its_lease_deadline_or_caller() {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let gone = only(sessions.lease_ended(LEASE, at(1))).unwrap_err();
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn who_declines_a_resumed_session_leaves_its_lease_as_it_was() {
+    fn declined_resumed_session_leaves_its_lease_unchanged() {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (round, leases) = sessions.due(at(0)).unwrap();
@@ -634,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_resumed_with_one_delay_and_a_shorter_one_than_it_lives() {
+    fn resume_rejects_another_delay_or_one_as_long_as_the_lease() {
         let refused = |answer: Option<CallResult<Arc<SharedSession>>>| answer.unwrap().unwrap_err();
         let mut sessions = none();
         let (lease_ttl, delay) = (ms(3000), ms(3000));

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_second_says_how_many_it_stands_for() {
+    fn one_line_per_second_counts_suppressed_requests() {
         let log = SlowLog::new(Duration::from_millis(300));
         let at = |ms: u64| Moment::since_boot(Duration::from_millis(ms));
         let slow = Duration::from_millis(300);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_for_the_first_leader_of_a_nodes_life_gets_no_line() {
+    fn requests_before_the_first_leader_are_not_logged() {
         let log = SlowLog::new(Duration::from_millis(300));
         let at = |ms: u64| Moment::since_boot(Duration::from_millis(ms));
         let slow = Duration::from_millis(300);

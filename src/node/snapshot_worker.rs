@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_waits_for_room_on_the_disk_without_beginning_anew() {
+    fn transfer_waits_for_disk_space_without_a_restart() {
         let (mut source, mut bench) = (Bench::new(), Bench::new());
         let image = Machine::new(MachineOptions::default()).image();
         let (_, taken) = source.does(Job::Take(Box::new(image)));
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_received_has_its_name_when_a_machine_was_made_of_it_and_leaves_nothing_else() {
+    fn received_snapshot_is_named_only_after_a_successful_load() {
         for is_sound in [true, false] {
             let (source, mut bench) = (Bench::new(), Bench::new());
             let mut image = Machine::new(MachineOptions::default()).image();
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_late_does_not_have_a_snapshot_read_through_again_but_later_it_is() {
+    fn snapshot_is_verified_again_only_after_a_pause() {
         let mut bench = Bench::new();
         let image = Machine::new(MachineOptions::default()).image();
         let (_, taken) = bench.does(Job::Take(Box::new(image)));
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_cannot_fill_the_queue() {
+    fn peers_cannot_fill_the_snapshot_queue() {
         let queue = SnapshotQueue::new(Box::new(|| {}));
         let id = SnapshotId { index: LogIndex(7), term: Term(2), bytes: 1 << 40, checksum: 7 };
         let to = NodeId::new(2).unwrap();

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_due_in_proportion_to_the_state_and_one_at_a_time() {
+    fn snapshot_is_due_in_proportion_to_the_state_size() {
         let mut snapshots = snapshots();
         snapshots.applied(999);
         assert!(!snapshots.is_due(|| 0, false, at(0)) && snapshots.is_due(|| 0, true, at(0)));
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_tried_ever_more_rarely_until_it_does() {
+    fn snapshot_without_space_is_retried_with_backoff() {
         let mut snapshots = snapshots();
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..9 {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_received_is_fetched_ever_more_rarely_and_another_at_once() {
+    fn failed_fetch_is_retried_with_backoff() {
         let mut snapshots = snapshots();
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..8 {
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_lost_is_replaced_at_once_and_no_log_is_cut_behind_it() {
+    fn lost_snapshot_is_replaced_at_once_and_no_log_is_truncated() {
         let mut snapshots = snapshots();
         snapshots.taken(id(7), Members::default());
         snapshots.taken(id(9), Members::default());
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_stays_for_those_that_need_it_but_not_for_ever() {
+    fn log_is_kept_for_lagging_members_within_limits() {
         let mut snapshots = snapshots();
         assert_eq!(snapshots.cut(None, 100, 0, at(0)), None);
         snapshots.taken(id(50_000), Members::default());
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_goes_on_where_the_disk_says_and_asks_again_for_what_was_lost() {
+    fn fetch_resumes_at_the_disk_offset_and_requests_lost_parts_again() {
         let mut snapshots = snapshots();
         assert!(snapshots.fetch(node(2), id(9), at(0)) && !snapshots.fetch(node(3), id(9), at(0)));
         assert_eq!(snapshots.ask(), None, "the disk has not said how much is here");

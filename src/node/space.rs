@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_of_voters_must_have_room() {
+    fn quorum_of_voters_must_have_space() {
         let mut table = table();
         let voters = || (1..=3).map(id);
         assert!(table.quorum_has_room(voters()));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_full_says_so_again_and_again_and_who_has_room_does_not() {
+    fn full_disk_is_reported_repeatedly() {
         let mut table = table();
         assert!(!table.tick(at(0)));
         table.own(true, at(100));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_said_again_is_forgotten() {
+    fn unrepeated_space_report_expires() {
         let mut table = table();
         table.hear(id(2), true, at(0));
         table.tick(at(1999));

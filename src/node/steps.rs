@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_asked_for_until_it_is_answered_and_told_when_it_is_applied_here() {
+    fn membership_request_is_retried_until_answered_and_reported_once_applied() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_ends_a_wish_only_if_no_other_asking_can_be_granted() {
+    fn rejection_ends_a_membership_request_only_if_no_attempt_can_succeed() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let refused = || MemberAnswer::Refused(MembershipError::LastVoter(id));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_promoted_and_removed_by_others_is_not_said_to_have_never_been_promoted() {
+    fn promotion_reverted_by_others_is_reported_as_unknown() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_waits_for_another_change_until_its_time_is_up() {
+    fn membership_request_waits_for_a_pending_change_until_its_deadline() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();
         let pending = || MemberAnswer::Refused(MembershipError::Pending);

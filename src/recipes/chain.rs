@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn one_way_is_tried_after_the_other() {
+    fn cas_branches_are_tried_in_order() {
         let txn = chain((0..3).map(way).collect());
         let Op::Txn(second) = &txn.failure[0] else { panic!("the second way is nested") };
         let Op::Txn(third) = &second.failure[0] else { panic!("the third way is nested") };
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_depth_of_the_answer_says_which_way_was_taken() {
+    fn reply_depth_names_the_branch_taken() {
         let revision = Revision(9);
         let nest = |results, succeeded| TxnReply { revision, succeeded, results };
         let lost = nest(Vec::new(), false);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_read_only_as_it_is_written() {
+    fn counter_value_is_parsed_in_canonical_form_only() {
         assert_eq!(number(None), Ok(0));
         for (text, value) in [("0", 0), ("-5", -5), ("9223372036854775807", i64::MAX)] {
             assert_eq!(number(Some(&row(text))), Ok(value));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guesses_are_steps_of_what_is_added_and_end_where_numbers_do() {
+    fn counter_guesses_are_multiples_of_the_increment_and_stop_at_overflow() {
         let key = Bytes::from_static(b"k");
         let sums = |value, add| -> Vec<i64> {
             steps(&key, Revision(7), value, add, 4).into_iter().map(|(sum, _)| sum).collect()

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_read_only_as_it_is_written() {
+    fn decimal_is_parsed_in_canonical_form_only() {
         for text in ["", "x", " 5", "5 ", "+5", "05", "-0", "5.0"] {
             assert_eq!(number_in::<i64>(text.as_bytes()), None, "{text:?}");
             assert_eq!(number_in::<u64>(text.as_bytes()), None, "{text:?}");

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_passes_waits_or_is_one_too_many_by_the_places_before_it() {
+    fn participant_passes_waits_or_is_excess_by_its_position() {
         let full = || Err(DoubleBarrierError::Full { participants: 3 });
         let passed = |round| Ok(Some(ArrivalVerdict::Passed(Revision(round))));
         let cases: [(&str, u64, &[u64], u64, Result<_, _>); 13] = [
@@ -497,14 +497,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_says_how_many_all_are() {
+    fn first_participant_sets_the_barrier_size() {
         let stored = Err(DoubleBarrierError::SizeMismatch { stored: "3".to_owned() });
         assert_eq!(round(0, &[4, 5]).judge(Revision(5), 2), stored);
         assert_eq!(round(7, &[5, 9]).judge(Revision(9), 4), stored);
     }
 
     #[test]
-    fn who_says_another_number_counts_for_nothing_while_it_leaves() {
+    fn leaving_participant_with_another_size_is_ignored() {
         let mut three = round(0, &[4, 5, 7, 9]);
         three.places[1].1 = Bytes::from_static(b"2");
         assert_eq!(three.judge(Revision(9), 3), Ok(opens(0, 0, 9)), "it is not one too many");
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_may_come_to_a_barrier_for_nobody() {
+    fn barrier_of_size_zero_is_full() {
         let alone =
             Round { places: vec![(Revision(4), Bytes::from_static(b"0"))], ..round(0, &[]) };
         let full = Err(DoubleBarrierError::Full { participants: 0 });

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_read_only_as_it_is_written() {
+    fn latch_count_is_parsed_in_canonical_form_only() {
         assert_eq!(count(None), Ok(0));
         assert_eq!(count(Some(&row("3"))), Ok(3));
         for text in ["", "0", "-1", "03", "+3", "three"] {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_deletes_the_key_and_nobody_goes_below() {
+    fn last_count_down_deletes_the_key() {
         let key = Bytes::from_static(b"k");
         let steps = steps(&key, Some(&row("3")), 3, 8);
         let then: Vec<_> = steps.iter().map(|way| way.then[0].clone()).collect();

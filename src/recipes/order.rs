@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_read_back_and_anything_else_is_none() {
+    fn admin_action_round_trips_and_other_rows_are_rejected() {
         let successor = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
         for what in [What::Ask, What::Break, What::HandOver(successor)] {
             let request = ReleaseRequest { by: "ops".to_owned(), reason: "two\nlines".to_owned() };

@@ -333,7 +333,7 @@ mod tests {
     use crate::{Blocking, Config, Node};
 
     #[test]
-    fn a_key_that_another_task_was_found_to_have_been_handed_is_not_taken_up_too() {
+    fn key_already_handed_to_another_task_is_not_adopted() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let session = node.session().block().unwrap();

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_are_before_is_counted_for_all_who_ask_at_once() {
+    fn positions_are_counted_for_several_entries_at_once() {
         let rank = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
         let mut queue = Queue::default();
         [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(rank(at), Rule::Alone));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_hold_follows_from_who_is_before() {
+    fn holders_follow_from_the_entries_ahead() {
         for (words, holders) in [
             ("m m m", "0"),
             ("- m m", "1"),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn never_two_hold_that_exclude_each_other_whatever_comes_and_goes() {
+    fn conflicting_entries_never_hold_together() {
         // All queues of up to five entries of these kinds.
         let kinds = ["m", "r", "w", "u0", "u1", "p2/1", "p2/2", "p1/1", "-"];
         let mut words = vec![String::new()];
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_handed_only_to_who_excludes_no_more_than_it_did() {
+    fn hold_is_handed_off_only_to_an_equal_or_weaker_mode() {
         let permits = |limit, wants| Rule::Permits { limit, wants };
         for (held, successor, fits) in [
             (Rule::Alone, Rule::Alone, true),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_and_a_second_upgrade_are_refused() {
+    fn other_lock_kind_and_second_upgrade_are_rejected() {
         let (queue, ranks) = line("r r u0 u1 m p2/1");
         let judge = |at: usize, asked| queue.judge(&ranks[at], asked);
         assert_eq!(judge(0, LockKind::ReadWrite), Ok(()));
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn no_request_of_any_kind_may_wait_behind_a_foreign_key() {
+    fn no_request_waits_behind_a_foreign_key() {
         for words in ["f m", "m f m", "r f r", "r w f w", "p2/1 f p2/1"] {
             let (mut queue, ranks) = line(words);
             let (foreign, last) = (&ranks[ranks.len() - 2], &ranks[ranks.len() - 1]);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_is_told_the_limit_that_it_asked_for_whatever_its_row_says_by_now() {
+    fn rejection_reports_the_requested_limit_despite_a_resize() {
         // The queue, the limit that the second entry asked for, and whether it is accepted.
         for (words, asked, fits) in [
             ("p2/1 p3/1", 3, false),

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn saved_hold_round_trips() {
         for key in ["cron/leader/694d7f2", "a b/100%/1.2", "\u{e9}:@\n/\0"] {
             let lease = LeaseId::new(0x0694_d7f2).unwrap();
             let (node, since) = (NodeId::new(3).unwrap(), Revision(17));

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_ten_digits_and_end_with_them() {
+    fn sequence_numbers_have_ten_digits_and_exhaust() {
         let prefix = Bytes::from_static(b"p");
         assert_eq!(numbered(&prefix, 0).unwrap(), "p0000000000");
         assert_eq!(numbered(&prefix, 9_999_999_999).unwrap(), "p9999999999");

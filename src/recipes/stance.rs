@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_place_says_is_read_back_and_anything_else_is_not_ours() {
+    fn entry_metadata_round_trips_and_other_values_are_foreign() {
         let key = b"locks/a/1234.2";
         for rule in [
             Rule::Alone,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_path_the_end_is_kept() {
+    fn long_source_path_keeps_its_end() {
         let stance = Stance::new(Rule::Alone, format!("{}é/src/a.rs:3", "é".repeat(100)));
         let read = Stance::parse(b"a/1", &stance.to_value()).unwrap();
         assert!(read.site.ends_with("/src/a.rs:3") && read.site.len() <= SITE_BYTES_MAX);

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_back_as_it_is_printed_and_nothing_else_is_read() {
+    fn token_round_trips_and_other_text_is_rejected() {
         for token in [(0, 0), (17, 2), (u64::MAX, u64::MAX)] {
             let token = Token::new(Revision(token.0), token.1);
             assert_eq!(token.to_string().parse(), Ok(token));

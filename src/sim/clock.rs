@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_is_never_early_by_the_clock_it_was_set_by() {
+    fn timer_never_fires_early_by_its_own_clock() {
         let timeline = Arc::new(Timeline::default());
         for drift in [-99_000, -49_999, -1, 0, 1, 33_333, 99_000] {
             let clock = SimClock::new(timeline.clone(), Duration::from_nanos(3), drift);

@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsynced_write_is_kept_lost_or_torn_between_sectors_and_never_within_one() {
+    fn unsynced_write_is_kept_lost_or_torn_at_sector_boundaries() {
         let (mut kept, mut lost, mut torn) = (0, 0, 0);
         for seed in 0..200 {
             let disk = disk(seed);
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_lost_in_the_order_in_which_they_were_changed() {
+    fn unsynced_directory_changes_are_lost_in_order() {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..100 {
             let disk = disk(seed);
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_sync_left_is_seen_and_never_durable() {
+    fn data_of_a_failed_sync_is_readable_but_never_durable() {
         let disk = disk(1);
         let file = disk.open(path(), OpenMode::CreateNew).unwrap();
         disk.sync_dir(Path::new("d")).unwrap();
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_locks_of_an_earlier_life_are_of_no_use() {
+    fn handles_and_locks_of_an_earlier_incarnation_fail() {
         let disk = disk(1);
         let file = disk.open(path(), OpenMode::CreateNew).unwrap();
         let held = disk.lock(Path::new("d/LOCK")).unwrap();
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_what_fits_and_lets_what_is_there_be_overwritten() {
+    fn full_disk_accepts_what_fits_and_allows_overwrites() {
         let disk = disk(1);
         disk.limit(Some(10));
         let file = disk.open(path(), OpenMode::CreateNew).unwrap();
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_lost_its_name_is_there_for_whoever_has_it_open() {
+    fn unlinked_file_stays_readable_while_open() {
         let disk = disk(1);
         let file = disk.open(path(), OpenMode::CreateNew).unwrap();
         file.write_all_at(b"abc", 0).unwrap();
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_lives_on_its_own() {
+    fn disk_copy_is_independent() {
         let disk = disk(1);
         disk.replace(path(), b"abc");
         let copy = disk.copy();
@@ -710,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn after_its_last_step_everything_fails_until_the_machine_goes_down() {
+    fn stopped_disk_fails_every_call_until_a_kill() {
         let disk = disk(1);
         disk.stop_after(2);
         let file = disk.open(path(), OpenMode::CreateNew).unwrap();

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_nodes_tasks_wait_and_a_dead_ones_are_gone() {
+    fn paused_node_keeps_its_tasks_and_a_dead_one_drops_them() {
         let mut stage = Stage::new();
         stage.actor(Some(0), "paused", 10);
         stage.actor(Some(1), "dead", 10);

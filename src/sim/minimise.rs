@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_failure_does_not_need_is_left_out() {
+    fn minimiser_leaves_out_unneeded_parts() {
         for needed in [&[][..], &[0], &[19], &[3, 4], &[0, 7, 19], &[1, 2, 3, 5, 8, 13]] {
             let mut tries = 0;
             let left_out = minimise(20, |without| {
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn when_time_is_up_it_is_as_small_as_it_was_by_then() {
+    fn minimiser_stops_at_its_time_limit_with_the_best_so_far() {
         let mut tries = 0;
         let left_out = minimise(20, |without| {
             tries += 1;

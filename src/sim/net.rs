@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_lost_and_doubled_as_often_as_the_conditions_say() {
+    fn messages_are_lost_and_duplicated_at_the_configured_rates() {
         let lossy = NetConditions { loss_ppm: 300_000, ..NetConditions::default() };
         let (_, arrived) = sent(lossy, 1000);
         assert!((600..800).contains(&arrived.len()), "{}", arrived.len());
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_message_is_never_taken_for_another() {
+    fn damaged_message_is_never_decoded_as_another() {
         let damaging = NetConditions { damage_ppm: 1_000_000, ..NetConditions::default() };
         let (_, arrived) = sent(damaging, 1000);
         // Two flips of one bit leave it whole.

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_point_is_counted_as_itself() {
+    fn each_crash_point_is_counted_separately() {
         let points = SimPoints::default();
         for (times, point) in (1..).zip(Point::ALL) {
             (0..times).for_each(|_| points.reach(point));

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_written_and_what_is_there_can_be_overwritten() {
+    fn quota_disk_writes_what_fits_and_allows_overwrites() {
         let disk = disk(10);
         let a = file(&disk, "d/a");
         a.write_all_at(&[1; 6], 0).unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn room_comes_back_with_a_removal_or_a_higher_limit() {
+    fn space_returns_with_a_removal_or_a_higher_limit() {
         let disk = disk(10);
         let a = file(&disk, "d/a");
         a.write_all_at(&[1; 10], 0).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_under_whatever_name_it_has_and_from_whatever_time_it_is() {
+    fn file_counts_towards_the_quota_under_any_name() {
         let inner = SimDisk::new(1);
         inner.create_dir(Path::new("d")).unwrap();
         inner.replace(Path::new("d/old"), &[1; 4]);

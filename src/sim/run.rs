@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_in_whose_end_nobody_can_be_asked_proves_nothing_to_who_wants_to_ask() {
+    fn unreachable_nodes_fail_only_runs_with_a_final_check() {
         let asks_nothing = Scenario::new(|_| async {}).nodes(3);
         let asks = asks_nothing.clone().finally(|_| async { Ok(()) });
         let run = |scenario: &Scenario| Run::new(1, &[], false, Some(scenario));

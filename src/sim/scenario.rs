@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_panics_is_told_with_its_timeline() {
+    fn panicking_program_is_reported_with_its_timeline() {
         let scenario = Scenario::new(|host| async move {
             host.sleep(Duration::from_secs(5)).await;
             panic!("no way out");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_panics_again_when_it_is_dropped_does_not_hide_why() {
+    fn panic_in_drop_does_not_hide_the_first_panic() {
         struct InUse;
         impl Drop for InUse {
             fn drop(&mut self) {
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "\"sold\" was counted 0 times in 1 seeds, not 1")]
-    fn seeds_in_which_too_little_happens_prove_nothing() {
+    fn runs_without_enough_activity_fail() {
         let idle = Scenario::new(|host| async move { host.sleep(Duration::from_secs(1)).await });
         idle.at_least("sold", 1).run_all(1..=1);
     }

@@ -145,12 +145,12 @@ fn stalled_holders() -> Story {
 }
 
 #[test]
-fn a_lock_whose_holder_stands_still_loses_updates_without_a_condition_and_none_with_it() {
+fn paused_holder_loses_updates_only_without_fencing() {
     stalled_holders().holds(&["guarded write refused"]).falls(Mutant::N01, &["K-UPDATE", "K-FIFO"]);
 }
 
 #[test]
-fn a_pause_between_the_renewal_and_its_answer_does_not_lengthen_the_belief() {
+fn pause_before_a_renewal_reply_does_not_extend_validity() {
     let stupor = Fault::Stupor { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
     let mut story = Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
         .every(3.0, 48.0, 5.0, stupor);
@@ -159,30 +159,30 @@ fn a_pause_between_the_renewal_and_its_answer_does_not_lengthen_the_belief() {
 }
 
 #[test]
-fn a_leader_that_was_cut_off_serves_no_read_that_is_stale() {
+fn partitioned_leader_serves_no_stale_read() {
     failovers(&[]).holds(&[]).falls(Mutant::M06, &["X-LIN"]).falls(Mutant::N02, &["X-LIN"]);
 }
 
 #[test]
-fn a_lease_that_a_leader_reads_by_is_no_proof_that_it_leads() {
+fn leader_lease_is_no_proof_of_leadership() {
     let still = Fault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
     failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY", "X-WAKE"]);
 }
 
 #[test]
-fn what_was_acknowledged_survives_the_leader() {
+fn acknowledged_write_survives_the_leader() {
     failovers(&[])
         .falls(Mutant::M04, &["R-QUORUM", "R-SM", "M-HASH"])
         .falls(Mutant::M02, &["R-QUORUM"]);
 }
 
 #[test]
-fn what_is_sent_again_through_another_leader_is_carried_out_once() {
+fn request_resent_to_a_new_leader_is_applied_once() {
     failovers(&[]).falls(Mutant::M39, &["X-ONCE"]).falls(Mutant::B28, &["X-ONCE"]);
 }
 
 #[test]
-fn nobody_votes_twice_in_a_term_whatever_it_forgets() {
+fn member_votes_once_per_term_despite_a_restart() {
     failovers(&[]).falls(Mutant::M03, &["R-VOTE", "R-ELECT", "R-TERM"]);
 }
 
@@ -193,7 +193,7 @@ fn failovers_of_laggards() -> Story {
 }
 
 #[test]
-fn whoever_lacks_what_is_committed_is_not_elected() {
+fn candidate_without_committed_entries_is_not_elected() {
     failovers_of_laggards().falls(Mutant::M31, &["R-COMPLETE"]);
 }
 
@@ -203,12 +203,12 @@ fn entries_of_earlier_terms_are_not_committed_by_counting() {
 }
 
 #[test]
-fn a_new_leader_gives_every_lease_its_whole_time() {
+fn new_leader_gives_every_lease_its_full_ttl() {
     failovers(&[Program::Mutex]).falls(Mutant::M09, &["L-EARLY", "L-EPOCH"]);
 }
 
 #[test]
-fn a_new_leader_counts_all_leases_also_those_that_have_no_keys_yet() {
+fn new_leader_counts_leases_without_keys() {
     failovers(&[Program::Mutex])
         .holds(&["lease end"])
         .falls(Mutant::B37, &["L-EARLY"])
@@ -226,7 +226,7 @@ fn leadership_that_does_not_move() -> Story {
 }
 
 #[test]
-fn leases_that_fall_due_while_leadership_does_not_move_end_all_the_same() {
+fn leases_due_during_a_failed_transfer_still_end() {
     leadership_that_does_not_move()
         .holds(&["leadership did not move", "lease end"])
         .falls(Mutant::B41, &["L-LATE"])
@@ -234,12 +234,12 @@ fn leases_that_fall_due_while_leadership_does_not_move_end_all_the_same() {
 }
 
 #[test]
-fn who_waits_for_leadership_to_move_does_not_wait_for_ever() {
+fn leadership_transfer_ends_at_its_deadline() {
     leadership_that_does_not_move().falls(Mutant::B45, &["C-NOHANG"]);
 }
 
 #[test]
-fn a_leader_whose_disk_hangs_gives_its_leadership_away() {
+fn leader_with_a_stalled_disk_loses_its_leadership() {
     let hangs = Fault::SlowDisk { who: Who::Leader, extra: ms(6_000), time: ms(6_000) };
     Story::of(3, &[])
         .every(4.0, 40.0, 7.0, hangs)
@@ -248,12 +248,12 @@ fn a_leader_whose_disk_hangs_gives_its_leadership_away() {
 }
 
 #[test]
-fn what_was_asked_of_a_leader_that_died_is_asked_of_the_next_one() {
+fn request_to_a_dead_leader_is_sent_to_the_next() {
     Story::of(3, &[Program::Mutex]).falls(Mutant::B46, &["L-SERVE"]);
 }
 
 #[test]
-fn who_stood_still_does_not_make_up_for_its_ticks() {
+fn paused_node_does_not_catch_up_on_ticks() {
     Story::of(3, &[])
         .every(3.0, 16.0, 2.0, pause(Who::Any, 900))
         .at(17.0, Fault::PauseAll { time: ms(3_000) })
@@ -262,7 +262,7 @@ fn who_stood_still_does_not_make_up_for_its_ticks() {
 }
 
 #[test]
-fn clocks_may_be_as_far_off_as_is_promised() {
+fn clocks_may_drift_up_to_the_bound() {
     let alone = |who, millis| part(Split::Isolate(who), millis);
     Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
         .every(3.0, 48.0, 6.0, alone(Who::Holder, 4_500))
@@ -273,7 +273,7 @@ fn clocks_may_be_as_far_off_as_is_promised() {
 }
 
 #[test]
-fn half_of_the_members_decide_nothing() {
+fn half_of_the_members_is_no_quorum() {
     Story::of(4, &[])
         .every(3.0, 16.0, 2.0, part(Split::Halves, 1_500))
         .holds(&[])
@@ -281,7 +281,7 @@ fn half_of_the_members_decide_nothing() {
 }
 
 #[test]
-fn a_network_that_only_some_can_cross_costs_neither_terms_nor_the_leader() {
+fn partial_partition_costs_neither_terms_nor_the_leader() {
     Story::of(5, &[])
         .every(3.0, 19.0, 4.0, part(Split::Bridge, 900))
         .every(4.0, 19.0, 4.0, part(Split::Isolate(Who::Leader), 2_900))
@@ -291,7 +291,7 @@ fn a_network_that_only_some_can_cross_costs_neither_terms_nor_the_leader() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_when_all_machines_have_lost_power() {
+fn acknowledged_writes_survive_a_total_power_loss() {
     Story::of(3, &[])
         .every(4.0, 16.0, 4.0, Fault::Blackout { down: ms(500) })
         .holds(&[])
@@ -301,7 +301,7 @@ fn what_was_acknowledged_is_there_when_all_machines_have_lost_power() {
 }
 
 #[test]
-fn what_one_node_alone_has_acknowledged_survives_its_power() {
+fn acknowledged_writes_of_a_single_node_survive_power_loss() {
     Story::of(1, &[])
         .every(3.0, 16.0, 2.0, power_loss(Who::Any))
         .holds(&[])
@@ -309,7 +309,7 @@ fn what_one_node_alone_has_acknowledged_survives_its_power() {
 }
 
 #[test]
-fn a_failed_sync_is_the_end_of_a_log_and_not_tried_again() {
+fn failed_sync_ends_the_log_and_is_not_retried() {
     let failing = Fault::DiskError { who: Who::Any, down: ms(300) };
     Story::of(3, &[])
         .every(4.0, 16.0, 2.0, failing)
@@ -318,7 +318,7 @@ fn a_failed_sync_is_the_end_of_a_log_and_not_tried_again() {
 }
 
 #[test]
-fn a_bit_that_flips_in_the_log_of_one_member_costs_that_member_and_nothing_else() {
+fn flipped_bit_in_a_log_stops_only_that_member() {
     let rot = |what| Fault::Rot { who: Who::Any, what, down: ms(300) };
     Story::of(5, &[])
         .at(5.0, rot(Rot::LogBit))
@@ -329,13 +329,13 @@ fn a_bit_that_flips_in_the_log_of_one_member_costs_that_member_and_nothing_else(
 }
 
 #[test]
-fn a_bit_that_flips_in_a_snapshot_costs_nothing() {
+fn flipped_bit_in_a_snapshot_does_no_harm() {
     let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotBit, down: ms(300) };
     Story::of(3, &[]).every(8.0, 16.0, 3.0, rot).holds(&["snapshot bit flipped"]);
 }
 
 #[test]
-fn a_snapshot_that_rots_under_its_node_costs_nothing() {
+fn snapshot_corrupted_at_runtime_does_no_harm() {
     let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotMeanwhile, down: ms(0) };
     let away = Fault::Kill { who: Who::Any, down: ms(2_000) };
     Story::of(3, &[])
@@ -345,7 +345,7 @@ fn a_snapshot_that_rots_under_its_node_costs_nothing() {
 }
 
 #[test]
-fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
+fn log_is_truncated_only_behind_a_durable_snapshot() {
     let cut = |point| Fault::PointCrash { who: Who::Any, point, down: ms(300) };
     Story::of(3, &[])
         .every(3.0, 16.0, 2.0, cut(Point::LogAfterCut))
@@ -354,29 +354,29 @@ fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
 }
 
 #[test]
-fn a_snapshot_that_has_not_all_of_the_state_stops_the_node_before_the_log_goes() {
+fn incomplete_snapshot_stops_the_node_before_log_truncation() {
     for part in [Mutant::M16, Mutant::M18a, Mutant::M18b] {
         failovers(&[]).falls(part, &["C-STOP"]);
     }
 }
 
 #[test]
-fn what_was_applied_before_a_start_is_not_applied_again_after_it() {
+fn entries_applied_before_a_restart_are_not_applied_again() {
     failovers(&[]).falls(Mutant::M15, &["C-STOP", "M-HASH", "M-DENSE"]);
 }
 
 #[test]
-fn replicas_do_the_same_in_the_same_order() {
+fn replicas_apply_the_same_commands_in_the_same_order() {
     failovers(&[]).falls(Mutant::M29, &["M-HASH", "R-SM"]);
 }
 
 #[test]
-fn a_read_of_what_was_compacted_is_refused_everywhere() {
+fn compacted_read_is_rejected_on_every_node() {
     failovers(&[]).falls(Mutant::M37, &["M-HIST"]);
 }
 
 #[test]
-fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
+fn rejoining_members_decide_nothing_from_old_state() {
     let mut story = failovers(&[])
         .every(3.2, 16.0, 2.5, Fault::Join)
         .every(4.0, 16.0, 2.5, Fault::Promote)
@@ -393,7 +393,7 @@ fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
 }
 
 #[test]
-fn who_was_removed_stays_until_the_others_can_do_without() {
+fn removed_member_stays_until_the_others_can_do_without() {
     let slow = Fault::SlowDisk { who: Who::Any, extra: ms(100), time: ms(2_000) };
     let mut story = Story::of(2, &[Program::Mutex])
         .every(3.0, 30.0, 0.7, slow)
@@ -406,7 +406,7 @@ fn who_was_removed_stays_until_the_others_can_do_without() {
 }
 
 #[test]
-fn who_was_the_only_member_reads_nothing_old_when_others_have_come() {
+fn former_only_member_serves_no_stale_read_after_joins() {
     let mut story = Story::of(1, &[Program::Mutex])
         .every(3.0, 18.0, 3.0, Fault::Join)
         .every(4.0, 18.0, 1.5, Fault::Promote)
@@ -419,12 +419,12 @@ fn who_was_the_only_member_reads_nothing_old_when_others_have_come() {
 }
 
 #[test]
-fn a_watch_that_goes_on_after_an_end_leaves_nothing_out() {
+fn resumed_watch_has_no_gap() {
     failovers(&[]).falls(Mutant::M11, &["W-RELIABLE"]);
 }
 
 #[test]
-fn an_item_of_a_queue_is_neither_lost_nor_with_two() {
+fn queue_item_is_never_lost_or_claimed_twice() {
     failovers(&[Program::Queue])
         .holds(&["item taken", "acknowledged"])
         .falls(Mutant::B10, &["Q-ACK", "Q-LOST"])
@@ -433,7 +433,7 @@ fn an_item_of_a_queue_is_neither_lost_nor_with_two() {
 }
 
 #[test]
-fn who_takes_alone_from_a_queue_takes_what_comes_first() {
+fn lone_consumer_takes_the_first_item() {
     Story::of(1, &[Program::Queue])
         .every(4.0, 16.0, 4.0, kill(Who::Any))
         .holds(&["item taken alone"])
@@ -446,12 +446,12 @@ fn a_token_rises_with_every_holder() {
 }
 
 #[test]
-fn a_release_touches_nothing_but_its_own_hold() {
+fn release_affects_only_its_own_hold() {
     stalled_holders().falls(Mutant::M26, &["K-ROBBED", "K-LOCAL"]);
 }
 
 #[test]
-fn calls_end_though_the_cluster_has_no_quorum_and_do_not_say_that_they_failed() {
+fn calls_without_a_quorum_end_with_an_unknown_outcome() {
     let kill = || Fault::Kill { who: Who::Any, down: ms(6_500) };
     Story::of(3, &[Program::Mutex])
         .at(4.0, part(Split::Isolate(Who::Leader), 7_000))

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_tells_apart_what_when_and_in_which_order() {
+    fn trace_hash_depends_on_event_time_and_order() {
         let run = |events: &[(u64, u8, u64)]| {
             let mut trace = Trace::new(false);
             for &(at, kind, number) in events {

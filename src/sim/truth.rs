@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_that_is_right_is_taken_and_read_back_at_any_revision() {
+    fn correct_history_is_accepted_and_readable_at_any_revision() {
         let mut truth = Truth::default();
         for event in [put("a", "#1", 2, 2, 1), put("a", "#2", 2, 3, 2), delete("a", 4)] {
             learn(&mut truth, event.clone()).unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_tells_the_row_before_it_unless_that_may_be_gone() {
+    fn event_has_its_previous_row_unless_compacted() {
         let mut truth = Truth::default();
         let (first, second) = (put("a", "#1", 2, 2, 1), put("a", "#2", 2, 3, 2));
         for event in [&first, &second] {

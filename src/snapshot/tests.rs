@@ -109,7 +109,7 @@ fn feed(partial: &mut Partial, bytes: &[u8], step: usize) -> Result<(), Snapshot
 }
 
 #[test]
-fn what_is_written_is_read_back_and_is_the_same_on_every_member() {
+fn snapshot_round_trips_and_is_identical_on_every_member() {
     for seed in 0..50 {
         let world = World::new(seed);
         let folder = world.folder();
@@ -131,7 +131,7 @@ fn what_is_written_is_read_back_and_is_the_same_on_every_member() {
 }
 
 #[test]
-fn one_flipped_bit_anywhere_is_seen() {
+fn flipped_bit_in_a_snapshot_file_is_detected() {
     let world = World::new(1);
     let (parts, _) = chunks(7, &some_pieces(3, 6));
     let bytes = parts.concat();
@@ -149,7 +149,7 @@ fn one_flipped_bit_anywhere_is_seen() {
 }
 
 #[test]
-fn a_file_that_is_cut_or_goes_on_is_seen() {
+fn truncated_or_extended_file_is_detected() {
     let world = World::new(1);
     let (parts, _) = chunks(7, &some_pieces(3, 6));
     let bytes = parts.concat();
@@ -166,7 +166,7 @@ fn a_file_that_is_cut_or_goes_on_is_seen() {
 /// A backup that was transferred like an etcd snapshot ends like one. No other data may follow a
 /// file.
 #[test]
-fn a_tail_is_let_stand_behind_a_backup_and_nowhere_else() {
+fn trailing_hash_is_accepted_only_in_a_received_backup() {
     let world = World::new(1);
     let (chunks, id) = chunks(9, &some_pieces(1, 20));
     let whole = chunks.concat();
@@ -194,7 +194,7 @@ fn a_tail_is_let_stand_behind_a_backup_and_nowhere_else() {
 }
 
 #[test]
-fn a_chunk_left_out_doubled_moved_or_of_another_file_is_seen() {
+fn missing_duplicate_moved_or_foreign_chunk_is_detected() {
     let world = World::new(1);
     let (parts, _) = chunks(7, &some_pieces(3, 6));
     let (others, _) = chunks(7, &some_pieces(4, 6));
@@ -249,7 +249,7 @@ fn a_file_of_another_cluster_or_a_newer_version_is_named_as_such() {
 
 /// Cuts the power or kills the process after every step of writing.
 #[test]
-fn wherever_writing_ends_the_older_snapshot_or_the_newer_one_is_there_and_whole() {
+fn interrupted_write_leaves_the_old_or_the_new_snapshot() {
     let (old, new) = (some_pieces(1, 3), some_pieces(2, 4));
     for seed in 0..20 {
         for step in 0.. {
@@ -286,7 +286,7 @@ fn folder_count(found: SnapshotId, before: SnapshotId) -> usize {
 }
 
 #[test]
-fn a_transfer_that_ends_at_any_byte_goes_on_and_ends_well() {
+fn transfer_interrupted_at_any_byte_resumes() {
     let (parts, id) = chunks(7, &some_pieces(3, 4));
     let bytes = parts.concat();
     for end in 0..=bytes.len() {
@@ -335,7 +335,7 @@ fn feed_until(partial: &mut Partial, bytes: &[u8], end: usize) {
 }
 
 #[test]
-fn what_comes_at_the_wrong_place_is_not_taken() {
+fn part_at_the_wrong_offset_is_rejected() {
     let (parts, id) = chunks(7, &some_pieces(3, 4));
     let bytes = parts.concat();
     let world = World::new(1);
@@ -352,7 +352,7 @@ fn what_comes_at_the_wrong_place_is_not_taken() {
 }
 
 #[test]
-fn a_transfer_with_a_flipped_bit_is_thrown_away_and_begins_anew() {
+fn transfer_with_a_flipped_bit_is_discarded_and_restarted() {
     let (parts, id) = chunks(7, &some_pieces(3, 4));
     let bytes = parts.concat();
     for bit in (0..bytes.len() * 8).step_by(7) {
@@ -373,7 +373,7 @@ fn a_transfer_with_a_flipped_bit_is_thrown_away_and_begins_anew() {
 }
 
 #[test]
-fn a_transfer_goes_on_where_the_disk_cannot_read_any_more() {
+fn transfer_resumes_before_the_unreadable_part() {
     let (parts, id) = chunks(7, &some_pieces(3, 12));
     let bytes = parts.concat();
     for offset in (0..bytes.len()).step_by(512) {
@@ -391,7 +391,7 @@ fn a_transfer_goes_on_where_the_disk_cannot_read_any_more() {
 }
 
 #[test]
-fn a_transfer_whose_file_cannot_be_written_begins_anew_in_another() {
+fn transfer_with_a_failed_write_leaves_no_file() {
     let (parts, id) = chunks(7, &some_pieces(3, 4));
     let bytes = parts.concat();
     let world = World::new(1);
@@ -404,7 +404,7 @@ fn a_transfer_whose_file_cannot_be_written_begins_anew_in_another() {
 }
 
 #[test]
-fn a_sound_file_that_is_not_the_one_asked_for_is_not_kept() {
+fn valid_file_of_another_snapshot_is_not_kept() {
     let (parts, other) = chunks(7, &some_pieces(4, 4));
     let bytes = parts.concat();
     let id = SnapshotId { checksum: other.checksum ^ 1, ..other };
@@ -416,7 +416,7 @@ fn a_sound_file_that_is_not_the_one_asked_for_is_not_kept() {
 }
 
 #[test]
-fn receiving_another_snapshot_gives_the_first_one_up() {
+fn receiving_another_snapshot_discards_the_first() {
     let (parts, id) = chunks(7, &some_pieces(3, 4));
     let (_, other) = chunks(8, &some_pieces(3, 4));
     let world = World::new(1);
@@ -429,7 +429,7 @@ fn receiving_another_snapshot_gives_the_first_one_up() {
 }
 
 #[test]
-fn a_full_disk_is_told_as_such_and_leaves_nothing_behind() {
+fn full_disk_is_reported_and_leaves_no_files() {
     let records = some_pieces(3, 12);
     let (parts, id) = chunks(7, &records);
     let bytes = parts.concat();
@@ -454,7 +454,7 @@ fn a_full_disk_is_told_as_such_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_failed_sync_makes_no_snapshot() {
+fn failed_sync_creates_no_snapshot() {
     let records = some_pieces(3, 4);
     let (parts, id) = chunks(7, &records);
     let world = World::new(1);
@@ -469,7 +469,7 @@ fn a_failed_sync_makes_no_snapshot() {
 }
 
 #[test]
-fn a_damaged_newest_snapshot_is_told_and_the_older_one_found() {
+fn damaged_newest_snapshot_is_reported_and_the_older_one_found() {
     let world = World::new(1);
     let folder = world.folder();
     let older = write(&folder, 7, &some_pieces(1, 3)).unwrap();
@@ -489,7 +489,7 @@ fn a_damaged_newest_snapshot_is_told_and_the_older_one_found() {
 }
 
 #[test]
-fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
+fn removed_snapshot_stays_readable_while_being_sent() {
     let world = World::new(1);
     let folder = world.folder();
     let older = write(&folder, 7, &some_pieces(1, 5)).unwrap();
@@ -514,7 +514,7 @@ fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
 }
 
 #[test]
-fn two_that_write_a_backup_to_one_path_do_not_meet() {
+fn two_backups_to_one_path_do_not_collide() {
     let world = World::new(1);
     let (folder, path) = (world.folder(), dir().join("shared.backup"));
     let begin = |disk| folder.begin_at(&path, DiskId(disk), &head(7)).unwrap();
@@ -538,7 +538,7 @@ fn two_that_write_a_backup_to_one_path_do_not_meet() {
 }
 
 #[test]
-fn other_files_in_the_folder_are_let_alone() {
+fn foreign_files_in_the_folder_are_kept() {
     let world = World::new(1);
     let names = [
         "log-1",
@@ -562,7 +562,7 @@ fn other_files_in_the_folder_are_let_alone() {
 }
 
 #[test]
-fn a_footer_that_counts_pieces_is_damage_also_where_there_are_none() {
+fn footer_with_a_wrong_record_count_is_damage() {
     use super::format::{Sums, kind};
     use crate::model::PieceCounts;
     for (rows, is_whole) in [(0, true), (1, false)] {

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_take_each_others_place_are_counted() {
+    fn competing_connections_are_counted() {
         let (incoming, begin) = (Incoming::default(), Moment::since_boot(Duration::ZERO));
         let seat = |incarnation, seconds| {
             let now = begin + Duration::from_secs(seconds);

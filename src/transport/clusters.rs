@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn members_with_different_founding_lists_say_what_differs() {
+    fn different_founding_lists_are_explained() {
         const TOKEN: u128 = 0x794d_1ba9 << 96;
         let cases: [(u128, [&[&str]; 2], &str, &str); 4] = [
             (
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn other_refusals_stay_as_they_are() {
+    fn other_rejections_are_unchanged() {
         let all = OtherClusters::default();
         let explain = |why: &str| all.explain(why, ClusterId(1), "n1", &[]);
         for why in [

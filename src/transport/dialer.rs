@@ -417,7 +417,7 @@ mod tests {
     use crate::env::OsEntropy;
 
     #[test]
-    fn the_pause_doubles_up_to_its_maximum_and_starts_again() {
+    fn redial_pause_doubles_up_to_its_maximum_and_resets() {
         let ms = Duration::from_millis;
         let mut pause = Pause::new(ms(20), ms(500));
         for whole in [20, 40, 80, 160, 320, 500, 500] {

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_need_one_in_common() {
+    fn peers_need_a_common_version() {
         let of = |least, greatest| Versions { least, greatest };
         assert_eq!(of(1, 3).judge(of(3, 5)), Ok(()));
         assert_eq!(of(3, 5).judge(of(1, 3)), Ok(()));
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_words_are_safe_to_print() {
+    fn foreign_text_is_sanitized_for_printing() {
         assert_eq!(reason_of(b"a\x1b[31m\n\xff"), "a\u{fffd}[31m\u{fffd}\u{fffd}");
         assert!(reason_of(&[b'x'; 5000]).len() <= REFUSED_BODY_BYTES_MAX);
     }

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_frozen() {
+    fn frame_format_is_frozen() {
         let bytes = frame(FrameKind::Message, b"123456789");
         assert_eq!(
             bytes, b"\x0a\0\0\0\x78\x3f\xf9\x4e\xfd\xfe\x40\x25\x03123456789",
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_found_however_the_stream_is_cut() {
+    fn frames_are_found_for_any_chunking() {
         let bodies: [Vec<u8>; 4] = [vec![], vec![1; 10], vec![2; 40_000], vec![3; 300]];
         let stream: Vec<u8> =
             bodies.iter().flat_map(|body| frame(FrameKind::Message, body)).collect();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_over_the_limit_is_refused_by_its_header_alone() {
+    fn oversized_length_is_rejected_from_its_header() {
         let max = 1000;
         assert!(read(&frame(FrameKind::Message, &[0; 1000]), max).is_ok_and(|one| one.is_some()));
         let header = &frame(FrameKind::Message, &[0; 1001])[..HEADER_BYTES];
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_length_allocates_nothing() {
+    fn announced_length_allocates_no_memory() {
         let mut reader = FrameReader::new(BULK_BODY_BYTES_MAX);
         let header = &frame(FrameKind::Message, &vec![0; BULK_BODY_BYTES_MAX])[..HEADER_BYTES];
         reader.buffer().extend_from_slice(header);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_anywhere_is_found() {
+    fn flipped_bit_in_a_frame_is_detected() {
         let whole = frame(FrameKind::Message, b"some message");
         for bit in 0..whole.len() * 8 {
             let mut damaged = whole.clone();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_body_does_not_keep_the_buffer_alive_and_a_large_one_is_not_copied() {
+    fn small_body_is_copied_and_large_body_is_not() {
         let mut reader = FrameReader::new(BULK_BODY_BYTES_MAX);
         let small = frame(FrameKind::Message, &[1; 100]);
         let large = frame(FrameKind::Message, &[2; COPIED_BODY_BYTES_MAX + 1]);

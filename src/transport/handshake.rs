@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn members_talk_whether_blank_or_founded() {
+    fn members_connect_whether_blank_or_founded() {
         for mine in [blank(1, 2), founded(1, 2)] {
             for theirs in [blank(2, 1), founded(2, 1)] {
                 assert_eq!(judge(&mine, &theirs, &known_to(&mine)), Ok(()));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_and_go() {
+    fn handshake_follows_joins_and_removals() {
         let mut all = Members::founded(&founding());
         let add = |id: u64, replaces: Option<u64>| MemberChange::Add {
             id: node(id),
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused_and_the_words_say_why() {
+    fn strangers_are_rejected_with_a_reason() {
         let lost = |hello: Hello| Hello { disk: DiskId(0xdead << 112), ..hello };
         let with = |founding: &[(u64, u64)], hello: Hello| Hello {
             standing: FoundingState::Founded(
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_life_is_refused_on_the_same_disk_only() {
+    fn earlier_incarnation_is_rejected_only_on_the_same_disk() {
         let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let life = |incarnation, hello| Hello { incarnation: Incarnation(incarnation), ..hello };
         let admit = |theirs: Hello| admission.admit(&admission.hello(theirs.from), &theirs, None);
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_leaves_no_trace() {
+    fn rejected_peer_leaves_no_trace() {
         let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let liar =
             Hello { incarnation: Incarnation(u64::MAX), cluster: ClusterId(8), ..blank(2, 1) };

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_hangs_is_asked_for_once_and_what_was_known_is_good_meanwhile() {
+    async fn hanging_name_lookup_is_asked_once_and_the_last_answer_used() {
         let names = Names::by(asking);
         let soon = Duration::from_millis(20);
         let sound = ["10.0.0.1:1".parse().unwrap()];

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_task_has_taken_still_counts() {
+    async fn bytes_taken_by_the_task_still_count_towards_the_limit() {
         let pipe = Pipe::new(LIMIT);
         let (_up, _far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_leave_in_the_order_in_which_they_came() {
+    async fn bytes_are_sent_in_order() {
         let pipe = Pipe::new(QueueLimit { bytes: 1 << 20, messages: 1000 });
         let (up, mut far) = backed_up(&pipe).await;
         let mut batch = Vec::new();

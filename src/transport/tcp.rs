@@ -487,7 +487,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_loopback_needs_no_leave() {
+    fn only_loopback_needs_no_permission() {
         for address in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             assert!(says_loopback(address), "{address}");
         }
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_is_taken_at_the_first_address_is_not_looked_for_at_the_next() {
+    async fn port_in_use_at_the_first_address_fails_the_bind() {
         let taken = listen_on(&["127.0.0.1:0".parse().unwrap()]).unwrap().into_std().unwrap();
         let first = taken.local_addr().unwrap();
         let next = SocketAddr::new("127.0.0.2".parse().unwrap(), first.port());
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_died_is_noticed_long_before_sessions_end() {
+    fn dead_connection_is_noticed_before_sessions_end() {
         for (election, idle) in
             [(60, 2_000), (500, 2_000), (1_000, 2_000), (2_000, 3_000), (60_000, 10_000)]
         {

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_header_and_a_record_are_frozen() {
+    fn header_and_record_bytes_are_frozen() {
         let (bytes, chain) = header().encode();
         assert_eq!(
             hex(&bytes),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_with_any_bit_flipped_is_none() {
+    fn header_with_a_flipped_bit_is_invalid() {
         let (bytes, chain) = header().encode();
         assert_eq!(Header::decode(&bytes), Some((header(), chain)));
         for bit in 0..HEADER_BYTES * 8 {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_counts_only_on_its_disk_in_its_segment_at_its_place_after_its_neighbour() {
+    fn record_is_valid_only_on_its_disk_segment_and_offset() {
         let mut bytes = Vec::new();
         let draft = Draft {
             kind: Kind::Data,
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_founding_survives_its_bytes() {
+    fn founding_record_round_trips() {
         let founding: super::super::Founding =
             (1..=3).map(|n| (NodeId::new(n).unwrap(), DiskId(u128::from(n) << 70))).collect();
         let bytes = encode_founding(&founding);

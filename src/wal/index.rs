@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_runs_and_a_replaced_suffix_takes_its_runs_along() {
+    fn term_runs_follow_a_replaced_suffix() {
         let mut index = Index::new(Base::default());
         for (i, term) in [(2, 1), (3, 2), (4, 2), (5, 4)] {
             index.insert(sample(i, 1, i as u32 * 100), Term(term));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_sparse_and_start_anew_at_a_segment_and_at_a_replacement() {
+    fn index_samples_are_sparse_and_restart_at_segments_and_replacements() {
         let mut index = Index::new(Base::default());
         for i in 2..1000 {
             index.insert(sample(i, 1, i as u32 * 1024), Term(1));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_base_terms_are_known_and_the_first_entry_is_still_found() {
+    fn terms_are_known_after_a_base() {
         let mut index = Index::new(Base::default());
         for i in 2..1000 {
             index.apply(Change::Entry(sample(i, 1, i as u32 * 1024), Term(i / 100)));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_needed_as_long_as_an_entry_behind_stands_in_it() {
+    fn segment_is_needed_while_it_holds_a_later_entry() {
         let mut index = Index::new(Base::default());
         for i in 2..=30 {
             index.insert(sample(i, i as u32 / 10 + 1, i as u32 % 10 * 100), Term(1));

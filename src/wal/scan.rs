@@ -178,7 +178,7 @@ mod tests {
     use super::used;
 
     #[test]
-    fn bytes_end_where_the_last_one_that_is_not_zero_stands() {
+    fn used_length_ends_at_the_last_nonzero_byte() {
         for length in [0, 1, 511, 512, 513, 1023, 1024, 1025, 4096] {
             let mut bytes = vec![0; length];
             assert_eq!(used(&bytes), 0, "of {length}");

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_from_which_nobody_can_count_on_are_refused() {
+    fn numbers_at_the_maximum_are_rejected() {
         for last in [NUMBER_MAX, u64::MAX] {
             let mut state = State::new();
             let base = Base { index: LogIndex(last), term: Term(1) };
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_survives_its_bytes_and_no_shorter_ones() {
+    fn state_round_trips_and_truncated_bytes_are_rejected() {
         let mut state = with_entries(&[1, 1, 2, 2, 4, 7]);
         let vote = NodeId::new(3);
         state.take_hard_state(HardState { term: Term(7), vote, commit: LogIndex(4) }).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_is_kept_reset_or_refused() {
+    fn base_is_kept_reset_or_rejected() {
         let mut state = with_entries(&[1, 1, 2, 2]);
         let vote = None;
         state.take_hard_state(HardState { term: Term(5), vote, commit: LogIndex(3) }).unwrap();

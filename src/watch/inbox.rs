@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_holds_no_more_than_its_limits_or_one_revision() {
+    fn queue_is_bounded_by_its_limits_or_one_revision() {
         // (maximum revisions, maximum bytes, bytes of each revision) -> number of revisions kept
         let cases =
             [(4, 1_000, 10, 4), (4, 25, 10, 2), (4, 10, 10, 1), (4, 5, 10, 1), (1, 99, 1, 1)];
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_visible_yet_is_not_taken() {
+    fn invisible_revisions_are_not_taken() {
         let limits = WatchLimits::default();
         let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
         for number in 2..5 {

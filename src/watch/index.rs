@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_stays_flat_in_whatever_order_ranges_come() {
+    fn tree_stays_balanced_in_any_insertion_order() {
         let mut index = Index::default();
         for id in 0..20_000 {
             index.insert(inbox(id, KeyRange::prefix(format!("{id:08}"))));

@@ -58,7 +58,7 @@ fn delete_many(node: &Node) -> Revision {
 }
 
 #[test]
-fn an_alarm_stands_on_all_members_through_failover_and_restarts_of_all_until_it_is_ended() {
+fn alarm_survives_failover_and_restarts_until_ended() {
     let mut cluster = three();
     let leader = cluster.leader().block().unwrap();
     let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -95,7 +95,7 @@ fn an_alarm_stands_on_all_members_through_failover_and_restarts_of_all_until_it_
 }
 
 #[test]
-fn a_member_that_was_away_learns_of_alarms_from_a_snapshot_and_starts_again_from_it() {
+fn absent_member_receives_alarms_in_a_snapshot() {
     let mut cluster = three();
     let leader = cluster.leader().block().unwrap();
     let away = (leader + 1) % 3;
@@ -129,7 +129,7 @@ fn a_member_that_was_away_learns_of_alarms_from_a_snapshot_and_starts_again_from
 }
 
 #[test]
-fn a_lone_node_keeps_its_alarms_over_restarts_with_a_snapshot_and_a_restored_backup_has_none() {
+fn single_node_keeps_alarms_over_restarts_but_a_restore_drops_them() {
     let dir = tempfile::tempdir().unwrap();
     let start = |name: &str| Node::start(small(Config::new(dir.path().join(name), "solo"))).block();
     let node = start("first").unwrap();
@@ -155,7 +155,7 @@ fn a_lone_node_keeps_its_alarms_over_restarts_with_a_snapshot_and_a_restored_bac
 }
 
 #[test]
-fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_line() {
+fn alarm_blocks_new_lock_requests_but_not_releases_or_sessions() {
     for kind in [AlarmKind::NoSpace, AlarmKind::Corrupt] {
         let cluster = three();
         let leader = cluster.leader().block().unwrap();

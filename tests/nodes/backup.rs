@@ -96,7 +96,7 @@ fn some_backup(dir: &Path, name: &str, keys: usize) -> PathBuf {
 }
 
 #[test]
-fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_the_old_one() {
+fn backup_taken_under_load_starts_a_new_cluster() {
     let place = Place::new();
     let file = place.path("backup");
     let cluster = three();
@@ -199,7 +199,7 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
 }
 
 #[test]
-fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_that_it_has() {
+fn restored_cluster_restarts_and_accepts_joiners_with_all_data() {
     let place = Place::new();
     let file = some_backup(place.dir.path(), "some", 20);
     for name in ["a", "b", "c"] {
@@ -235,7 +235,7 @@ fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_tha
 }
 
 #[test]
-fn a_member_whose_restored_state_is_damaged_gets_it_from_the_others() {
+fn member_with_damaged_restored_state_fetches_it_from_peers() {
     let place = Place::new();
     let file = some_backup(place.dir.path(), "some", 20);
     let begun = "a/snap-0000000000000002-0000000000000001.snapshot";
@@ -264,7 +264,7 @@ fn a_member_whose_restored_state_is_damaged_gets_it_from_the_others() {
 }
 
 #[test]
-fn members_made_from_different_backups_or_with_different_jumps_never_form_a_cluster() {
+fn members_from_different_backups_or_jumps_never_form_a_cluster() {
     let place = Place::new();
     let one = some_backup(place.dir.path(), "one", 3);
     let two = some_backup(place.dir.path(), "two", 3);
@@ -295,7 +295,7 @@ fn members_made_from_different_backups_or_with_different_jumps_never_form_a_clus
 }
 
 #[test]
-fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
+fn member_of_the_old_cluster_is_rejected_by_the_new_one() {
     let place = Place::new();
     let file = place.path("backup");
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
@@ -324,7 +324,7 @@ fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
 }
 
 #[test]
-fn a_restored_directory_is_started_with_what_it_was_made_for_or_refused() {
+fn restored_directory_starts_only_with_its_own_configuration() {
     let place = Place::new();
     let file = some_backup(place.dir.path(), "some", 3);
     place.restore(&file, "a", "a");
@@ -363,7 +363,7 @@ fn a_restored_directory_is_started_with_what_it_was_made_for_or_refused() {
 }
 
 #[test]
-fn a_flipped_or_missing_byte_anywhere_in_a_backup_is_noticed_and_nothing_is_made_of_it() {
+fn damaged_backup_is_detected_and_never_restored() {
     let place = Place::new();
     let file = some_backup(place.dir.path(), "some", 5);
     let bytes = fs::read(&file).unwrap();
@@ -390,7 +390,7 @@ fn a_flipped_or_missing_byte_anywhere_in_a_backup_is_noticed_and_nothing_is_made
 }
 
 #[test]
-fn one_of_three_that_is_left_gives_everything_that_it_has() {
+fn one_surviving_member_of_three_recovers_all_its_data() {
     let place = Place::new();
     let file = place.path("recovered");
     let mut cluster = three();
@@ -464,7 +464,7 @@ fn a_joiner_without_a_state_has_nothing_to_recover() {
 }
 
 #[test]
-fn what_was_never_agreed_on_is_recovered_and_named() {
+fn uncommitted_write_is_recovered_and_reported() {
     let place = Place::new();
     let file = place.path("recovered");
     let mut cluster = three();
@@ -494,7 +494,7 @@ fn what_was_never_agreed_on_is_recovered_and_named() {
 }
 
 #[test]
-fn a_directory_without_a_member_is_none() {
+fn directory_without_a_member_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     for path in [dir.path().to_owned(), dir.path().join("nowhere")] {
         let error = backup::inspect(&path).unwrap_err();

@@ -53,7 +53,7 @@ fn three() -> [(&'static str, &'static str); 3] {
 }
 
 #[test]
-fn a_configuration_that_makes_no_sense_touches_nothing() {
+fn invalid_configuration_creates_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let config = |name: &str| Config::new(&data, name);
@@ -72,7 +72,7 @@ fn a_configuration_that_makes_no_sense_touches_nothing() {
 }
 
 #[test]
-fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
+fn second_node_on_a_directory_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let first = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     refused(Config::new(dir.path(), "solo"), "is in use by another node");
@@ -80,7 +80,7 @@ fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn a_node_with_data_ignores_how_it_would_found_or_join() {
+fn node_with_data_ignores_bootstrap_and_join_settings() {
     let dir = tempfile::tempdir().unwrap();
     let config = || Config::new(dir.path(), "solo");
     let node = Node::start(config()).block().unwrap();
@@ -102,7 +102,7 @@ fn a_node_with_data_ignores_how_it_would_found_or_join() {
 }
 
 #[test]
-fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
+fn directory_of_another_member_is_rejected_until_swapped_back() {
     let mut cluster = quick(3);
     cluster.node(0).client().put("k", "v").block().unwrap();
     cluster.shutdown(1).block();
@@ -129,7 +129,7 @@ fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
 }
 
 #[test]
-fn a_directory_that_is_a_file_is_refused() {
+fn file_in_place_of_a_directory_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     fs::write(&path, "precious").unwrap();
@@ -138,7 +138,7 @@ fn a_directory_that_is_a_file_is_refused() {
 }
 
 #[test]
-fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() {
+fn failed_join_reports_a_rejection_or_an_unknown_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let at = loopback::address();
     let founder = Config::new(dir.path().join("a"), "a").members([("a", &at)]).cluster_token("red");
@@ -164,7 +164,7 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
 }
 
 #[tokio::test]
-async fn a_start_that_is_given_up_gives_the_port_and_the_directory_back() {
+async fn dropped_start_releases_the_port_and_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (own, nobody) = (loopback::address(), loopback::address());
     let joins = Config::new(dir.path(), "b").join([&nobody]).advertise(&own);
@@ -198,7 +198,7 @@ fn why_it_stopped(node: &Node) -> String {
 }
 
 #[test]
-fn a_member_whose_disk_was_wiped_stops_and_the_other_two_go_on() {
+fn member_with_a_wiped_disk_stops_and_the_other_two_serve() {
     let mut cluster = quick(3);
     cluster.node(0).client().put("k", "v").block().unwrap();
     cluster.kill(1).block();
@@ -256,7 +256,7 @@ fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
 }
 
 #[test]
-fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
+fn two_wiped_members_wait_for_the_third_and_then_stop() {
     let mut cluster = quick(3);
     cluster.node(0).client().put("k", "precious").block().unwrap();
     cluster.all_at(cluster.node(0).client().revision()).block().unwrap();
@@ -287,7 +287,7 @@ fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
 }
 
 #[test]
-fn addresses_beyond_this_machine_need_leave() {
+fn non_loopback_addresses_need_permission() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let config = |members: [(&str, &str); 2]| Config::new(&data, "a").members(members);
@@ -300,7 +300,7 @@ fn addresses_beyond_this_machine_need_leave() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_and_the_data_is_left_alone() {
+fn port_in_use_is_named_and_no_data_is_created() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
@@ -312,7 +312,7 @@ fn a_port_that_is_taken_is_named_and_the_data_is_left_alone() {
 }
 
 #[test]
-fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
+fn oversized_requests_are_rejected_with_name_and_value() {
     let cluster = quick(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
@@ -362,7 +362,7 @@ fn txn(kv: &Client, ops: impl IntoIterator<Item = Op>) -> Error {
 }
 
 #[test]
-fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
+fn compacted_and_future_revisions_are_rejected_on_every_member() {
     let cluster = quick(3);
     let first = cluster.node(0).client();
     for i in 0..5 {
@@ -405,7 +405,7 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
 }
 
 #[test]
-fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
+fn ended_unknown_and_invalid_leases_are_rejected() {
     let cluster = quick(3);
     let kv = cluster.node(0).client();
     let lease = kv.grant(Duration::from_secs(3)).block().unwrap().id;
@@ -459,7 +459,7 @@ fn preface(least: u16, greatest: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing() {
+fn garbage_or_floods_on_the_peer_port_do_no_harm() {
     let dir = tempfile::tempdir().unwrap();
     let (nodes, addresses) = on_sockets(dir.path());
     works(&nodes[0].client());
@@ -518,7 +518,7 @@ fn chain(error: &dyn StdError) -> Vec<String> {
 }
 
 #[test]
-fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
+fn no_error_repeats_the_text_of_its_source() {
     let cluster = quick(1);
     let session = cluster.node(0).session().block().unwrap();
     let lock = session.rw_lock("lock");

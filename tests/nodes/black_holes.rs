@@ -80,7 +80,7 @@ impl Hole {
 /// Uses the default timeouts. Earlier versions waited four seconds for a handshake that had started before the
 /// network was back.
 #[test]
-fn a_cut_off_member_reads_again_soon_after_the_network_is_back() {
+fn partitioned_member_reads_again_soon_after_healing() {
     let dir = tempfile::tempdir().unwrap();
     let relays: [Relay; 3] = std::array::from_fn(|_| Relay::new());
     let around = Arc::new(relays[2].address.clone());

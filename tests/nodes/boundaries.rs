@@ -28,7 +28,7 @@ fn put_all(kv: &Client, keys: &[String], value: &str) {
 
 /// Pages of the index have 128 keys, and pages of a read 1,024 rows.
 #[test]
-fn ranges_cross_the_pages_of_the_index_and_of_a_read() {
+fn ranges_span_pages_of_the_index_and_of_a_read() {
     let (_dir, node) = alone();
     let kv = node.client();
     let all: Vec<String> = (0..2_200).map(|number| format!("k/{number:05}")).collect();
@@ -120,7 +120,7 @@ fn thousands_of_leases_end_together() {
 
 /// One entry of a resize rewrites at most 100 rows.
 #[test]
-fn resize_lets_hundreds_of_waiters_in() {
+fn resize_grants_hundreds_of_waiters() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let small = mine.semaphore("s", 1);
@@ -137,7 +137,7 @@ fn resize_lets_hundreds_of_waiters_in() {
 
 /// A message has at most 4,096 entries and about 1 MiB. A frame is read in pieces of 64 KiB.
 #[test]
-fn member_that_was_cut_off_catches_up_over_many_messages() {
+fn partitioned_member_catches_up_over_many_messages() {
     let cluster = lasting(3);
     let (leader, behind, _) = roles(&cluster);
     cluster.partition(&[behind]);

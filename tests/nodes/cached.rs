@@ -35,7 +35,7 @@ fn pair(key: &str, value: &str) -> (String, String) {
 }
 
 #[test]
-fn a_view_shows_what_was_there_before_and_everything_since() {
+fn cached_prefix_shows_the_initial_state_and_all_later_changes() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     kv.put("c/a", "1").block().unwrap();
@@ -51,7 +51,7 @@ fn a_view_shows_what_was_there_before_and_everything_since() {
 }
 
 #[test]
-fn a_view_has_what_this_node_has_answered_and_says_how_far_it_is() {
+fn cached_prefix_includes_own_writes_and_reports_its_revision() {
     let cluster = quick(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
@@ -68,7 +68,7 @@ fn a_view_has_what_this_node_has_answered_and_says_how_far_it_is() {
 }
 
 #[test]
-fn a_view_of_another_node_can_be_asked_to_have_come_to_a_revision() {
+fn cached_prefix_on_another_node_can_wait_for_a_revision() {
     let cluster = quick(3);
     let views: Vec<Cached> = cluster
         .running()
@@ -90,7 +90,7 @@ fn a_view_of_another_node_can_be_asked_to_have_come_to_a_revision() {
 }
 
 #[test]
-fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
+fn kept_view_never_changes_and_never_shows_a_partial_transaction() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let both = |i: u64| {
@@ -125,7 +125,7 @@ fn a_view_that_is_kept_never_changes_and_never_shows_half_a_transaction() {
 }
 
 #[test]
-fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
+fn changed_waits_for_the_next_change_and_wakes_all_waiters() {
     let cluster = Arc::new(quick(1));
     let kv = cluster.node(0).client();
     let cached = kv.cached_prefix("c/").block().unwrap();
@@ -156,7 +156,7 @@ fn changed_waits_for_the_next_change_and_tells_everybody_who_waits() {
 }
 
 #[test]
-fn a_change_elsewhere_is_no_news() {
+fn change_outside_the_prefix_is_not_reported() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let mut cached = kv.cached_prefix("c/").block().unwrap();
@@ -169,7 +169,7 @@ fn a_change_elsewhere_is_no_news() {
 }
 
 #[test]
-fn a_change_that_was_seen_by_another_handle_is_news_to_this_one() {
+fn each_handle_reports_a_change_independently() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let mut one = kv.cached_prefix("c/").block().unwrap();
@@ -181,7 +181,7 @@ fn a_change_that_was_seen_by_another_handle_is_news_to_this_one() {
 }
 
 #[test]
-fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() {
+fn compacted_changes_are_reread_and_the_view_never_goes_back() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     kv.put("c/gone", "").block().unwrap();
@@ -204,7 +204,7 @@ fn what_was_compacted_while_nobody_looked_is_read_again_and_nothing_goes_back() 
 }
 
 #[test]
-fn a_member_that_was_cut_off_shows_the_past_and_then_the_present() {
+fn partitioned_member_shows_old_rows_until_healed() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let away = (leader + 1) % 3;
@@ -221,7 +221,7 @@ fn a_member_that_was_cut_off_shows_the_past_and_then_the_present() {
 }
 
 #[test]
-fn a_view_of_a_node_that_has_stopped_says_so() {
+fn cached_prefix_of_a_stopped_node_returns_stopped() {
     let mut cluster = quick(1);
     let mut cached = cluster.node(0).client().cached_prefix("c/").block().unwrap();
     let mut waits = cached.clone();
@@ -236,7 +236,7 @@ fn a_view_of_a_node_that_has_stopped_says_so() {
 }
 
 #[test]
-fn a_view_through_a_scoped_client_knows_nothing_of_the_scope() {
+fn cached_prefix_of_a_scoped_client_hides_the_scope() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let app = kv.with_prefix("app/");
@@ -254,7 +254,7 @@ fn a_view_through_a_scoped_client_knows_nothing_of_the_scope() {
 }
 
 #[test]
-fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
+fn each_row_is_parsed_once_and_a_parser_panic_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     let kv = node.client();

@@ -50,7 +50,7 @@ fn into_inner(candidacy: Arc<Candidacy>) -> Candidacy {
 }
 
 #[test]
-fn it_leads_when_all_before_it_have_gone_also_where_nobody_waits_for_it() {
+fn candidate_leads_once_its_predecessors_left_even_without_a_waiter() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");
     let term = elected(&first).unwrap();
@@ -73,7 +73,7 @@ fn it_leads_when_all_before_it_have_gone_also_where_nobody_waits_for_it() {
 }
 
 #[test]
-fn all_who_wait_are_told_and_who_gives_up_waiting_does_not_leave_the_line() {
+fn dropped_wait_keeps_the_queue_entry_and_wakes_other_waiters() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");
     elected(&first).unwrap();
@@ -90,7 +90,7 @@ fn all_who_wait_are_told_and_who_gives_up_waiting_does_not_leave_the_line() {
 
 /// A state query consumes the notification, and waiting tasks must be woken all the same.
 #[test]
-fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
+fn polling_does_not_hide_changes_from_waiters() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     for round in 0..150 {
@@ -129,7 +129,7 @@ fn no_news_are_lost_between_those_who_look_and_those_who_wait() {
 }
 
 #[test]
-fn a_term_that_is_lost_to_somebody_else_is_over_and_it_stands_again() {
+fn candidate_requeues_after_losing_a_term() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (kv, locks) = (cluster.node(two).client(), cluster.node(two).locks());
@@ -167,7 +167,7 @@ fn a_term_that_is_lost_to_somebody_else_is_over_and_it_stands_again() {
 }
 
 #[test]
-fn who_is_put_out_of_the_line_stands_again_at_its_end() {
+fn evicted_candidate_requeues_at_the_end() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");
     let term = elected(&first).unwrap();
@@ -196,7 +196,7 @@ fn who_is_put_out_of_the_line_stands_again_at_its_end() {
 }
 
 #[test]
-fn handed_over_it_stands_again_behind_its_heir() {
+fn candidate_requeues_behind_its_successor_after_a_transfer() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");
     let term = elected(&first).unwrap();
@@ -214,7 +214,7 @@ fn handed_over_it_stands_again_behind_its_heir() {
 }
 
 #[test]
-fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
+fn observer_sees_a_transfer_to_a_leader_with_the_same_value() {
     let cluster = lasting(3);
     let mut observer = session(&cluster, 2).election("jobs").observe();
     let mut next = || match observer.next().block().unwrap().unwrap() {
@@ -238,7 +238,7 @@ fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
 }
 
 #[test]
-fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
+fn dropped_candidacy_ends_all_its_leaderships() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");
     let kept = elected(&first).unwrap();
@@ -257,7 +257,7 @@ fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
 }
 
 #[test]
-fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
+fn session_end_ends_the_candidacy() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| another_session(&cluster, member, "candidate"));
     let first = Arc::new(sessions[0].election("jobs").candidacy("a"));
@@ -283,7 +283,7 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
 }
 
 #[test]
-fn the_end_of_its_node_is_its_end() {
+fn node_stop_ends_the_candidacy() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let first = stand(&cluster, one, "a");
@@ -305,7 +305,7 @@ fn the_end_of_its_node_is_its_end() {
 }
 
 #[test]
-fn after_a_pause_the_first_look_says_that_it_leads_no_more() {
+fn candidate_sees_its_loss_at_the_first_check_after_a_pause() {
     let (cluster, clocks) = with_clocks(STEADY);
     let candidacy = stand(&cluster, 0, "a");
     let term = elected(&candidacy).unwrap();
@@ -318,7 +318,7 @@ fn after_a_pause_the_first_look_says_that_it_leads_no_more() {
 }
 
 #[test]
-fn withdrawn_it_has_left_nothing_in_the_line() {
+fn withdrawn_candidacy_leaves_the_queue_empty() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let holder = stand(&cluster, two, "a");
@@ -346,7 +346,7 @@ fn withdrawn_it_has_left_nothing_in_the_line() {
 }
 
 #[test]
-fn a_wait_for_the_withdrawal_that_is_given_up_does_not_take_it_back() {
+fn dropped_withdrawal_still_completes() {
     let cluster = lasting(3);
     let holder = stand(&cluster, 0, "a");
     elected(&holder).unwrap();
@@ -366,7 +366,7 @@ fn a_wait_for_the_withdrawal_that_is_given_up_does_not_take_it_back() {
 }
 
 #[test]
-fn cut_off_it_does_not_claim_to_have_withdrawn() {
+fn partitioned_candidacy_does_not_report_a_withdrawal() {
     let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
     let (_, one, two) = roles(&cluster);
     let holder = stand(&cluster, two, "a");
@@ -382,7 +382,7 @@ fn cut_off_it_does_not_claim_to_have_withdrawn() {
 }
 
 #[test]
-fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
+fn permanent_rejections_are_reported_and_transient_ones_retried() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     let refused = Arc::new(election.candidacy("bowline:1 read\n"));
@@ -430,7 +430,7 @@ impl Wake for LooksWhenWoken {
 }
 
 #[test]
-fn who_is_woken_may_look_from_wherever_it_is_woken() {
+fn waker_may_poll_the_candidacy_at_once() {
     let cluster = lasting(1);
     // In some rounds the driver may detect the end of the session first; then other rounds must cover the query.
     for ends in [false, true, true, true, true] {
@@ -505,7 +505,7 @@ fn note_terms(
 }
 
 #[test]
-fn never_do_two_lead_while_leaders_are_killed_cut_off_and_broken() {
+fn two_candidates_never_lead_during_kills_partitions_and_force_releases() {
     let mut cluster = steady(3);
     let (spells, stop) = (Spells::default(), Arc::new(AtomicBool::new(false)));
     let (sender, begun) = mpsc::channel();

@@ -60,7 +60,7 @@ impl Shop {
 }
 
 #[test]
-fn the_commands_of_the_page_make_a_cluster_and_take_a_member_out_of_it() {
+fn certificates_page_commands_create_a_cluster_and_revoke_a_member() {
     let shop = Shop::new();
     let dir = shop.dir.path();
     let blocks = blocks();

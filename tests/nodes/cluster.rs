@@ -16,7 +16,7 @@ use crate::stage::{
 };
 
 #[test]
-fn what_is_written_on_one_member_is_read_on_all() {
+fn write_on_one_member_is_readable_on_all() {
     let cluster = lasting(3);
     for (i, node) in cluster.running() {
         node.client().put(format!("k{i}"), format!("v{i}")).block().unwrap();
@@ -29,7 +29,7 @@ fn what_is_written_on_one_member_is_read_on_all() {
 }
 
 #[test]
-fn a_write_that_returned_is_seen_by_local_reads_on_the_same_node() {
+fn completed_write_is_visible_to_local_reads_on_the_same_node() {
     let cluster = lasting(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
@@ -42,7 +42,7 @@ fn a_write_that_returned_is_seen_by_local_reads_on_the_same_node() {
 }
 
 #[test]
-fn another_node_can_be_asked_to_have_reached_a_revision() {
+fn read_on_another_node_can_wait_for_a_revision() {
     let cluster = lasting(3);
     let put = cluster.node(0).client().put("k", "v").block().unwrap();
     for (_, node) in cluster.running() {
@@ -55,7 +55,7 @@ fn another_node_can_be_asked_to_have_reached_a_revision() {
 }
 
 #[test]
-fn a_minority_may_crash_and_come_back_and_nothing_is_lost() {
+fn minority_crash_and_restart_loses_nothing() {
     let mut cluster = lasting(3);
     for round in 0..3 {
         let leader = cluster.leader().block().unwrap();
@@ -73,7 +73,7 @@ fn a_minority_may_crash_and_come_back_and_nothing_is_lost() {
 }
 
 #[test]
-fn all_may_crash_at_once_and_nothing_is_lost() {
+fn crash_of_all_members_loses_nothing() {
     let mut cluster = lasting(3);
     for i in 0..20 {
         cluster.node(i % 3).client().put(format!("k{i}"), "v").block().unwrap();
@@ -88,7 +88,7 @@ fn all_may_crash_at_once_and_nothing_is_lost() {
 }
 
 #[test]
-fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
+fn calls_without_a_quorum_end_at_their_deadline_with_their_effect() {
     let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(1)));
     let leader = cluster.leader().block().unwrap();
     let kv = cluster.node(leader).client();
@@ -108,7 +108,7 @@ fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
 }
 
 #[test]
-fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
+fn deposed_leader_serves_no_stale_read() {
     let cluster = lasting(3);
     let old = cluster.leader().block().unwrap();
     cluster.node(old).client().put("k", "old").block().unwrap();
@@ -123,7 +123,7 @@ fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
 
 /// Shutdown works while other parts of the program still hold the node.
 #[test]
-fn a_node_is_stopped_in_good_order_while_others_use_it() {
+fn node_shuts_down_cleanly_while_in_use() {
     async {
         let dir = tempfile::tempdir().unwrap();
         let start = async || Arc::new(Node::start(Config::new(dir.path(), "solo")).await.unwrap());
@@ -214,7 +214,7 @@ fn a_lock_is_free_after_its_holder_has_crashed() {
 }
 
 #[test]
-fn a_member_that_comes_back_does_not_wait_for_its_own_ghost() {
+fn restarted_member_does_not_wait_for_its_old_session() {
     // The sessions would outlive the test.
     let options = ClusterOptions::new(3)
         .configure(|config| config.session_ttl(LONG))
@@ -231,7 +231,7 @@ fn a_member_that_comes_back_does_not_wait_for_its_own_ghost() {
 }
 
 #[test]
-fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
+fn paused_holder_writes_nothing_late_and_learns_of_its_loss() {
     let cluster = lasting(3);
     let leader = cluster.leader().block().unwrap();
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -257,7 +257,7 @@ fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
 }
 
 #[test]
-fn a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds() {
+fn partitioned_holder_reports_its_loss_before_another_holds() {
     let cluster = lasting(3);
     let leader = cluster.leader().block().unwrap();
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -275,7 +275,7 @@ fn a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds() {
 }
 
 #[test]
-fn a_wait_that_is_given_up_leaves_nothing_behind() {
+fn abandoned_wait_leaves_no_key() {
     let cluster = lasting(3);
     let session = cluster.node(0).session().block().unwrap();
     let guard = session.mutex("lock").lock().block().unwrap();
@@ -299,7 +299,7 @@ fn a_wait_that_is_given_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_lock_whose_key_is_deleted_by_somebody_else_is_lost_at_once() {
+fn lock_with_a_deleted_key_is_lost_at_once() {
     let cluster = lasting(1);
     let guard = cluster.node(0).session().block().unwrap().mutex("lock").lock().block().unwrap();
     cluster.node(0).client().delete(guard.key().clone()).block().unwrap();
@@ -308,7 +308,7 @@ fn a_lock_whose_key_is_deleted_by_somebody_else_is_lost_at_once() {
 }
 
 #[test]
-fn an_election_has_one_leader_and_its_observers_see_it_come_and_go() {
+fn election_has_one_leader_and_observers_see_each_change() {
     let cluster = lasting(3);
     let election = cluster.node(0).session().block().unwrap().election("jobs");
     let mut seen = cluster.node(2).session().block().unwrap().election("jobs").observe();
@@ -329,7 +329,7 @@ fn an_election_has_one_leader_and_its_observers_see_it_come_and_go() {
 }
 
 #[test]
-fn keys_of_a_session_vanish_with_it() {
+fn session_keys_are_deleted_with_the_session() {
     let cluster = lasting(3);
     let session = cluster.node(0).session().block().unwrap();
     let kv = cluster.node(0).client();
@@ -342,7 +342,7 @@ fn keys_of_a_session_vanish_with_it() {
 }
 
 #[test]
-fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
+fn unrenewed_lease_expires_and_a_session_lease_lives() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let session = mortal(&cluster, 0);
@@ -360,7 +360,7 @@ fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
 }
 
 #[test]
-fn a_scoped_client_sees_and_changes_nothing_outside() {
+fn scoped_client_reads_and_writes_only_its_prefix() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
     let app = kv.with_prefix("app/");
@@ -383,7 +383,7 @@ fn a_scoped_client_sees_and_changes_nothing_outside() {
 }
 
 #[test]
-fn a_shutdown_leaves_no_thread_behind() {
+fn shutdown_leaves_no_threads() {
     let dir = tempfile::tempdir().unwrap();
     let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     node.client().put("k", "v").block().unwrap();
@@ -398,7 +398,7 @@ fn a_shutdown_leaves_no_thread_behind() {
 }
 
 #[test]
-fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
+fn blocked_host_costs_neither_leadership_nor_leases() {
     let cluster = lasting_with(3, |config| {
         config.heartbeat(Duration::from_millis(50)).election_timeout(Duration::from_secs(2))
     });
@@ -414,7 +414,7 @@ fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
 }
 
 #[test]
-fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() {
+fn guard_dropped_during_a_leadership_transfer_releases_the_lock() {
     let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(2)));
     let leader = cluster.leader().block().unwrap();
     let (other, third) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -435,7 +435,7 @@ fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() 
 }
 
 #[test]
-fn a_member_that_is_held_still_can_be_stopped_and_started_again() {
+fn paused_member_can_be_stopped_and_restarted() {
     let mut cluster = lasting(3);
     cluster.leader().block().unwrap();
     cluster.pause(0);
@@ -444,7 +444,7 @@ fn a_member_that_is_held_still_can_be_stopped_and_started_again() {
 }
 
 #[test]
-fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one() {
+fn concurrent_session_requests_without_a_quorum_time_out_together() {
     let call = STEADY;
     let options = ClusterOptions::new(3).configure(move |config| config.call_deadline(call));
     let mut cluster = options.start().block().unwrap();
@@ -494,7 +494,7 @@ fn ready_resolves_once_a_leader_serves() {
 }
 
 #[test]
-fn waiting_founder_names_whom_it_waits_for() {
+fn waiting_founder_names_absent_members() {
     let dir = tempfile::tempdir().unwrap();
     let free = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -22,7 +22,7 @@ use crate::stage::{
 };
 
 #[test]
-fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
+fn session_expiry_frees_the_lock_and_notifies_the_holder() {
     let cluster = lasting(3);
     let held = another_session(&cluster, 0, "holder");
     let guard = held.mutex("lock").lock().block().unwrap();
@@ -44,7 +44,7 @@ fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
 }
 
 #[test]
-fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
+fn partitioned_session_expires_by_its_own_clock() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -54,7 +54,7 @@ fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
 }
 
 #[test]
-fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line() {
+fn session_expiry_ends_the_wait_and_removes_the_queue_entry() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = another_session(&cluster, 1, "waiter");
@@ -67,7 +67,7 @@ fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_li
 }
 
 #[test]
-fn a_release_by_who_does_not_hold_has_no_effect() {
+fn release_by_a_non_holder_has_no_effect() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     // A release needs the name and the token.
@@ -83,7 +83,7 @@ fn a_release_by_who_does_not_hold_has_no_effect() {
 }
 
 #[test]
-fn a_release_whose_request_is_lost_is_carried_out_once() {
+fn release_with_a_lost_request_is_applied_once() {
     let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -105,7 +105,7 @@ fn a_release_whose_request_is_lost_is_carried_out_once() {
 }
 
 #[test]
-fn a_release_whose_answer_is_lost_is_carried_out_once() {
+fn release_with_a_lost_reply_is_applied_once() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -133,7 +133,7 @@ fn a_release_whose_answer_is_lost_is_carried_out_once() {
 }
 
 #[test]
-fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
+fn release_after_a_loss_does_no_harm_and_reports_it() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
@@ -144,7 +144,7 @@ fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
 }
 
 #[test]
-fn an_acquire_whose_answer_is_lost_takes_one_place() {
+fn acquire_with_a_lost_reply_takes_one_queue_entry() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
@@ -166,7 +166,7 @@ fn an_acquire_whose_answer_is_lost_takes_one_place() {
 }
 
 #[test]
-fn an_acquire_dropped_while_it_waits_leaves_the_line() {
+fn dropped_waiting_acquire_leaves_the_queue() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
@@ -177,7 +177,7 @@ fn an_acquire_dropped_while_it_waits_leaves_the_line() {
 }
 
 #[test]
-fn an_acquire_dropped_when_it_was_granted_and_not_told_releases() {
+fn acquire_dropped_after_an_undelivered_grant_releases() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
@@ -190,7 +190,7 @@ fn an_acquire_dropped_when_it_was_granted_and_not_told_releases() {
 }
 
 #[test]
-fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
+fn acquire_dropped_with_an_unknown_outcome_is_undone() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
@@ -204,7 +204,7 @@ fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
 }
 
 #[test]
-fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource() {
+fn pause_beyond_the_ttl_is_detected_by_holder_store_and_resource() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -227,7 +227,7 @@ fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resour
 }
 
 #[test]
-fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
+fn hold_that_exceeds_max_hold_before_delivery_is_lost() {
     let cluster = lasting(1);
     let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
     // While the node is paused, the first poll gets no answer.
@@ -244,7 +244,7 @@ fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
 }
 
 #[test]
-fn a_change_of_leader_loses_no_lock_and_no_place() {
+fn leader_change_keeps_locks_and_queue_entries() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -289,7 +289,7 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
 }
 
 #[test]
-fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
+fn held_lock_is_lost_after_a_quorum_outage() {
     let (mut cluster, clocks) = with_clocks(Duration::from_secs(60));
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     assert!(matches!(guard.state(), LockState::Held(_)));
@@ -329,7 +329,7 @@ fn a_node_that_restarts_ends_its_old_session_at_once() {
 }
 
 #[test]
-fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_first_look() {
+fn clock_jump_ends_the_session_at_the_first_check() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, _) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -342,7 +342,7 @@ fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_
 }
 
 #[test]
-fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
+fn snapshot_without_the_key_of_the_holder_loses_the_lock() {
     let cluster = with(3, |config| {
         let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
         config.session_ttl(LONG)
@@ -365,7 +365,7 @@ fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
 }
 
 #[test]
-fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
+fn tokens_keep_rising_after_a_restore_and_sessions_end() {
     let dir = tempfile::tempdir().unwrap();
     let node = Node::start(Config::new(dir.path().join("old"), "solo")).block().unwrap();
     let guard = node.session().block().unwrap().mutex("lock").lock().block().unwrap();
@@ -394,7 +394,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
 
 /// The limit counts the requests of all sessions of one node for one lock.
 #[test]
-fn a_full_queue_rejects_requests_and_goes_on_serving() {
+fn full_queue_rejects_requests_and_keeps_serving() {
     let cluster = lasting_with(2, |config| config.lock_waiters_max(2));
     let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
     let remote = session(&cluster, 1);
@@ -472,7 +472,7 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
 
 /// The nodes are killed, so no session is closed; the lease outlives them in the log.
 #[test]
-fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
+fn lock_of_a_detached_session_survives_a_crash_of_all_members() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let kept = another_session(&cluster, one, "kept");
@@ -498,7 +498,7 @@ fn lock_of_a_kept_session_survives_a_crash_of_all_members() {
 }
 
 #[test]
-fn two_kinds_on_one_name_are_refused() {
+fn another_lock_kind_on_one_name_is_rejected() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("name").lock().block().unwrap();
     let other = session(&cluster, 1);
@@ -511,7 +511,7 @@ fn two_kinds_on_one_name_are_refused() {
 }
 
 #[test]
-fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
+fn another_semaphore_limit_is_rejected() {
     let cluster = lasting(3);
     let permit = session(&cluster, 0).semaphore("name", 3).acquire().block().unwrap();
     let error = session(&cluster, 1).semaphore("name", 4).acquire().block().unwrap_err();
@@ -521,7 +521,7 @@ fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
 }
 
 #[test]
-fn conditions_of_a_hold_that_was_passed_on_inside_the_node_are_not_those_of_the_next() {
+fn conditions_of_a_handed_off_hold_fail_for_the_next_holder() {
     let cluster = lasting(1);
     let mutex = session(&cluster, 0).mutex("lock");
     let first = mutex.lock().block().unwrap();
@@ -539,7 +539,7 @@ fn conditions_of_a_hold_that_was_passed_on_inside_the_node_are_not_those_of_the_
 }
 
 #[test]
-fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left() {
+fn lock_released_with_an_open_transaction_is_free_after_its_session() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mine = another_session(&cluster, one, "leaves");
@@ -568,7 +568,7 @@ impl Wake for Falls {
 }
 
 #[test]
-fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
+fn panicking_waker_does_not_affect_the_node() {
     let cluster = lasting(1);
     let node = cluster.node(0);
     let held = session(&cluster, 0).mutex("lock").lock().block().unwrap();
@@ -601,7 +601,7 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
 }
 
 #[test]
-fn recipes_wake_an_executor_that_panics_as_the_node_does() {
+fn panicking_waker_in_a_recipe_does_not_affect_the_node() {
     let cluster = lasting(1);
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
     let guard = mine.mutex("lock").lock().block().unwrap();
@@ -638,7 +638,7 @@ fn recipes_wake_an_executor_that_panics_as_the_node_does() {
 }
 
 #[test]
-fn a_lock_is_free_though_whoever_waits_for_its_loss_panics_when_it_is_woken() {
+fn lock_is_freed_despite_a_panicking_loss_waiter() {
     let cluster = lasting(2);
     let mutex = session(&cluster, 0).mutex("lock");
     let guard = mutex.lock().block().unwrap();

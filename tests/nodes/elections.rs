@@ -70,7 +70,7 @@ async fn work_for_ever(session: Session, counted: Counted) -> Result<(), LeadErr
 }
 
 #[test]
-fn the_result_is_given_when_another_may_lead() {
+fn result_is_returned_when_another_may_lead() {
     let cluster = lasting(3);
     let election = session(&cluster, 0).election("jobs");
     let other = session(&cluster, 1).election("jobs");
@@ -88,7 +88,7 @@ fn the_result_is_given_when_another_may_lead() {
 }
 
 #[test]
-fn work_that_ignores_the_loss_is_dropped_at_the_loss_and_begun_anew() {
+fn work_that_ignores_the_loss_is_dropped_and_restarted() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let counted = Counted::default();
@@ -108,7 +108,7 @@ fn work_that_ignores_the_loss_is_dropped_at_the_loss_and_begun_anew() {
 }
 
 #[test]
-fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
+fn work_may_finish_after_the_loss_if_configured() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let election = session(&cluster, one).election("jobs");
@@ -130,7 +130,7 @@ fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
 }
 
 #[test]
-fn who_leads_once_hears_of_the_loss() {
+fn once_returns_the_leadership_loss() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     let kv = cluster.node(0).client();
@@ -145,7 +145,7 @@ fn who_leads_once_hears_of_the_loss() {
 }
 
 #[test]
-fn it_ends_with_its_session_whether_it_leads_or_not() {
+fn leader_task_ends_with_its_session() {
     let cluster = lasting(3);
     let counted = Counted::default();
     let mut all = Vec::new();
@@ -192,7 +192,7 @@ fn lead_by_node(
 }
 
 #[test]
-fn who_leads_by_its_node_leads_again_when_its_session_has_ended() {
+fn leader_task_of_a_node_leads_again_after_its_session_ended() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (sender, terms) = mpsc::channel();
@@ -215,7 +215,7 @@ fn who_leads_by_its_node_leads_again_when_its_session_has_ended() {
 }
 
 #[test]
-fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
+fn leader_tasks_requeue_after_a_long_quorum_outage() {
     let cluster = steady(3);
     let (sender, terms) = mpsc::channel();
     let mut running: BTreeMap<NodeId, _> = cluster
@@ -246,7 +246,7 @@ fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
 
 /// With Kubernetes' "release on cancel", the next instance may lead while the work still runs.
 #[test]
-fn nobody_else_leads_before_the_work_has_ended() {
+fn next_leader_waits_until_the_work_has_ended() {
     let cluster = lasting(3);
     let other = session(&cluster, 1).election("jobs");
     let rival = Begun::asked(async move {
@@ -286,7 +286,7 @@ fn nobody_else_leads_before_the_work_has_ended() {
 }
 
 #[test]
-fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
+fn stopped_work_is_dropped_after_the_grace_period() {
     let cluster = lasting(1);
     let election = session(&cluster, 0).election("jobs");
     let counted = Counted::default();
@@ -315,7 +315,7 @@ fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
 }
 
 #[test]
-fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
+fn dropped_or_panicking_leader_task_ends_the_work_then_resigns() {
     let cluster = lasting(3);
     let election = session(&cluster, 0).election("jobs");
     let counted = Counted::default();
@@ -360,7 +360,7 @@ impl Drop for Spell {
 }
 
 #[test]
-fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
+fn two_leader_tasks_never_run_at_once_during_kills_and_partitions() {
     let mut cluster = steady(3);
     let spells = Spells::default();
     let (sender, begun) = mpsc::channel();
@@ -422,7 +422,7 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
 }
 
 #[test]
-fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
+fn leadership_is_resumed_after_a_node_restart() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mine = another_session(&cluster, one, "scheduler");
@@ -451,7 +451,7 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
 }
 
 #[test]
-fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one() {
+fn observer_with_compacted_history_sees_the_next_leader() {
     /// The number of events that an observer buffers.
     const QUEUE: usize = 256;
     let cluster = lasting(1);
@@ -488,7 +488,7 @@ fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one
 }
 
 #[test]
-fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
+fn detached_lock_is_resumed_by_another_session_of_its_node() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut mine = another_session(&cluster, one, "importer");
@@ -536,7 +536,7 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
 }
 
 #[test]
-fn a_ticket_is_of_one_hold_though_the_lock_is_passed_on_inside_the_node() {
+fn saved_hold_names_one_hold_despite_local_handoffs() {
     let cluster = lasting(1);
     let mine = another_session(&cluster, 0, "importer");
     let mutex = mine.mutex("import");
@@ -561,7 +561,7 @@ fn a_ticket_is_of_one_hold_though_the_lock_is_passed_on_inside_the_node() {
 }
 
 #[test]
-fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up() {
+fn resumed_hold_of_a_dropped_call_is_released() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let mine = another_session(&cluster, 0, "importer");
@@ -591,7 +591,7 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
 }
 
 #[test]
-fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
+fn resume_of_a_waiting_entry_waits_and_unknown_ones_are_rejected() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let holder = session(&cluster, two).mutex("import").lock().block().unwrap();
@@ -630,7 +630,7 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
 }
 
 #[test]
-fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
+fn pending_operations_of_the_earlier_hold_fail_after_a_resume() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let mine = another_session(&cluster, one, "importer");
@@ -657,7 +657,7 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
 }
 
 #[test]
-fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
+fn force_release_frees_a_detached_lock() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let locks = cluster.node(one).locks();
@@ -679,7 +679,7 @@ fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
 }
 
 #[test]
-fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
+fn force_release_frees_a_lost_lock_with_a_resumed_lease() {
     let (cluster, clocks) = with_clocks(LONG);
     let (_, one, two) = roles(&cluster);
     let node = cluster.node(one);

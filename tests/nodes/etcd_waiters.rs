@@ -117,7 +117,7 @@ fn lease(cluster: &Cluster, member: usize) -> LeaseId {
 }
 
 #[test]
-fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
+fn bowline_and_etcd_clients_are_served_in_arrival_order() {
     let cluster = lasting(3);
     let runtime = runtime();
     let ledger = Arc::new(Ledger::default());
@@ -148,7 +148,7 @@ fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
 }
 
 #[test]
-fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_at_a_time() {
+fn mixed_waiters_take_turns_after_a_node_dies() {
     // The sessions of both kinds on the killed node end by their TTL.
     let mut cluster = lasting(3);
     let runtime = runtime();
@@ -183,7 +183,7 @@ fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_a
 }
 
 #[test]
-fn a_thousand_tasks_on_one_session_count_to_a_thousand() {
+fn thousand_tasks_on_one_session_use_local_handoffs() {
     let cluster = lasting(3);
     let runtime = runtime();
     let counted = Arc::new(AtomicUsize::new(0));

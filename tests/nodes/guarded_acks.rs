@@ -37,7 +37,7 @@ fn was_given_back(session: &Session) {
 }
 
 #[test]
-fn the_result_the_acknowledgement_and_the_release_are_one_step() {
+fn result_acknowledgement_and_release_are_one_revision() {
     let cluster = lasting(3);
     let (_, taker, other) = roles(&cluster);
     let session = session(&cluster, taker);
@@ -68,7 +68,7 @@ fn the_result_the_acknowledgement_and_the_release_are_one_step() {
 }
 
 #[test]
-fn while_the_lock_is_kept_many_items_may_be_acknowledged_under_it() {
+fn many_items_may_be_acknowledged_under_one_lock() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let (first, guard) = begin(&session);
@@ -82,7 +82,7 @@ fn while_the_lock_is_kept_many_items_may_be_acknowledged_under_it() {
 }
 
 #[test]
-fn an_item_that_is_another_takers_takes_the_result_with_it_and_frees_the_lock_all_the_same() {
+fn lost_item_drops_the_result_and_frees_the_lock() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     let kv = node.client();
@@ -107,7 +107,7 @@ fn an_item_that_is_another_takers_takes_the_result_with_it_and_frees_the_lock_al
 }
 
 #[test]
-fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_nothing_is_done() {
+fn commit_and_release_rejects_the_guard_of_another_hold() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     let (job, guard) = begin(&session);
@@ -122,7 +122,7 @@ fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_
 }
 
 #[test]
-fn with_the_least_limits_that_a_configuration_may_have_it_is_one_step_too() {
+fn commit_and_release_works_with_the_smallest_limits() {
     let least = Limits {
         key_bytes_max: Limits::KEY_BYTES_LEAST,
         value_bytes_max: Limits::VALUE_BYTES_LEAST,
@@ -149,7 +149,7 @@ fn with_the_least_limits_that_a_configuration_may_have_it_is_one_step_too() {
 }
 
 #[test]
-fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
+fn lost_lock_drops_the_result_and_returns_the_item() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     for releases in [false, true] {
@@ -165,7 +165,7 @@ fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
 }
 
 #[test]
-fn what_is_not_carried_out_gives_the_item_back() {
+fn unapplied_transaction_returns_the_item() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
     // A condition of the caller does not hold.
@@ -191,7 +191,7 @@ fn what_is_not_carried_out_gives_the_item_back() {
 }
 
 #[test]
-fn a_call_that_is_dropped_acknowledges_with_the_result_or_gives_back_without_it() {
+fn dropped_commit_acknowledges_with_the_result_or_returns_the_item() {
     let cluster = lasting(3);
     let (_, taker, _) = roles(&cluster);
     let (node, session) = (cluster.node(taker), session(&cluster, taker));
@@ -231,7 +231,7 @@ fn poll_on<T>(node: &Node, wakes: u64, mut call: Begun<T>) {
 }
 
 #[test]
-fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_free_without() {
+fn unknown_commit_outcome_is_atomic() {
     let cluster = lasting(3);
     for round in 0..4 {
         let leader = cluster.leader().block().unwrap();
@@ -280,7 +280,7 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
 }
 
 #[test]
-fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
+fn tasks_of_one_session_take_turns_with_commit_and_release() {
     const EACH: u64 = 25;
     for members in [1, 3] {
         let cluster = lasting(members);
@@ -305,7 +305,7 @@ fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
 }
 
 #[test]
-fn a_task_behind_a_holder_whose_key_is_deleted_steps_into_line_again() {
+fn task_behind_a_deleted_hold_requeues() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let guard = session.mutex("lock").lock().block().unwrap();

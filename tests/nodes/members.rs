@@ -84,7 +84,7 @@ fn a_learner_reads_writes_watches_and_holds_locks_and_does_not_vote() {
 }
 
 #[test]
-fn the_only_member_reads_without_a_question_as_long_as_it_is_the_only_one() {
+fn only_member_reads_without_a_round_while_it_is_alone() {
     async {
         let mut cluster = ClusterOptions::new(1).start().await.unwrap();
         cluster.node(0).client().put("k", "0").await.unwrap();
@@ -115,7 +115,7 @@ fn the_only_member_reads_without_a_question_as_long_as_it_is_the_only_one() {
 }
 
 #[test]
-fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
+fn promoted_member_counts_for_the_quorum_and_a_removed_one_stops() {
     async {
         let mut cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -145,7 +145,7 @@ fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
 }
 
 #[test]
-fn a_leader_that_is_removed_hands_over_and_goes() {
+fn removed_leader_transfers_leadership_and_stops() {
     async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -159,7 +159,7 @@ fn a_leader_that_is_removed_hands_over_and_goes() {
 }
 
 #[test]
-fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
+fn only_voter_cannot_be_replaced_but_may_leave_after_a_promotion() {
     async {
         let mut cluster = ClusterOptions::new(1).start().await.unwrap();
         // No member could lead during the replacement.
@@ -175,7 +175,7 @@ fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
 }
 
 #[test]
-fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
+fn acknowledged_removal_survives_a_restart() {
     async {
         let mut cluster = ClusterOptions::new(1).start().await.unwrap();
         let joined = cluster.join().await.unwrap();
@@ -194,7 +194,7 @@ fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
 }
 
 #[test]
-fn concurrent_leader_transfers_are_told_apart() {
+fn concurrent_leader_transfers_report_their_own_outcome() {
     async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -227,7 +227,7 @@ fn concurrent_membership_changes_are_applied_in_turn() {
 }
 
 #[test]
-fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
+fn member_that_has_not_met_the_others_serves_no_state() {
     async {
         let mut cluster = three().await;
         for member in 0..3 {
@@ -263,7 +263,7 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
 }
 
 #[test]
-fn what_would_lose_the_quorum_is_refused() {
+fn membership_change_that_loses_the_quorum_is_rejected() {
     async {
         let mut cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -318,7 +318,7 @@ fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<Atomic
 }
 
 #[test]
-fn all_members_are_replaced_under_load_and_nothing_is_lost() {
+fn replacing_all_members_under_load_loses_nothing() {
     async {
         let mut cluster = three().await;
         cluster.leader().await.unwrap();
@@ -403,7 +403,7 @@ fn twenty_learners_join_lag_catch_up_and_hold_locks() {
 }
 
 #[test]
-fn a_member_that_moves_to_another_address_is_found_there() {
+fn moved_member_is_found_at_its_new_address() {
     async {
         let dir = tempfile::tempdir().unwrap();
         let at: Vec<_> = (0..4).map(|_| loopback::address()).collect();
@@ -434,7 +434,7 @@ fn a_member_that_moves_to_another_address_is_found_there() {
 }
 
 #[test]
-fn a_node_may_be_called_by_any_name_that_leads_to_its_own_machine() {
+fn node_may_advertise_any_name_of_its_machine() {
     let dir = tempfile::tempdir().unwrap();
     // A hexadecimal form, so that it is resolved like a name.
     let at = loopback::address().replacen("127.", "0x7f.", 1);
@@ -445,7 +445,7 @@ fn a_node_may_be_called_by_any_name_that_leads_to_its_own_machine() {
 
 /// All members start at new addresses, where they could not announce themselves to each other.
 #[test]
-fn all_members_move_at_once_when_it_was_said_before_where_to() {
+fn all_members_move_at_once_when_announced_before() {
     async {
         let dir = tempfile::tempdir().unwrap();
         let [old, new] = [(); 2].map(|()| (0..3).map(|_| loopback::address()).collect::<Vec<_>>());
@@ -508,7 +508,7 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
 
 /// It knows only the members that it asked to join, and they do not know its address.
 #[test]
-fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
+fn joiner_without_state_is_found_at_a_new_address() {
     async {
         let dir = tempfile::tempdir().unwrap();
         let [founder, nowhere, somewhere] = [(); 3].map(|()| loopback::address());
@@ -540,7 +540,7 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
 
 /// The program may keep running, and may keep the node.
 #[test]
-fn a_node_that_was_removed_lets_go_of_its_port_and_of_its_peers() {
+fn removed_node_releases_its_port_and_peers() {
     async {
         let dir = tempfile::tempdir().unwrap();
         let names = ["a", "b", "c"];

@@ -72,7 +72,7 @@ fn a_method_with_prefix_in_its_name_takes_a_prefix() {
 }
 
 #[test]
-fn a_name_is_one_lock_and_a_prefix_lists_many() {
+fn lock_name_is_one_lock_and_a_prefix_lists_many() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let locks = cluster.node(0).locks();

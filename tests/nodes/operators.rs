@@ -22,7 +22,7 @@ fn place(node: &Node, name: &str, at: usize) -> LockEntry {
 }
 
 #[test]
-fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
+fn any_member_lists_holders_waiters_reasons_and_foreign_keys() {
     let cluster = lasting(3);
     let holder = another_session(&cluster, 0, "billing");
     let _guard = holder.mutex("jobs/nightly").lock().reason("closing the books").block().unwrap();
@@ -47,7 +47,7 @@ fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
 }
 
 #[test]
-fn a_holder_hears_that_somebody_asks_for_its_lock() {
+fn holder_is_notified_of_a_release_request() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     assert_eq!(guard.request(), None);
@@ -70,7 +70,7 @@ fn known_as_committed(node: &Node) {
 }
 
 #[test]
-fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
+fn admin_action_reaches_a_new_holder_in_the_same_turn() {
     for transfer in [false, true] {
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);
@@ -104,7 +104,7 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
 }
 
 #[test]
-fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() {
+fn admin_action_reaches_a_successor_before_its_queue_entry_is_known() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
@@ -129,7 +129,7 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
 }
 
 #[test]
-fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
+fn admin_action_at_the_end_of_its_entry_leaves_no_key() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -146,7 +146,7 @@ fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
 }
 
 #[test]
-fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_whom() {
+fn force_released_lock_is_lost_before_the_next_grant() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(1), "lock", 1);
@@ -170,7 +170,7 @@ fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_wh
 }
 
 #[test]
-fn tasks_behind_a_broken_hold_stand_in_line_again() {
+fn tasks_behind_a_force_released_hold_requeue() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let guard = session.mutex("lock").lock().block().unwrap();
@@ -183,7 +183,7 @@ fn tasks_behind_a_broken_hold_stand_in_line_again() {
 }
 
 #[test]
-fn who_waits_can_be_evicted() {
+fn waiter_can_be_evicted() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
@@ -196,7 +196,7 @@ fn who_waits_can_be_evicted() {
 }
 
 #[test]
-fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_is_forgotten() {
+fn force_release_wait_survives_a_compaction_of_its_action() {
     let cluster = lasting(3);
     let (leader, cut, _) = roles(&cluster);
     let node = cluster.node(leader);
@@ -222,7 +222,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
 }
 
 #[test]
-fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
+fn unreachable_holder_keeps_its_lock_unless_force_released_immediately() {
     let cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
     let guard = mortal(&cluster, cut).mutex("lock").lock().block().unwrap();
@@ -243,7 +243,7 @@ fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_
 }
 
 #[test]
-fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
+fn lock_of_a_foreign_client_can_only_be_force_released_immediately() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let lease = kv.grant(Duration::from_secs(600)).block().unwrap().id;
@@ -256,7 +256,7 @@ fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
 }
 
 #[test]
-fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
+fn lock_is_transferred_past_waiters_with_a_new_token() {
     for same_node in [false, true] {
         let cluster = lasting(3);
         let successors = if same_node { 0 } else { 2 };
@@ -281,7 +281,7 @@ fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
 }
 
 #[test]
-fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() {
+fn downgraded_hold_is_not_transferred_as_a_writer() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let name = "lock";
@@ -314,7 +314,7 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
 }
 
 #[test]
-fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_session() {
+fn condition_on_a_hold_fails_under_a_later_hold() {
     let cluster = lasting(3);
     let (mine, other) = (session(&cluster, 0), session(&cluster, 1));
     let first = mine.mutex("lock").lock().block().unwrap();
@@ -340,7 +340,7 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
 }
 
 #[test]
-fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_handed_to() {
+fn returned_hold_belongs_to_its_successor_despite_a_new_request() {
     // The new request reaches the log before the lock is transferred back, or after it.
     for comes_before in [false, true] {
         let cluster = lasting(3);
@@ -391,7 +391,7 @@ fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_
 }
 
 #[test]
-fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
+fn reader_that_just_acquired_keeps_its_hold_during_a_transfer() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let name = "lock";
@@ -422,7 +422,7 @@ fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
 }
 
 #[test]
-fn an_operator_hands_leadership_to_a_named_candidate() {
+fn operator_transfers_leadership_to_a_named_candidate() {
     let cluster = lasting(3);
     let lead = |member: usize| session(&cluster, member).election("jobs");
     let first = lead(0).campaign("a").block().unwrap();
@@ -439,7 +439,7 @@ fn an_operator_hands_leadership_to_a_named_candidate() {
 }
 
 #[test]
-fn a_later_place_of_the_heirs_name_is_no_heir() {
+fn reused_key_name_of_a_successor_is_not_the_successor() {
     for by_order in [false, true] {
         let cluster = lasting(3);
         let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
@@ -466,7 +466,7 @@ fn a_later_place_of_the_heirs_name_is_no_heir() {
 }
 
 #[test]
-fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait() {
+fn transfer_past_a_foreign_client_or_to_a_nonwaiter_is_rejected() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
@@ -493,7 +493,7 @@ fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait(
 }
 
 #[test]
-fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
+fn deleted_key_transfers_no_hold_to_a_reader() {
     let cluster = lasting(3);
     let [a, b, c] = [0, 1, 2].map(|member| session(&cluster, member).rw_lock("lock"));
     let first = a.read().block().unwrap();
@@ -519,8 +519,7 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
 }
 
 #[test]
-fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_that_it_could_not_be()
- {
+fn alarm_allows_releases_but_rejects_transfers() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let [near, far] = [1, 2].map(|member| {
@@ -549,7 +548,7 @@ fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_t
 }
 
 #[test]
-fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
+fn admin_action_applies_even_if_its_caller_stops_waiting() {
     let mut cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
     let guard = session(&cluster, cut).mutex("lock").lock().block().unwrap();
@@ -580,7 +579,7 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
 }
 
 #[test]
-fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
+fn lost_hold_is_no_longer_valid() {
     let cluster = lasting(1);
     let node = cluster.node(0);
     let session = another_session(&cluster, 0, "holder");
@@ -599,7 +598,7 @@ fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
 }
 
 #[test]
-fn members_of_groups_and_barriers_and_takers_of_queues_are_no_locks() {
+fn group_barrier_and_queue_entries_are_not_listed_as_locks() {
     let cluster = lasting(1);
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
     let _member = mine.group("group").join("a").block().unwrap();

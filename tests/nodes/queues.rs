@@ -88,7 +88,7 @@ fn poll_at_most<F: IntoFuture>(times: usize, future: F) -> Option<F::Output> {
 }
 
 #[test]
-fn what_is_put_first_is_taken_first_and_the_least_priority_number_before_all() {
+fn items_are_taken_in_priority_then_arrival_order() {
     let cluster = quick(3);
     let jobs = cluster.node(0).client().queue("jobs");
     jobs.put("b1").block().unwrap();
@@ -109,7 +109,7 @@ fn what_is_put_first_is_taken_first_and_the_least_priority_number_before_all() {
 }
 
 #[test]
-fn who_waits_gets_what_is_put_later_on_any_node() {
+fn waiting_consumer_gets_an_item_put_later_on_any_node() {
     let cluster = Arc::new(quick(3));
     let waiting: Vec<_> = (0..3)
         .map(|member| {
@@ -126,7 +126,7 @@ fn who_waits_gets_what_is_put_later_on_any_node() {
 }
 
 #[test]
-fn an_item_that_is_taken_is_nobody_elses_until_it_is_given_back() {
+fn taken_item_is_exclusive_until_returned() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     taker.put("x").block().unwrap();
@@ -152,7 +152,7 @@ fn an_item_that_is_taken_is_nobody_elses_until_it_is_given_back() {
 }
 
 #[test]
-fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
+fn item_of_a_detached_session_is_returned_when_dropped() {
     let cluster = quick(1);
     let node = cluster.node(0);
     let session = node.open_session().block().unwrap();
@@ -175,7 +175,7 @@ fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
 }
 
 #[test]
-fn what_was_given_back_stands_where_it_stood() {
+fn returned_item_keeps_its_position() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     taker.put_many(["1", "2", "3"]).block().unwrap();
@@ -186,7 +186,7 @@ fn what_was_given_back_stands_where_it_stood() {
 }
 
 #[test]
-fn an_acknowledgement_and_its_effects_are_one() {
+fn acknowledgement_and_its_effects_are_atomic() {
     let cluster = quick(3);
     let taker = taker(&cluster, 1, "jobs");
     let kv = cluster.node(1).client();
@@ -217,7 +217,7 @@ fn an_acknowledgement_and_its_effects_are_one() {
 }
 
 #[test]
-fn a_claim_that_was_lost_acknowledges_nothing() {
+fn lost_claim_acknowledges_nothing() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
@@ -242,7 +242,7 @@ fn a_claim_that_was_lost_acknowledges_nothing() {
 }
 
 #[test]
-fn a_crash_gives_back_what_was_taken_and_counts_the_attempt() {
+fn crash_returns_taken_items_and_counts_the_attempt() {
     let mut cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let (crashes, lives) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -261,7 +261,7 @@ fn a_crash_gives_back_what_was_taken_and_counts_the_attempt() {
 }
 
 #[test]
-fn one_who_is_cut_off_loses_its_item_and_cannot_acknowledge_it_later() {
+fn partitioned_consumer_loses_its_item_and_cannot_acknowledge_it() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let (away, lives) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -280,7 +280,7 @@ fn one_who_is_cut_off_loses_its_item_and_cannot_acknowledge_it_later() {
 }
 
 #[test]
-fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
+fn dropped_take_leaves_nothing() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
@@ -310,7 +310,7 @@ fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
 }
 
 #[test]
-fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() {
+fn item_granted_to_a_dropped_take_is_passed_on() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
@@ -336,7 +336,7 @@ fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() 
 }
 
 #[test]
-fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_nothing_else() {
+fn dropped_acknowledgements_and_puts_are_atomic_and_leave_nothing() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
@@ -380,7 +380,7 @@ fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_
 }
 
 #[test]
-fn a_put_is_there_once_however_often_the_leader_changes() {
+fn put_is_applied_once_despite_leader_changes() {
     let cluster = Arc::new(quick(3));
     let done = Arc::new(AtomicBool::new(false));
     let putting: Vec<_> = (0..3)
@@ -439,7 +439,7 @@ fn a_put_is_there_once_however_often_the_leader_changes() {
 }
 
 #[test]
-fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
+fn eight_consumers_on_each_of_three_nodes_take_each_item_once() {
     const ITEMS: usize = 2000;
     let cluster = Arc::new(quick(3));
     let jobs = cluster.node(0).client().queue("jobs");
@@ -486,7 +486,7 @@ fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
 }
 
 #[test]
-fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
+fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
     const ITEMS: usize = 300;
     let mut cluster = quick(3);
     let values = |round: usize| (round * 100..round * 100 + 100).map(|n| format!("{n:04}"));
@@ -534,7 +534,7 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
 }
 
 #[test]
-fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it() {
+fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
     const JUDGED: u64 = 30;
     let cluster = Arc::new(quick(3));
     let kv = cluster.node(0).client();
@@ -588,7 +588,7 @@ fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it
 }
 
 #[test]
-fn what_was_meant_for_a_node_that_stands_still_is_taken_by_others_before_its_session_ends() {
+fn items_for_a_paused_node_are_taken_by_others() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let (still, lives) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -610,7 +610,7 @@ fn what_was_meant_for_a_node_that_stands_still_is_taken_by_others_before_its_ses
 }
 
 #[test]
-fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
+fn delayed_item_is_taken_after_its_delay_at_its_original_position() {
     let cluster = quick(3);
     let node = cluster.node(1);
     let taker = taker(&cluster, 1, "jobs");
@@ -638,7 +638,7 @@ fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
 }
 
 #[test]
-fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
+fn failed_delayed_put_leaves_no_lease() {
     let cluster = quick(1);
     let node = cluster.node(0);
     let (kv, month) = (node.client(), Duration::from_secs(30 * 24 * 3600));
@@ -661,7 +661,7 @@ fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
 }
 
 #[test]
-fn an_item_that_was_taken_too_often_is_put_aside() {
+fn item_with_too_many_attempts_goes_to_the_dead_letter_queue() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs").attempts_max(2);
     taker.put("poison").priority(-3).block().unwrap();
@@ -683,7 +683,7 @@ fn an_item_that_was_taken_too_often_is_put_aside() {
 }
 
 #[test]
-fn a_queue_with_a_limit_refuses_what_would_make_it_longer() {
+fn queue_at_its_limit_rejects_more_items() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let jobs: Queue = taker.limit(3);
@@ -699,7 +699,7 @@ fn a_queue_with_a_limit_refuses_what_would_make_it_longer() {
 }
 
 #[test]
-fn a_queue_needs_a_name_and_one_inside_another_is_another() {
+fn queue_needs_a_name_and_nested_names_are_separate() {
     let cluster = quick(1);
     let nameless = taker(&cluster, 0, "");
     assert_eq!(nameless.put("x").block().unwrap_err(), QueueError::EmptyName);
@@ -712,7 +712,7 @@ fn a_queue_needs_a_name_and_one_inside_another_is_another() {
 }
 
 #[test]
-fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
+fn queue_of_a_scoped_client_reports_its_full_name() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let app = kv.with_prefix("app/");
@@ -736,7 +736,7 @@ fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
 }
 
 #[test]
-fn an_item_that_was_put_by_hand_is_an_item() {
+fn item_put_by_another_client_is_taken() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     taker.put("later").priority(1).block().unwrap();
@@ -762,7 +762,7 @@ fn takes_end_with_their_session_and_with_their_node() {
 }
 
 #[test]
-fn an_item_that_is_lost_before_its_task_has_looked_is_not_taken() {
+fn item_lost_before_delivery_is_not_taken() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let session = cluster.node(0).open_session().block().unwrap();
@@ -780,7 +780,7 @@ fn an_item_that_is_lost_before_its_task_has_looked_is_not_taken() {
 }
 
 #[test]
-fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
+fn consumer_continues_after_a_compaction() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     let kv = cluster.node(0).client();
@@ -798,7 +798,7 @@ fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
 }
 
 #[test]
-fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_has_been_ended() {
+fn consumer_blocked_by_an_alarm_leaves_the_queue_and_takes_later() {
     let cluster = quick(2);
     let kv = cluster.node(0).client();
     kv.queue("jobs").put("one").block().unwrap();
@@ -820,7 +820,7 @@ fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_h
 }
 
 #[test]
-fn what_is_given_back_for_later_is_nobodys_until_then_and_stands_where_it_stood() {
+fn item_returned_with_a_delay_keeps_its_position() {
     let cluster = quick(3);
     let (one, two) = (taker(&cluster, 0, "jobs"), taker(&cluster, 1, "jobs"));
     let kv = cluster.node(2).client();

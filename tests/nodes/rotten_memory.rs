@@ -80,7 +80,7 @@ fn the_others_go_on(cluster: &Cluster, without: usize) {
 }
 
 #[test]
-fn a_row_that_nobody_touches_is_found_before_all_rows_were_passed_once() {
+fn corrupted_idle_row_is_found_within_one_scrub() {
     let cluster = cluster(Duration::from_millis(200));
     let (rotten, leader) = followers(&cluster);
     let rows = 800;
@@ -96,7 +96,7 @@ fn a_row_that_nobody_touches_is_found_before_all_rows_were_passed_once() {
 }
 
 #[test]
-fn a_node_that_decides_otherwise_because_of_it_is_found_by_its_digest() {
+fn replica_diverged_by_corruption_is_stopped_by_its_digest() {
     let cluster = cluster(Duration::from_millis(200));
     let (rotten, leader) = followers(&cluster);
     // So many rows that verifying checksums would take many more entries.
@@ -114,7 +114,7 @@ fn a_node_that_decides_otherwise_because_of_it_is_found_by_its_digest() {
 }
 
 #[test]
-fn a_leader_is_stopped_too_and_an_idle_node_by_its_ticks() {
+fn corrupted_leader_and_idle_node_stop() {
     let cluster = cluster(Duration::from_millis(20));
     let (_, leader) = followers(&cluster);
     fill(cluster.node(leader), 800);
@@ -130,7 +130,7 @@ fn a_leader_is_stopped_too_and_an_idle_node_by_its_ticks() {
 }
 
 #[test]
-fn a_single_node_stops_and_its_log_still_has_the_truth() {
+fn single_node_with_corrupted_memory_stops_and_recovers_from_its_log() {
     let dir = tempfile::tempdir().unwrap();
     let start = || Node::start(Config::new(dir.path(), "solo")).block().unwrap();
     let node = start();
@@ -147,7 +147,7 @@ fn a_single_node_stops_and_its_log_still_has_the_truth() {
 }
 
 #[test]
-fn a_difference_that_nobody_could_decide_is_decided_later() {
+fn undecided_divergence_is_decided_later() {
     let cluster = cluster(Duration::from_millis(50));
     let (wrong, leader) = followers(&cluster);
     let unheard = 3 - wrong - leader;

@@ -81,7 +81,7 @@ fn renewed(session: &Session, times: usize) {
 
 /// The node keeps its pending revocation, and completes it later.
 #[test]
-fn a_session_that_is_closed_without_a_quorum_is_not_said_to_live_on() {
+fn close_without_a_quorum_reports_an_unknown_effect() {
     let mut cluster = quick(3);
     let session = cluster.node(0).open_session().ttl(LONG).block().unwrap();
     bind(&session, "bound");
@@ -94,7 +94,7 @@ fn a_session_that_is_closed_without_a_quorum_is_not_said_to_live_on() {
 }
 
 #[test]
-fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
+fn crashed_program_resumes_its_session_after_a_restart() {
     let mut cluster = quick(3);
     let (crashes, other) = followers(&cluster);
     let open = cluster.node(crashes).open_session().label("importer");
@@ -115,7 +115,7 @@ fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
 }
 
 #[test]
-fn a_session_passes_to_another_node_and_its_keys_stay() {
+fn session_moves_to_another_node_and_keeps_its_keys() {
     let cluster = quick(3);
     let (from, to) = followers(&cluster);
     let session = cluster.node(from).open_session().block().unwrap();
@@ -134,7 +134,7 @@ fn a_session_passes_to_another_node_and_its_keys_stay() {
 }
 
 #[test]
-fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
+fn ended_sessions_and_own_node_sessions_cannot_be_resumed() {
     let mut cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let own = cluster.node(holder).session().block().unwrap();
@@ -158,7 +158,7 @@ fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
 }
 
 #[test]
-fn a_plain_lease_can_be_kept_too_as_long_as_somebody_wants_it() {
+fn plain_lease_can_be_resumed_as_a_session() {
     let cluster = quick(1);
     let client = cluster.node(0).client();
     let lease = client.grant(TTL).block().unwrap().id;
@@ -172,7 +172,7 @@ fn a_plain_lease_can_be_kept_too_as_long_as_somebody_wants_it() {
 }
 
 #[test]
-fn a_lock_whose_holder_crashed_is_not_taken_before_the_lock_delay_is_over() {
+fn lock_of_a_crashed_holder_stays_taken_for_the_lock_delay() {
     let mut cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Duration::from_secs(2);
@@ -195,7 +195,7 @@ fn a_lock_whose_holder_crashed_is_not_taken_before_the_lock_delay_is_over() {
 }
 
 #[test]
-fn a_session_with_a_lock_delay_that_is_closed_gives_its_locks_up_at_once() {
+fn closed_session_releases_its_locks_without_the_lock_delay() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
@@ -209,7 +209,7 @@ fn a_session_with_a_lock_delay_that_is_closed_gives_its_locks_up_at_once() {
 }
 
 #[test]
-fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
+fn partitioned_holder_cannot_shorten_its_lock_delay() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
@@ -231,7 +231,7 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
 
 /// This holds whatever the holder does at the moment when it learns of its loss.
 #[test]
-fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had() {
+fn lost_holder_cannot_shorten_its_lock_delay_by_releasing() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
@@ -274,7 +274,7 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
 
 /// This holds for all keys of the session, and not only for its locks.
 #[test]
-fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
+fn keys_of_a_lost_session_outlive_it_by_the_lock_delay() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
@@ -302,7 +302,7 @@ fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
 
 /// The same for a call that was in flight and is rejected.
 #[test]
-fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledgement() {
+fn rejected_acknowledgement_does_not_return_the_item_of_a_lost_session() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
@@ -329,7 +329,7 @@ fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledge
 }
 
 #[test]
-fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
+fn excessive_lock_delay_is_rejected_by_name() {
     let cluster = quick(1);
     let (node, max) = (cluster.node(0), Limits::LOCK_DELAY_MAX);
     let asked = max + Duration::from_millis(1);
@@ -347,7 +347,7 @@ fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
+fn invalid_session_ttl_is_rejected_at_once() {
     let cluster = quick(1);
     let node = cluster.node(0);
     let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
@@ -364,7 +364,7 @@ fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
 }
 
 #[test]
-fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
+fn partitioned_holder_is_warned_before_the_loss() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
     // Long enough for this thread to query between the warning and the loss.
@@ -381,7 +381,7 @@ fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
 }
 
 #[test]
-fn hold_reports_at_risk_before_it_is_lost() {
+fn hold_reports_at_risk_before_its_loss() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
     let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
@@ -401,7 +401,7 @@ fn hold_reports_at_risk_before_it_is_lost() {
 }
 
 #[test]
-fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
+fn at_risk_is_checked_by_the_clock_without_a_wakeup() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
@@ -422,7 +422,7 @@ fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
 }
 
 #[test]
-fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
+fn session_lives_while_any_handle_exists() {
     let cluster = quick(3);
     let (holder, other) = followers(&cluster);
     let client = cluster.node(other).client();
@@ -448,7 +448,7 @@ fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
 }
 
 #[test]
-fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
+fn session_opened_by_a_dropped_call_is_not_kept() {
     let cluster = quick(1);
     let node = cluster.node(0);
     for _ in 0..20 {
@@ -469,7 +469,7 @@ fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
 }
 
 #[test]
-fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives() {
+fn plain_lease_is_renewable_and_visible_through_any_node() {
     // After an election, the lease would have its whole TTL again.
     let cluster = electing(3, TTL);
     let (one, other) = followers(&cluster);
@@ -499,7 +499,7 @@ fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives(
 }
 
 #[test]
-fn a_renewal_that_finds_no_leader_ends_with_its_deadline() {
+fn renewal_without_a_leader_ends_at_its_deadline() {
     let mut cluster = quick(3);
     let (one, other) = followers(&cluster);
     let leader = cluster.leader().block().unwrap();

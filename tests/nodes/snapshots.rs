@@ -38,7 +38,7 @@ fn files(cluster: &Cluster, member: usize, ending: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
+fn restarted_node_loads_its_snapshot_and_has_all_data() {
     let dir = tempfile::tempdir().unwrap();
     let start = || Node::start(small(Config::new(dir.path(), "solo"))).block().unwrap();
     let node = start();
@@ -63,7 +63,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
 }
 
 #[test]
-fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
+fn follower_behind_the_truncated_log_gets_a_snapshot() {
     let run = async {
         let mut cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -86,7 +86,7 @@ fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
 }
 
 #[test]
-fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered() {
+fn waiters_on_a_node_that_installs_a_snapshot_are_answered() {
     let run = async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -131,7 +131,7 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
 }
 
 #[test]
-fn who_has_an_item_is_told_that_it_is_not_its_any_more_though_its_node_has_missed_how() {
+fn item_owner_is_notified_of_a_loss_found_in_a_snapshot() {
     let run = async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -157,7 +157,7 @@ fn who_has_an_item_is_told_that_it_is_not_its_any_more_though_its_node_has_misse
 }
 
 #[test]
-fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
+fn waiter_above_a_limit_lowered_in_a_snapshot_is_rejected() {
     let run = async {
         let cluster = three().await;
         let leader = cluster.leader().await.unwrap();
@@ -189,7 +189,7 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
 }
 
 #[test]
-fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_handed_to() {
+fn hold_returned_within_a_skipped_snapshot_belongs_to_its_successor() {
     // The node misses both the transfer away and the transfer back, or only the first.
     for misses_all in [true, false] {
         let cluster = three().block();
@@ -240,7 +240,7 @@ fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_
 }
 
 #[test]
-fn a_member_whose_snapshots_are_gone_fetches_one_and_a_lone_node_says_so() {
+fn member_without_snapshots_fetches_one_and_a_single_node_fails() {
     let run = async {
         let mut cluster = three().await;
         let leader = cluster.leader().await.unwrap();

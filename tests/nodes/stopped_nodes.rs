@@ -84,7 +84,7 @@ fn assert_all_say(desk: Desk, why: &StopReason) {
 }
 
 #[test]
-fn a_node_that_is_shut_down_is_said_to_be_by_all_that_it_has_made() {
+fn handles_of_a_shut_down_node_report_shutdown() {
     let mut cluster = lasting(1);
     let desk = sit_down(cluster.node(0));
     cluster.shutdown(0).block();
@@ -92,7 +92,7 @@ fn a_node_that_is_shut_down_is_said_to_be_by_all_that_it_has_made() {
 }
 
 #[test]
-fn a_node_that_a_test_has_killed_is_not_said_to_be_shut_down() {
+fn handles_of_a_killed_node_report_killed() {
     let mut cluster = lasting(1);
     let desk = sit_down(cluster.node(0));
     cluster.kill(0).block();
@@ -101,7 +101,7 @@ fn a_node_that_a_test_has_killed_is_not_said_to_be_shut_down() {
 }
 
 #[test]
-fn while_a_node_is_being_shut_down_its_locks_are_lost_by_that_already() {
+fn locks_are_lost_during_shutdown() {
     let mut cluster: Cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     let node = cluster.node(one);

@@ -60,7 +60,7 @@ impl Visible {
 }
 
 #[test]
-fn answers_are_visible_when_their_callers_are_woken() {
+fn results_are_visible_when_their_callers_are_woken() {
     const ROUNDS: usize = 150;
     let cluster = stage::lasting(3);
     let [writes, reads, watches, views, locks] = std::array::from_fn(|_| Visible::default());
@@ -138,7 +138,7 @@ fn answers_are_visible_when_their_callers_are_woken() {
 /// The writer continues when all followers have seen its last write, so that each change races with followers that
 /// start to wait.
 #[test]
-fn all_who_follow_a_view_hear_of_each_change() {
+fn all_followers_of_a_view_are_notified_of_each_change() {
     const ROUNDS: u64 = 400;
     const FOLLOWERS: usize = 4;
     let cluster = stage::lasting(1);

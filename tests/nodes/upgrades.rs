@@ -12,7 +12,7 @@ const NEXT: bowline::model::ClusterVersion = bowline::model::ClusterVersion(2);
 const FIRST: bowline::model::ClusterVersion = bowline::model::ClusterVersion(1);
 
 #[test]
-fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_undone() {
+fn rolling_upgrade_raises_the_version_at_its_end_without_lost_writes() {
     async {
         // Members are started as the newer build once this is set.
         let upgraded = Arc::new(AtomicU64::new(u64::MAX));
@@ -126,7 +126,7 @@ fn fixture(dir: &std::path::Path) -> Config {
 }
 
 #[test]
-fn directories_of_earlier_versions_are_opened_with_everything_in_them() {
+fn directories_of_earlier_versions_open_with_all_data() {
     if let Some(dir) = std::env::var_os("BOWLINE_FIXTURE") {
         make_fixture(std::path::Path::new(&dir));
     }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs_as_it_is_told() {
+    fn skewed_clock_follows_the_configured_rate() {
         let at = |millis| Moment::since_boot(Duration::from_millis(millis));
         let mut state = State { shown: at(100), machine: at(40), rate_permille: 1000 };
         assert_eq!(state.at(at(47)), at(107));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_goes_back_and_is_ahead_after_a_jump() {
+    fn skewed_clock_never_goes_backwards_and_leads_after_a_jump() {
         let clock = BentClock::default();
         let mut last = clock.now();
         for permille in [900, 1100, 0, 3000, 1000] {

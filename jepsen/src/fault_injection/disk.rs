@@ -201,7 +201,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn it_does_what_is_wrong_with_it_and_else_nothing() {
+    fn faulty_disk_applies_only_the_configured_faults() {
         let (dir, faults) = (tempfile::tempdir().unwrap(), Arc::new(Faults::default()));
         let disk = FaultyDisk::new(Arc::clone(&faults));
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_of_the_log_is_counted_whatever_its_file_was_called_before() {
+    fn failed_log_writes_are_counted_after_a_rename() {
         let (dir, faults) = (tempfile::tempdir().unwrap(), Arc::new(Faults::default()));
         let disk = FaultyDisk::new(Arc::clone(&faults));
         let open = |name: &str| disk.open(&dir.path().join(name), OpenMode::CreateNew).unwrap();

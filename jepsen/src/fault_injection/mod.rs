@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_makes_sense_is_done() {
+    fn malformed_fault_commands_are_rejected() {
         let doors = FaultInjection::default();
         for words in [
             "close",

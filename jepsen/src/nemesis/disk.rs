@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_on_though_its_disk_has_failed_is_seen() {
+    fn node_that_survives_a_failed_disk_is_detected() {
         let goes_on = dead(3, "true");
         assert!(
             matches!(&goes_on, Err(HarnessError::Stopped(why)) if why.contains("3 calls")),

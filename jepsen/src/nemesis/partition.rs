@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shape_is_what_it_says() {
+    fn each_partition_shape_cuts_the_expected_links() {
         for seed in 0..50 {
             for members in [3, 5] {
                 let quorum = members / 2 + 1;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn one_way_is_one_way() {
+    fn one_way_partition_cuts_one_direction() {
         let mut ways = BTreeSet::new();
         for seed in 0..50 {
             let (cuts, _) = Shape::OneWay.draw(vec![0, 1, 2], 1, &mut Dice::new(seed));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_not_cut_off() {
+    fn absent_member_is_not_partitioned() {
         let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 3, 1);
         (0..3).for_each(|member| fleet.restart(member).unwrap());
         let mut is_alone = BTreeSet::new();

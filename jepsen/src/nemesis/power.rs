@@ -99,7 +99,7 @@ mod tests {
     use crate::fleet::tests::shell;
 
     #[test]
-    fn who_had_stopped_before_its_power_failed_is_seen() {
+    fn node_that_stopped_before_the_power_cut_is_reported() {
         // Who is asked who leads answers nothing; or says that it has stopped.
         let cut = |does: &str| Power::of(Targets::All).begin(&shell(does), &mut Dice::new(1));
         assert!(cut("true").is_ok());

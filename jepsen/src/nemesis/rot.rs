@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_flip_in_the_files_that_are_meant_and_in_no_others() {
+    fn bit_rot_flips_bits_only_in_the_selected_files() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("warm/copy-1")).unwrap();
         let files = ["0000000001.log", "0000000001-1.snapshot", "warm/copy-1/db", "reserve"];

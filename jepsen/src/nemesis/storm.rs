@@ -252,7 +252,7 @@ mod tests {
     use crate::fleet::tests::shells;
 
     #[test]
-    fn who_lags_is_joined_again_and_nobody_whom_others_have_cut_off() {
+    fn snapshot_nemesis_heals_only_its_own_cuts() {
         let (links, mut snapshots) = (Links::default(), Snapshots::default());
         links.part(&[2], &[0, 1]);
         snapshots.cut_off(&links, 0, 3);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn backups_that_all_fail_are_no_backups() {
+    fn failed_backups_do_not_count() {
         let mut snapshots = Snapshots { lags: 5, ..Snapshots::default() };
         assert_eq!(snapshots.struck(), 0);
         snapshots.backups = 2;
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_another_is_about_to_end_is_not_restarted() {
+    fn rolling_restart_skips_a_member_held_by_another_nemesis() {
         let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 1, 0);
         fleet.restart(0).unwrap();
         let (mut rolling, mut dice) = (Rolling { next: 0, struck: 0 }, Dice::new(1));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_are_drawn_as_it_says_and_the_leader_half_of_the_time() {
+    fn targets_have_the_requested_size_and_often_include_the_leader() {
         let mut dice = Dice::new(7);
         for (members, whom, many) in [
             (3, Targets::One, 1),

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_badness_is_drawn_and_undone_by_its_own_fields_alone() {
+    fn each_link_fault_sets_and_clears_only_its_own_fields() {
         let mut dice = Dice::new(1);
         for badness in [SLOW, LOSSY, DOUBLING, DAMAGING, THIN] {
             for _ in 0..100 {

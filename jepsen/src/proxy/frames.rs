@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_falls_into_its_preface_and_its_frames_however_it_arrives() {
+    fn stream_is_split_into_preface_and_frames_for_any_chunking() {
         let whole = [preface(0), frame(b"hello"), frame(b""), frame(&[9; 3000])];
         let bytes = whole.concat();
         for step in [1, 7, 24, bytes.len()] {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_claims_to_be_longer_than_any_frame_passes_as_it_is() {
+    fn oversized_frame_length_passes_bytes_through() {
         let mut frames = Frames::default();
         frames.buffer().extend(preface(0));
         frames.buffer().extend([0xff; 20]);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_known_by_the_address_at_which_it_is_reached() {
+    fn proxy_identifies_the_caller_by_its_advertised_address() {
         let members = ["127.0.0.1:40001".to_owned(), "127.0.0.1:40002".to_owned()];
         let greeting = [preface(1), frame(b"\x01\x01...\x0f127.0.0.1:40002\x05")].concat();
         for length in 0..greeting.len() {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_as_bad_as_the_worst_that_nobody_made_good() {
+    fn total_verdict_is_the_worst_without_a_successful_rerun() {
         let violation = |seed| summary(seed, Verdict::Violation("lost".to_owned()));
         let invalid = |seed| summary(seed, Verdict::Invalid("nothing happened".to_owned()));
         let skipped = summary(1, Verdict::Skipped("no root".to_owned()));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_makes_none_good_that_said_nothing() {
+    fn rerun_with_other_settings_does_not_replace_an_invalid_run() {
         let changes: &[fn(&mut Summary)] = &[
             |other| other.load_seconds = 10,
             |other| other.rate = 100,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_skipped_is_told_and_mutants_are_no_ordinary_runs() {
+    fn report_lists_skipped_runs_and_counts_mutant_runs_separately() {
         let mutant = |verdict| {
             let mut summary = summary(7, verdict);
             summary.made.mutant = Some("M06".to_owned());

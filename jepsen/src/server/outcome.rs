@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_certainly_refused_is_told_so() {
+    fn only_definite_rejections_are_classified_as_rejected() {
         let table = [
             (Code::Unavailable, "etcdserver: no leader", true),
             (Code::Unavailable, "etcdserver: request timed out", false),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_broke_says_nothing_of_what_was_sent() {
+    fn broken_connection_makes_the_outcome_unknown() {
         // Whatever its code.
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let mut status = Status::new(Code::NotFound, "?");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_listens_nothing_was_sent() {
+    fn refused_connection_means_the_request_was_not_sent() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let miss = runtime.block_on(async {
             let free = crate::ports::free_addresses(1).unwrap().remove(0);

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_of_another_sum_is_seen() {
+    fn bank_read_with_a_wrong_sum_is_reported() {
         let read = |first: &str| {
             let mut reply = vec![Some(Value::from("100 by 1.0")); 8];
             reply[0] = Some(Value::from(first));

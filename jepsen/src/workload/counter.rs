@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adding_that_is_lost_or_counted_twice_or_seen_too_late_is_found() {
+    fn lost_duplicate_or_late_increments_are_reported() {
         let wrong = |history: &[Operation<_, _>], last, words: &str| {
             let found = complaints(&history.to_vec(), Some(last)).join("; ");
             assert!(found.contains(words), "{found:?}");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adding_that_never_happened_hides_none_that_was_counted_twice() {
+    fn unapplied_increment_does_not_hide_a_duplicate_one() {
         let wrong = |history: &[Operation<_, _>], last, number: &str| {
             let found = complaints(&history.to_vec(), Some(last));
             assert_eq!(found.len(), 1, "{found:?}");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_read_to_its_end_is_judged_as_far_as_it_was_seen() {
+    fn counter_without_a_final_read_is_checked_as_far_as_observed() {
         let judged = |history: Vec<Operation<CounterCall, i64>>| {
             let counter = Counter { book: Book::of(history), ..Counter::default() };
             counter.exhibits().remove(0).judge().judgement

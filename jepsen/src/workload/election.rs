@@ -211,7 +211,7 @@ mod tests {
     use crate::progress;
 
     #[test]
-    fn who_gave_up_may_be_seen_to_lead_and_who_never_stood_may_not() {
+    fn abandoned_candidate_may_lead_but_a_stranger_may_not() {
         let campaign =
             |who: &str| ElectionCall::Campaign { candidate: who.into(), value: who.into() };
         let leading =
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_that_its_member_passed_on_is_no_progress() {
+    fn leadership_handed_off_locally_is_not_progress() {
         let needs_a_quorum = |handoff| {
             let token = Some(token_number((9, handoff)));
             progress::needs_a_quorum(kind_of(&Ok(ElectionReply::Elected { token })))

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_does_not_end_though_nothing_is_broken_is_seen() {
+    fn late_lease_expiry_without_a_fault_is_a_violation() {
         let is_late = |said: Judgement| matches!(said, Judgement::Violation(_));
         assert!(is_late(seen_for(15, 60, &[])));
         assert!(is_late(seen_for(25, 60, &[(5 * SECOND, 6 * SECOND)])));

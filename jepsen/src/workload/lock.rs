@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_owner_had_or_its_member_passed_on_is_no_progress() {
+    fn reentrant_or_handed_off_lock_is_not_progress() {
         assert!(progress::needs_a_quorum(entered(0, false)));
         assert!(!progress::needs_a_quorum(entered(1, false)));
         assert!(!progress::needs_a_quorum(entered(0, true)));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_after_a_pause_that_it_holds_what_another_has_is_seen() {
+    fn stale_hold_reported_after_a_pause_is_a_violation() {
         let wrong = after_a_pause(Some);
         assert!(matches!(wrong, Judgement::Violation(_)), "{wrong:?}");
         let right = after_a_pause(|_| None);

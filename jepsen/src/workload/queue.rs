@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_taken_and_done_once_is_well() {
+    fn item_put_taken_and_acknowledged_once_is_valid() {
         let again = vec![put(7), take(3, 7), take(6, 7), ack(9, 7, "b")];
         assert_eq!(told(again, &[done(7, "b")]), [""; 0]);
         // The delivery was under way when the acknowledgement was: somebody else gave it back before.
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_twice_is_seen_though_nobody_was_told_of_both() {
+    fn item_done_twice_is_reported_without_both_replies() {
         let call = |who: &str| Operation::unknown(5, ItemCall::Ack(7, who.to_owned()));
         let history = vec![put(7), take(3, 7), take(3, 7), ack(6, 7, "a"), call("b")];
         let rows = ["q-done/000007/a", "q-done/000007/b"].map(Done::of);
@@ -368,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_after_it_was_acknowledged() {
+    fn take_after_acknowledgement_is_reported() {
         let history = vec![put(7), take(3, 7), ack(6, 7, "a"), take(9, 7)];
         let said = told(history, &[done(7, "a")]);
         assert_eq!(said, ["7 was taken (3) after a had acknowledged it"]);
     }
 
     #[test]
-    fn what_takers_were_told_is_judged_though_nobody_has_read_the_rows() {
+    fn queue_replies_are_checked_without_a_final_read() {
         let judged = |history: Vec<Item>| {
             let items = Items { book: Book::of(history), ..Items::default() };
             items.exhibits().remove(0).judge().judgement
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_put_is_taken() {
+    fn take_of_an_item_never_put_is_reported() {
         let never = vec![put(7), take(3, 7), ack(6, 7, "a"), take(3, STRANGE)];
         let said = told(never, &[done(7, "a")]);
         assert_eq!(said, [format!("{STRANGE} was taken (3) and never put")]);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_of_those_who_were_told_so() {
+    fn done_rows_must_match_the_acknowledgements() {
         let lost = vec![put(7), take(3, 7), ack(6, 7, "a")];
         let said = ["7 was acknowledged by a, done by None", "7 was put, and is never done"];
         assert_eq!(told(lost, &[]), said);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn two_who_have_one_item_are_seen_and_two_with_two_are_not() {
+    fn two_holders_of_one_item_are_reported() {
         let verdict = |other: u64| {
             let items = Items::default();
             items.had(1, "a", &Taken { item: 7, token: 5, since: 10 }, 20, false);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_take_that_found_nothing_is_no_progress() {
+    fn empty_take_is_not_progress() {
         assert!(!progress::needs_a_quorum(kind_of::<u64>(&Ok(None))));
         assert!(progress::needs_a_quorum(kind_of(&Ok(Some(7)))));
         assert!(progress::needs_a_quorum(kind_of::<u64>(&Err(Miss::Failed(String::new())))));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_last_is_read_whenever_that_was() {
+    fn stale_read_of_the_last_write_is_a_violation() {
         let generation = KEYS * KEY_OPERATIONS;
         for (number, operations) in
             [(0, 1), (0, 3 * generation), (2 * generation, 2 * generation + 1)]

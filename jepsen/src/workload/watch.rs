@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn history_is_gone_only_where_somebody_was_told_to_forget_it() {
+    fn compacted_watch_is_valid_only_after_a_compaction_request() {
         assert!(matches!(told(&[(15, 5)]), Judgement::Ok(_)), "{:?}", told(&[(15, 5)]));
         assert!(matches!(told(&[(12, 7)]), Judgement::Ok(_)));
         for compactions in [&[][..], &[(15, 4)], &[(21, 5)]] {
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_read_from_the_words_of_a_watch() {
+    fn oldest_revision_is_parsed_from_the_watch_error() {
         let said = "required revision 3 has been compacted; the oldest left is 17";
         assert_eq!(oldest_left(&Miss::Failed(said.to_owned())), Some(17));
         assert_eq!(oldest_left(&Miss::Failed("the watch is over".to_owned())), None);
     }
 
     #[test]
-    fn who_cannot_say_how_far_watches_must_come_does_not_say_that_they_came() {
+    fn failed_final_read_leaves_the_last_revision_unknown() {
         let rows = Reply::Rows { revision: 9, rows: Vec::new() };
         assert_eq!(last_of(&Ok(rows)), Ok(0));
         assert!(last_of(&Err(Miss::Failed("no quorum".to_owned()))).is_err());

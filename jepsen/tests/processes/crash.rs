@@ -108,26 +108,23 @@ fn killed_at_every_point(
 }
 
 #[test]
-fn a_single_node_that_is_killed_at_any_point_keeps_what_it_acknowledged() -> Result<(), HarnessError>
-{
+fn single_node_killed_at_any_point_keeps_acknowledged_writes() -> Result<(), HarnessError> {
     killed_at_every_point(1, [1, 17], |_| Ok(0))
 }
 
 #[test]
-fn a_leader_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), HarnessError> {
+fn leader_killed_at_any_point_loses_nothing_and_restarts() -> Result<(), HarnessError> {
     killed_at_every_point(3, [1, 6], |cluster| Ok(cluster.await_leader(LIMIT)?.0))
 }
 
 #[test]
-fn a_follower_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), HarnessError>
-{
+fn follower_killed_at_any_point_loses_nothing_and_restarts() -> Result<(), HarnessError> {
     let follower = |cluster: &Cluster| Ok((cluster.await_leader(LIMIT)?.0 + 1) % cluster.members());
     killed_at_every_point(3, [2, 9], follower)
 }
 
 #[test]
-fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_back()
--> Result<(), HarnessError> {
+fn member_killed_during_bootstrap_joins_after_its_restart() -> Result<(), HarnessError> {
     let mut coverage = Coverage::default();
     let hits = (0..=rounds()).map(|round| 1 + 2 * round);
     let all = Point::ALL.into_iter().flat_map(|point| hits.clone().map(move |hits| (point, hits)));
@@ -157,7 +154,7 @@ fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_ba
 }
 
 #[test]
-fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<(), HarnessError> {
+fn node_killed_during_recovery_recovers_at_the_next_start() -> Result<(), HarnessError> {
     let cluster = Cluster::new(NODE, 1)?;
     cluster.start()?;
     let mut deaths = 0;
@@ -180,7 +177,7 @@ fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<()
 }
 
 #[test]
-fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), HarnessError> {
+fn members_killed_at_random_times_lose_nothing() -> Result<(), HarnessError> {
     let mut dice = dice();
     let cluster = Cluster::new(NODE, 3)?;
     cluster.start()?;

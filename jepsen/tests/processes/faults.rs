@@ -149,7 +149,7 @@ fn serves(cluster: &Cluster, after: &str) -> Result<(), HarnessError> {
 }
 
 #[test]
-fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), HarnessError> {
+fn cluster_serves_after_kills_and_pauses() -> Result<(), HarnessError> {
     one_after_the_other(
         3,
         &[
@@ -165,7 +165,7 @@ fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), 
 }
 
 #[test]
-fn a_cluster_serves_after_links_were_cut() -> Result<(), HarnessError> {
+fn cluster_serves_after_partitions() -> Result<(), HarnessError> {
     one_after_the_other(
         5,
         &[
@@ -180,51 +180,50 @@ fn a_cluster_serves_after_links_were_cut() -> Result<(), HarnessError> {
 }
 
 #[test]
-fn a_cluster_serves_after_links_were_bad() -> Result<(), HarnessError> {
+fn cluster_serves_after_link_faults() -> Result<(), HarnessError> {
     one_after_the_other(3, &["delay", "loss", "duplicates", "corruption", "slow-link"])
 }
 
 #[test]
-fn a_cluster_serves_after_clocks_and_disks_went_wrong() -> Result<(), HarnessError> {
+fn cluster_serves_after_clock_and_disk_faults() -> Result<(), HarnessError> {
     one_after_the_other(3, &["clock-rates", "clock-jumps", "disk-slow", "disk-full", "disk-dead"])
 }
 
 #[test]
-fn a_cluster_serves_after_the_power_failed() -> Result<(), HarnessError> {
+fn cluster_serves_after_power_failures() -> Result<(), HarnessError> {
     one_after_the_other(3, &["power-one", "power-most", "power-all"])
 }
 
 #[test]
-fn a_cluster_serves_after_bits_flipped_on_the_disks_of_a_minority() -> Result<(), HarnessError> {
+fn cluster_serves_after_bit_rot_on_a_minority() -> Result<(), HarnessError> {
     one_after_the_other(3, &["rot-log", "rot-snapshot", "rot-warm", "rot-log"])
 }
 
 #[test]
-fn a_cluster_serves_after_its_operator_was_busy() -> Result<(), HarnessError> {
+fn cluster_serves_after_operator_actions() -> Result<(), HarnessError> {
     one_after_the_other(3, &["transfer", "compaction", "snapshots", "rolling-restart", "churn"])
 }
 
 #[test]
-fn a_cluster_serves_after_everything_at_once() -> Result<(), HarnessError> {
+fn cluster_serves_after_mixed_faults() -> Result<(), HarnessError> {
     one_after_the_other(3, &["mixed", "mixed"])
 }
 
 #[test]
-fn servers_serve_after_they_were_killed_paused_and_cut_off() -> Result<(), HarnessError> {
+fn servers_serve_after_kills_pauses_and_partitions() -> Result<(), HarnessError> {
     let names = ["kill", "kill-all", "pause", "pause-all", "partition-leader", "corruption"];
     one_after_the_other_to(Over::Server, 3, &names)
 }
 
 #[test]
-fn servers_serve_after_their_operator_was_busy_and_their_power_failed() -> Result<(), HarnessError>
-{
+fn servers_serve_after_operator_actions_and_power_failures() -> Result<(), HarnessError> {
     let names = ["transfer", "compaction", "snapshots", "rolling-restart", "mixed"];
     one_after_the_other_to(Over::Server, 3, &names)?;
     one_after_the_other_to(Over::Server, 3, &["power-one", "power-all"])
 }
 
 #[test]
-fn no_fault_is_left_out() {
+fn every_nemesis_is_tested() {
     let tried = include_str!("faults.rs");
     for kind in nemesis::ALL.iter().filter(|kind| kind.name != "none") {
         assert!(tried.contains(&format!("\"{}\"", kind.name)), "{} is not tried", kind.name);

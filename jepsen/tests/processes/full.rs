@@ -72,7 +72,7 @@ fn until_healed(cluster: &Cluster, member: usize) -> Result<(), HarnessError> {
 }
 
 #[test]
-fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<(), HarnessError> {
+fn full_disks_lose_nothing_and_recover_without_a_restart() -> Result<(), HarnessError> {
     if let Err(why) = Volumes::possible() {
         say(&format!("NOT POSSIBLE HERE, 0 disks filled: {why}"));
         return Ok(());

@@ -39,7 +39,7 @@ fn run(workload: &str, nemesis: &'static nemesis::Kind, members: usize, seconds:
 }
 
 #[test]
-fn a_run_with_kills_is_green_and_says_how_it_was_done() {
+fn server_run_with_kills_passes_and_records_its_settings() {
     let ran = judged("register", nemesis::named("kill").unwrap(), 3, 6);
     assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
@@ -52,7 +52,7 @@ fn a_run_with_kills_is_green_and_says_how_it_was_done() {
 }
 
 #[test]
-fn a_lost_write_is_red() {
+fn lost_write_fails_the_run() {
     for workload in ["set", "append", "bank"] {
         let ran = judged(workload, &THIEF, 1, 4);
         assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
@@ -61,7 +61,7 @@ fn a_lost_write_is_red() {
 }
 
 #[test]
-fn reads_of_a_member_that_is_cut_off_are_seen_to_be_stale() {
+fn stale_local_reads_of_a_partitioned_member_are_detected() {
     let ran = judged("register-local", nemesis::named("partition-leader").unwrap(), 3, 10);
     let Verdict::Ok(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
     assert!(why.starts_with("it has failed, as it must"), "{why}");
@@ -86,7 +86,7 @@ fn is_held(fleet: &Fleet, member: usize, slot: &str) -> bool {
 }
 
 #[test]
-fn a_lock_passes_on_when_it_is_released_or_forgotten_or_its_server_stands_still() {
+fn server_lock_is_granted_after_release_expiry_or_pause() {
     let fleet = Fleet::new(beside::server(), Setup { over: Over::Server, ..Setup::of(3) }).unwrap();
     fleet.start().unwrap();
     let short = Duration::from_millis(300);
@@ -118,7 +118,7 @@ fn a_lock_passes_on_when_it_is_released_or_forgotten_or_its_server_stands_still(
 }
 
 #[test]
-fn a_server_that_ends_by_itself_says_why_and_one_that_is_told_to_ends_well() {
+fn server_that_fails_reports_why_and_stops_cleanly_on_request() {
     let fleet = Fleet::new(beside::server(), Setup { over: Over::Server, ..Setup::of(1) }).unwrap();
     std::fs::write(fleet.dir(0), "no directory").unwrap();
     fleet.spawn(0).unwrap();
@@ -132,7 +132,7 @@ fn a_server_that_ends_by_itself_says_why_and_one_that_is_told_to_ends_well() {
 }
 
 #[test]
-fn what_cannot_be_done_over_the_server_is_refused_in_words() {
+fn unsupported_server_options_are_rejected_with_a_reason() {
     let harness = |words: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bowline-jepsen"));
         let output = command.args(words).output().unwrap();

@@ -175,7 +175,7 @@ fn cut_and_judge(
 }
 
 #[test]
-fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), HarnessError> {
+fn members_lose_nothing_in_a_power_cut_and_restart() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -188,7 +188,7 @@ fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Harness
 }
 
 #[test]
-fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(), HarnessError> {
+fn single_node_loses_nothing_in_a_power_cut_and_restarts() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -200,7 +200,7 @@ fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(),
 }
 
 #[test]
-fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result<(), HarnessError> {
+fn cluster_bootstrap_completes_after_a_power_cut() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }
@@ -231,7 +231,7 @@ fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result
 }
 
 #[test]
-fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(), HarnessError> {
+fn member_with_a_dead_disk_stops_and_the_others_serve() -> Result<(), HarnessError> {
     if !is_possible() {
         return Ok(());
     }

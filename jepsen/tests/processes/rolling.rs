@@ -18,7 +18,7 @@ use crate::NODE;
 const ELECTION: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_rolling_restart_costs_at_most_one_election_each_and_no_write() -> Result<(), HarnessError> {
+fn rolling_restart_costs_one_election_per_member_and_no_writes() -> Result<(), HarnessError> {
     let cluster = Cluster::of(NODE, Setup { election: ELECTION, ..Cluster::usual(3) })?;
     cluster.start()?;
     cluster.load().more(20)?;

@@ -44,7 +44,7 @@ fn named(name: &str) -> &'static workload::Kind {
 }
 
 #[test]
-fn a_run_with_kills_is_green_and_leaves_a_page() {
+fn run_with_kills_passes_and_writes_a_page() {
     let ran = judged(named("register"), nemesis::named("kill").unwrap(), 3);
     assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
@@ -59,7 +59,7 @@ fn a_run_with_kills_is_green_and_leaves_a_page() {
 }
 
 #[test]
-fn a_lost_write_is_red_and_leaves_its_history() {
+fn lost_write_fails_the_run_and_keeps_its_history() {
     for workload in ["set", "append", "bank", "queue"] {
         let ran = judged(named(workload), &THIEF, 1);
         assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
@@ -106,7 +106,7 @@ impl Workload for Idle {
 }
 
 #[test]
-fn a_run_in_which_nothing_happened_is_invalid() {
+fn run_without_operations_is_invalid() {
     let ran = run(&IDLE, nemesis::named("none").unwrap(), 1);
     let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
     assert!(why.contains("of kind read") && why.contains("ended well while"), "{why}");
@@ -123,7 +123,7 @@ static HARMLESS: workload::Kind = workload::Kind {
 };
 
 #[test]
-fn a_control_that_loses_nothing_is_invalid() {
+fn control_that_does_not_fail_is_invalid() {
     let ran = run(&HARMLESS, nemesis::named("none").unwrap(), 1);
     let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
     assert!(why.starts_with("the control has not failed"), "{why}");
@@ -134,7 +134,7 @@ fn harness(words: &[&str], dir: &Path) -> Output {
 }
 
 #[test]
-fn the_command_line_says_how_it_went_by_its_exit_code() {
+fn exit_code_reports_the_verdict() {
     let dir = tempfile::tempdir().unwrap();
     let run = |seconds: &str| {
         let words = ["run", "--nodes", "1", "--workload", "counter", "--json", "--window", "3"];

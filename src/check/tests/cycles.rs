@@ -68,14 +68,14 @@ fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level)
 }
 
 #[test]
-fn transactions_on_lists_at_each_level() {
+fn list_transactions_are_checked_at_each_level() {
     fixtures::<ListTxn>(include_str!("histories/list_append.txt"), |history, level| {
         cycles::lists(history, level)
     });
 }
 
 #[test]
-fn transactions_on_registers_at_each_level() {
+fn register_transactions_are_checked_at_each_level() {
     fixtures::<RegisterTxn>(include_str!("histories/write_read.txt"), |history, level| {
         cycles::registers(history, level)
     });
@@ -357,7 +357,7 @@ fn kept<M: Sample>(
 }
 
 #[test]
-fn lists_are_judged_as_the_oracles_do() {
+fn list_checker_agrees_with_the_oracles() {
     let scores = scores(&ListAppend, cycles::lists);
     assert_eq!(scores["serializable"].missed, 0, "{scores:?}");
     assert_eq!(scores["strict-serializable"].missed, 0, "{scores:?}");
@@ -367,7 +367,7 @@ fn lists_are_judged_as_the_oracles_do() {
 }
 
 #[test]
-fn registers_are_never_accused_without_reason() {
+fn register_checker_reports_no_false_violations() {
     let scores = scores(&WriteRead, cycles::registers);
     for (level, score) in &scores {
         // What cannot be known of their order hides some.
@@ -417,7 +417,7 @@ fn long(count: u64, keys: u64, values_max: usize) -> Lists {
 }
 
 #[test]
-fn a_hundred_thousand_transactions_are_judged_and_one_wrong_read_is_found() {
+fn one_stale_read_among_100_000_transactions_is_found() {
     let mut history = long(100_000, 20, 60);
     assert_eq!(cycles::lists(&history, Level::StrictSerializable), Verdict::Ok);
     // One in the middle reads what was there long before.
@@ -437,7 +437,7 @@ fn a_hundred_thousand_transactions_are_judged_and_one_wrong_read_is_found() {
 }
 
 #[test]
-fn many_that_miss_each_other_are_judged_soon() {
+fn many_mutual_anti_dependencies_are_checked_quickly() {
     // All read nothing and append: everybody misses everybody.
     let txn = |n: i64| ListTxn(vec![Step::read("x"), appends("y", n)]);
     let other = |n: i64| ListTxn(vec![Step::read("y"), appends("x", n)]);
@@ -452,7 +452,7 @@ fn many_that_miss_each_other_are_judged_soon() {
 }
 
 #[test]
-fn a_value_that_two_wrote_to_one_key_is_undecided() {
+fn value_written_twice_to_one_key_is_undecided() {
     let txn = |key: &str| ListTxn(vec![appends(key, 1)]);
     let ok = |txn| Operation::ok(1, 2, txn, vec![]);
     let history: Lists = vec![ok(txn("x")), ok(txn("y")), ok(txn("x"))];
@@ -467,7 +467,7 @@ fn a_value_that_two_wrote_to_one_key_is_undecided() {
 }
 
 #[test]
-fn what_was_committed_has_one_order_also_where_what_failed_may_be_read() {
+fn read_uncommitted_still_needs_one_order_of_committed_appends() {
     let append = |value| ListTxn(vec![appends("x", value)]);
     let read = |values: &[i64]| {
         let values = vec![list(values.iter().copied())];
@@ -506,7 +506,7 @@ fn what_was_committed_has_one_order_also_where_what_failed_may_be_read() {
 }
 
 #[test]
-fn objects_are_judged_by_themselves() {
+fn objects_are_checked_independently() {
     let read = ListTxn(vec![Step::read("x")]);
     let history: Lists = vec![
         Operation::ok(1, 2, ListTxn(vec![appends("x", 1)]), vec![]).on("a"),
@@ -519,7 +519,7 @@ fn objects_are_judged_by_themselves() {
 }
 
 #[test]
-fn each_step_of_a_circle_says_why() {
+fn each_edge_of_a_cycle_is_explained() {
     let history: Lists = vec![
         Operation::ok(1, 2, ListTxn(vec![appends("x", 1), appends("y", 1)]), vec![]),
         Operation::ok(1, 2, ListTxn(vec![appends("x", 2), appends("y", 2)]), vec![]),
@@ -539,7 +539,7 @@ fn each_step_of_a_circle_says_why() {
 }
 
 #[test]
-fn registers_that_were_written_in_turn_say_why() {
+fn register_cycles_explain_the_write_order() {
     let write = |n: i64| RegisterTxn(vec![Step::write("x", n)]);
     let history: Registers = vec![
         Operation::ok(1, 2, write(1), vec![]),

@@ -38,7 +38,7 @@ fn judged(check: impl Fn(&str) -> Verdict, good: &str, bad: &str) {
 }
 
 #[test]
-fn a_register_in_edn_is_judged() {
+fn edn_register_history_is_checked() {
     let good = r#"
         ; a comment, and a nemesis
         {:type :info, :f :start, :value nil, :process :nemesis, :time 1, :index 0}
@@ -59,7 +59,7 @@ fn a_register_in_edn_is_judged() {
 }
 
 #[test]
-fn many_registers_with_versions_are_told_apart() {
+fn edn_registers_with_versions_are_checked_per_key() {
     let good = "[{:type :invoke, :f :write, :value [\"a\" [nil 1]], :process 0}
         {:type :ok, :f :write, :value [\"a\" [1 1]], :process 0}
         {:type :invoke, :f :write, :value [5 [nil 7]], :process 1}
@@ -82,7 +82,7 @@ fn many_registers_with_versions_are_told_apart() {
 }
 
 #[test]
-fn a_set_in_edn_loses_nothing_and_invents_nothing() {
+fn edn_set_history_is_checked() {
     let good = "{:type :invoke, :f :add, :value 0, :process 0}
         {:type :ok, :f :add, :value 0, :process 0}
         {:type :invoke, :f :add, :value 1, :process 1}
@@ -108,7 +108,7 @@ fn a_set_in_edn_loses_nothing_and_invents_nothing() {
 }
 
 #[test]
-fn lists_in_edn_are_judged_by_what_was_read() {
+fn edn_list_history_is_checked_by_its_reads() {
     let good = "{:type :invoke, :f :txn, :value [[:append :x 1] [:r :y nil]], :process 0}
         {:type :ok, :f :txn, :value [[:append :x 1] [:r :y nil]], :process 0}
         {:type :invoke, :f :txn, :value [[:append :x 2]], :process 1}
@@ -125,7 +125,7 @@ fn lists_in_edn_are_judged_by_what_was_read() {
 }
 
 #[test]
-fn written_and_read_registers_queues_and_locks_in_edn_are_judged() {
+fn edn_register_txn_queue_and_lock_histories_are_checked() {
     let registers = |text: &str| {
         let lines = edn::read::<RegisterTxn>(text.as_bytes(), Dialect::WriteRead).unwrap();
         cycles::registers(&lines.history, Level::StrictSerializable)
@@ -152,7 +152,7 @@ fn written_and_read_registers_queues_and_locks_in_edn_are_judged() {
 }
 
 #[test]
-fn what_is_no_history_is_refused_with_its_line() {
+fn malformed_edn_is_rejected_with_its_line() {
     let cases = [
         ("{:type :invoke", "line 1: what was opened at line 1 is not closed by }"),
         ("\n\n]", "line 3: a ] that closes nothing"),
@@ -203,7 +203,7 @@ fn what_is_no_history_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_whole_number_may_say_that_it_is_one_of_any_size() {
+fn edn_integers_may_have_the_suffix_n() {
     let good = "{:type :invoke, :f :write, :value 7N, :process 0N}
         {:type :ok, :f :write, :value 7N, :process 0}
         {:type :invoke, :f :cas, :value [7 -8N], :process 0}
@@ -214,7 +214,7 @@ fn a_whole_number_may_say_that_it_is_one_of_any_size() {
 }
 
 #[test]
-fn a_set_that_was_read_is_a_collection() {
+fn edn_set_read_must_be_a_collection() {
     for found in ["7", ":x", "\"#{1}\"", "{1 2}", "true"] {
         let text = format!(
             "{{:type :invoke, :f :read, :value nil, :process 0}}
@@ -230,7 +230,7 @@ fn a_set_that_was_read_is_a_collection() {
 }
 
 #[test]
-fn each_map_of_a_vector_has_its_own_line() {
+fn each_map_of_an_edn_vector_keeps_its_line() {
     let text = "; all in one
         [{:type :invoke, :f :write, :value 7, :process 0}
         {:type :ok, :f :write, :value 7, :process 0} #_ {:type
@@ -249,7 +249,7 @@ fn each_map_of_a_vector_has_its_own_line() {
 }
 
 #[test]
-fn forms_that_a_history_does_not_need_are_passed_over() {
+fn unused_edn_forms_are_skipped() {
     let text = "#_{:type :bogus} {:type :invoke, :f :write, :value #inst \"2026\", :process 0,
         :extra #{1.5 \\c true 7/3 10000000000000000000N sym/bol #_ #_ 1 2}} ,,,
         {:f :write :type :ok :process 0 :value \"20\\u0032\\n6\" :nested {:a (1 2 {:b []})}}";

@@ -98,7 +98,7 @@ fn elections() {
 }
 
 #[test]
-fn an_election_without_tokens_asks_for_none() {
+fn election_model_without_fencing_ignores_tokens() {
     let said = r#"{"invoke":1,"complete":2,"outcome":"ok","call":"campaign","candidate":"a","value":"A","token":5}
 {"invoke":3,"complete":4,"outcome":"ok","call":"resign","candidate":"a"}
 {"invoke":5,"complete":6,"outcome":"ok","call":"campaign","candidate":"b","value":"B","token":4}
@@ -115,7 +115,7 @@ fn stores_with_revisions() {
 }
 
 #[test]
-fn stores_by_their_revisions() {
+fn stores_are_checked_by_revision_order() {
     judge(TOTAL, |history| total::check(&Total::default(), history));
     // The search says the same, though perhaps with a shorter reason.
     for section in TOTAL.split("\n## ").skip(1) {
@@ -138,7 +138,7 @@ fn holds() {
 }
 
 #[test]
-fn holds_that_are_shared_delayed_and_seen_by_bad_clocks() {
+fn shared_and_delayed_holds_allow_for_clock_skew() {
     let rules = Holds {
         is_reentrant: true,
         slack: 2,
@@ -150,7 +150,7 @@ fn holds_that_are_shared_delayed_and_seen_by_bad_clocks() {
 }
 
 #[test]
-fn a_lost_hold_keeps_its_tolerance_of_clocks() {
+fn lost_hold_keeps_its_clock_tolerance() {
     let overlapping = r#"{"invoke":10,"complete":20,"outcome":"ok","call":"hold","owner":1,"lost":true}
 {"invoke":19,"complete":30,"outcome":"ok","call":"hold","owner":2}"#;
     let history = lines::read::<HoldCall>(overlapping.as_bytes()).unwrap().history;
@@ -169,7 +169,7 @@ fn leases() {
 }
 
 #[test]
-fn there_are_more_than_a_hundred_of_each() {
+fn each_kind_has_more_than_100_fixtures() {
     let all = [
         REGISTER,
         MUTEX,
@@ -196,7 +196,7 @@ fn complaint<C: Written>(line: &str) -> String {
 }
 
 #[test]
-fn a_bad_line_is_named_with_what_is_wrong_with_it() {
+fn malformed_line_is_named_with_its_error() {
     let table = [
         (
             r#"{"invoke":1"#,
@@ -257,7 +257,7 @@ fn a_bad_line_is_named_with_what_is_wrong_with_it() {
 }
 
 #[test]
-fn a_field_that_stands_twice_is_found_in_a_list_and_not_in_two_objects() {
+fn duplicate_field_is_detected_per_object() {
     let change = |rows: &str| {
         format!(r#"{{"invoke":1,"outcome":"unknown","call":"change","rows":[{rows}]}}"#)
     };
@@ -269,7 +269,7 @@ fn a_field_that_stands_twice_is_found_in_a_list_and_not_in_two_objects() {
 }
 
 #[test]
-fn a_line_without_an_end_is_not_read_into_memory() {
+fn overlong_line_is_not_read_into_memory() {
     let mut text = b"{\"invoke\":1,\"object\":\"".to_vec();
     text.resize(2 * lines::LINE_BYTES_MAX, b'x');
     let error: LineError = lines::read::<RegisterCall>(&text[..]).unwrap_err();

@@ -132,27 +132,27 @@ fn judge(rules: Holds) {
 }
 
 #[test]
-fn holds_are_judged_pair_by_pair() {
+fn holds_agree_with_pairwise_checks() {
     judge(Holds { permits: 2, ..Holds::default() });
 }
 
 #[test]
-fn reentrant_holds_are_judged_pair_by_pair() {
+fn reentrant_holds_agree_with_pairwise_checks() {
     judge(Holds { is_reentrant: true, permits: 2, ..Holds::default() });
 }
 
 #[test]
-fn holds_by_clocks_that_differ_are_judged_pair_by_pair() {
+fn holds_with_clock_skew_agree_with_pairwise_checks() {
     judge(Holds { slack: 2, permits: 2, ..Holds::default() });
 }
 
 #[test]
-fn holds_that_were_lost_are_judged_pair_by_pair_by_clocks_that_differ() {
+fn lost_holds_with_clock_skew_agree_with_pairwise_checks() {
     judge(Holds { slack: 3, lock_delay: 2, permits: 2, ..Holds::default() });
 }
 
 #[test]
-fn holds_after_a_lock_delay_are_judged_pair_by_pair() {
+fn holds_with_a_lock_delay_agree_with_pairwise_checks() {
     let delayed = Holds { lock_delay: 6, drift_percent: 50, ..Holds::default() };
     judge(Holds { slack: 1, permits: 2, ..delayed });
 }

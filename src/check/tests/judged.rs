@@ -77,46 +77,46 @@ pub(super) fn let_off<M: Model>(
 }
 
 #[test]
-fn registers_are_judged_as_the_oracle_does() {
+fn register_checker_agrees_with_the_oracle() {
     judge(&Register::default());
 }
 
 #[test]
-fn a_register_with_a_first_value_is_judged_as_the_oracle_does() {
+fn register_with_initial_value_agrees_with_the_oracle() {
     judge(&Register { first: Some(1.into()) });
 }
 
 #[test]
-fn mutexes_are_judged_as_the_oracle_does() {
+fn mutex_checker_agrees_with_the_oracle() {
     judge(&Mutex::default());
 }
 
 #[test]
-fn reentrant_mutexes_are_judged_as_the_oracle_does() {
+fn reentrant_mutex_checker_agrees_with_the_oracle() {
     judge(&Mutex { holds_max: 2, is_fenced: false });
 }
 
 #[test]
-fn fenced_mutexes_are_judged_as_the_oracle_does() {
+fn fenced_mutex_checker_agrees_with_the_oracle() {
     judge(&Mutex { holds_max: 1, is_fenced: true });
 }
 
 #[test]
-fn reentrant_fenced_mutexes_are_judged_as_the_oracle_does() {
+fn reentrant_fenced_mutex_checker_agrees_with_the_oracle() {
     judge(&Mutex { holds_max: 2, is_fenced: true });
 }
 
 #[test]
-fn semaphores_are_judged_as_the_oracle_does() {
+fn semaphore_checker_agrees_with_the_oracle() {
     judge(&Semaphore { permits: 2 });
 }
 
 #[test]
-fn queues_are_judged_as_the_oracle_does() {
+fn queue_checker_agrees_with_the_oracle() {
     judge(&Queue);
 }
 
 #[test]
-fn stores_with_revisions_are_judged_as_the_oracle_does() {
+fn revision_store_checker_agrees_with_the_oracle() {
     judge(&Kv::default());
 }

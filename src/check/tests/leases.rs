@@ -158,16 +158,16 @@ fn judge(rules: Leases) {
 }
 
 #[test]
-fn leases_are_judged_life_by_life() {
+fn lease_checker_agrees_with_a_check_per_incarnation() {
     judge(Leases::default());
 }
 
 #[test]
-fn leases_by_clocks_that_drift_are_judged_life_by_life() {
+fn lease_checker_allows_for_clock_drift() {
     judge(Leases { drift_percent: 40, ..Leases::default() });
 }
 
 #[test]
-fn leases_by_clocks_that_differ_are_judged_life_by_life() {
+fn lease_checker_allows_for_clock_offset() {
     judge(Leases { slack: 2, ..Leases::default() });
 }

@@ -30,7 +30,7 @@ fn crowd(count: i64) -> Registers {
 }
 
 #[test]
-fn a_budget_that_ends_is_undecided_and_no_pass() {
+fn exhausted_budget_is_undecided() {
     let history = crowd(12);
     let judged = |budget: Budget<'_>| linear::check(&Register::default(), &history, budget);
     let budget = Budget::default();
@@ -52,7 +52,7 @@ fn a_budget_that_ends_is_undecided_and_no_pass() {
 }
 
 #[test]
-fn a_violation_beside_an_undecided_object_is_a_violation() {
+fn violation_outweighs_an_undecided_object() {
     let mut history = crowd(12);
     history.push(Operation::ok(1, 2, RegisterCall::Read, saw(5)).on("other"));
     let budget = Budget { steps: 1000, ..Budget::default() };
@@ -62,7 +62,7 @@ fn a_violation_beside_an_undecided_object_is_a_violation() {
 }
 
 #[test]
-fn objects_do_not_order_each_other() {
+fn objects_impose_no_order_on_each_other() {
     let history = vec![
         Operation::ok(1, 2, write(1), RegisterReply::Written).on("x"),
         Operation::ok(3, 4, RegisterCall::Read, RegisterReply::Read(None)).on("y"),
@@ -71,7 +71,7 @@ fn objects_do_not_order_each_other() {
 }
 
 #[test]
-fn a_long_history_is_judged_and_its_one_fault_is_found() {
+fn single_fault_in_a_long_history_is_found() {
     const COUNT: i64 = 4_000;
     let mut random = Random(7);
     // Five at a time, and each read sees the write before it.
@@ -98,7 +98,7 @@ fn a_long_history_is_judged_and_its_one_fault_is_found() {
 }
 
 #[test]
-fn many_unknown_writes_that_nobody_saw_cost_nothing() {
+fn unobserved_unknown_writes_are_cheap() {
     let mut history: Registers = (0..500).map(|n| Operation::unknown(n, write(n as i64))).collect();
     history.push(Operation::ok(600, 601, write(-1), RegisterReply::Written));
     history.push(Operation::ok(602, 603, RegisterCall::Read, saw(7)));
@@ -110,7 +110,7 @@ fn many_unknown_writes_that_nobody_saw_cost_nothing() {
 }
 
 #[test]
-fn a_verdict_is_the_same_every_time() {
+fn verdict_is_deterministic() {
     let model = Register::default();
     for seed in 0..200 {
         let history = small::history(&model, &mut Random(seed), 12);
@@ -120,7 +120,7 @@ fn a_verdict_is_the_same_every_time() {
 }
 
 #[test]
-fn nothing_is_fine_and_so_is_what_failed() {
+fn empty_or_failed_history_is_ok() {
     let model = Register::default();
     assert_eq!(linear::check(&model, &Registers::new(), Budget::default()), Verdict::Ok);
     let history = vec![Operation::failed(1, write(1)), Operation::unknown(2, write(2))];

@@ -59,7 +59,7 @@ fn assert_is_well_formed(html: &str) {
 
 /// The golden page, `violation.html` beside this file, for people to look at.
 #[test]
-fn a_page_is_the_same_bytes_every_time() {
+fn page_is_deterministic() {
     let html = Page::new("a register").lines(&[1, 2, 3, 5, 8, 13]).of(&stale(), &reason(&stale()));
     assert_is_well_formed(&html);
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/src/check/tests/violation.html");
@@ -72,7 +72,7 @@ fn a_page_is_the_same_bytes_every_time() {
 }
 
 #[test]
-fn each_operation_is_drawn_with_what_is_known_of_it() {
+fn each_operation_is_drawn_with_its_details() {
     let html = Page::new("a register").of(&stale(), &reason(&stale()));
     let bar = |index: usize| {
         let from = html.find(&format!("<a href=\"#o{index}\" class=\"bar")).unwrap();
@@ -93,7 +93,7 @@ fn each_operation_is_drawn_with_what_is_known_of_it() {
 }
 
 #[test]
-fn what_a_history_holds_stays_text() {
+fn page_escapes_the_content_of_a_history() {
     let evil = "</title><script>alert(1)</script>\"'&\u{202e}\u{0}";
     let value = |text: &str| RegisterCall::Write(Some(text.into()));
     let history = vec![
@@ -117,7 +117,7 @@ fn a_page_needs_no_network() {
 }
 
 #[test]
-fn of_a_long_history_a_window_is_drawn_and_that_is_said() {
+fn long_history_is_drawn_as_a_window_with_a_note() {
     let mut history = Registers::new();
     for n in 0..5_000 {
         let at = 10 * n as u64;
@@ -151,7 +151,7 @@ fn of_a_long_history_a_window_is_drawn_and_that_is_said() {
 }
 
 #[test]
-fn a_circle_is_drawn_with_its_arrows() {
+fn cycle_is_drawn_with_arrows() {
     let txn = |read: &str, write: &str| ListTxn(vec![Step::read(read), Step::write(write, 1)]);
     let history = vec![
         Operation::ok(1, 9, txn("x", "y"), vec![vec![]]).by(1),

@@ -108,22 +108,22 @@ fn judge(model: &Honest, operations_max: u64) {
 }
 
 #[test]
-fn revisions_say_what_the_search_says() {
+fn revision_checker_agrees_with_the_search() {
     judge(&Honest { kv: Kv::default(), says_modified: true }, 7);
 }
 
 #[test]
-fn revisions_say_what_the_search_says_of_longer_histories() {
+fn revision_checker_agrees_with_the_search_on_longer_histories() {
     judge(&Honest { kv: Kv::default(), says_modified: true }, 16);
 }
 
 #[test]
-fn revisions_say_what_the_search_says_where_only_values_are_read() {
+fn revision_checker_agrees_with_the_search_on_values_only() {
     judge(&Honest { kv: Kv::default(), says_modified: false }, 7);
 }
 
 #[test]
-fn a_store_is_judged_from_any_first_revision() {
+fn store_may_start_at_any_revision() {
     judge(&Honest { kv: Kv { first: 1 }, says_modified: true }, 5);
 }
 
@@ -183,7 +183,7 @@ pub(crate) fn long_run(operations: usize, unknown: u64) -> Store {
 }
 
 #[test]
-fn a_long_run_passes_and_its_one_stale_read_is_found() {
+fn stale_read_in_a_long_run_is_found() {
     let mut history = long_run(50_000, 4);
     let unsure = history.iter().filter(|one| matches!(one.outcome, Outcome::Unknown { .. }));
     assert!(unsure.count() > 500);
@@ -218,7 +218,7 @@ fn a_long_run_passes_and_its_one_stale_read_is_found() {
 }
 
 #[test]
-fn revisions_of_others_are_theirs_if_they_are_allowed() {
+fn foreign_revisions_are_accepted_only_if_allowed() {
     let put = |revision| KvReply { seen: Seen::Written, revision: Some(revision) };
     let call = KvCall::Put { key: "a".into(), value: 1.into() };
     let history = vec![

@@ -189,7 +189,7 @@ fn spoil(random: &mut Random, history: &mut Recorded) -> Option<&'static str> {
 }
 
 #[test]
-fn a_run_passes_and_with_one_fault_it_does_not() {
+fn valid_watch_run_passes_and_each_fault_fails() {
     let mut spoilt: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in 0..RUNS {
         let random = &mut Random(seed * 1_000_003);
@@ -215,7 +215,7 @@ fn among_others(lines: &str) -> crate::check::Verdict {
 }
 
 #[test]
-fn a_value_before_may_be_that_of_others_unless_the_stream_saw_what_was_there() {
+fn previous_value_may_be_foreign_unless_the_stream_saw_it() {
     let seen = |start: u64, told: &str, previous: &str| {
         among_others(&format!(
             r#"{{"invoke":1,"complete":2,"outcome":"ok","call":"change","rows":[{{"key":"a","value":5}}],"revision":8}}
@@ -238,7 +238,7 @@ fn a_value_before_may_be_that_of_others_unless_the_stream_saw_what_was_there() {
 }
 
 #[test]
-fn a_deletion_of_what_others_may_have_deleted_is_owed_once_it_was_told() {
+fn possible_foreign_deletion_is_required_once_reported() {
     let deleted = |other: &str| {
         among_others(&format!(
             r#"{{"invoke":1,"complete":2,"outcome":"ok","call":"change","rows":[{{"key":"a","value":5}}],"revision":8}}

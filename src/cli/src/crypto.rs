@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_good_for_its_key_and_message_only() {
+    fn signature_verifies_only_its_key_and_message() {
         let keys = [1, 2].map(|byte| {
             let mut scalar = [0; SCALAR_BYTES];
             scalar[SCALAR_BYTES - 1] = byte;

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_with_a_value_is_there_or_it_is_not() {
+    fn boolean_flag_accepts_an_explicit_value() {
         let command = crate::command();
         for (line, expected) in [
             ("get k --prefix=true", "get k --prefix"),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commands_name_may_be_cut_short_where_it_is_the_only_one_that_begins_so() {
+    fn command_names_accept_unique_prefixes() {
         for (line, expected) in [
             ("pu k v", Ok("put")),
             ("me l", Ok("member list")),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_flag_that_is_given_twice_the_last_one_counts() {
+    fn last_value_of_a_repeated_flag_wins() {
         let line = "--hex --endpoints a get k --limit 1 --prefix --limit 2 --prefix --endpoints b --hex=false";
         let mut command = crate::command();
         let matches = command.try_get_matches_from_mut(plain(&command, words(line))).unwrap();

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_number_is_called_so() {
+    fn invalid_number_is_named() {
         let text_of = text(&["bowline", "get", "a", "--limit", "ten"]);
         assert!(text_of.contains("'ten'") && text_of.contains("not a whole number"), "{text_of}");
         let text_of = text(&["bowline", "get", "a", "--limit", "99999999999999999999"]);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guessed_option_gets_the_right_one_as_a_tip() {
+    fn unknown_option_gets_a_suggestion() {
         let text_of = text(&["bowline", "put", "a", "b", "--ttl", "5"]);
         assert!(text_of.contains("bowline lease grant 60"), "{text_of}");
         assert!(!text_of.contains("-- --ttl"), "{text_of}");

@@ -65,7 +65,7 @@ fn parts(output: &Output) -> (Option<i32>, &str, &str) {
 }
 
 #[test]
-fn a_possible_history_is_ok() {
+fn valid_history_is_ok() {
     let place = Place::new("fine").with("h.jsonl", FINE);
     let output = place.run("h.jsonl --model register");
     assert_eq!(parts(&output), (Some(0), "          ok 2 operations, linearizable\n", ""));
@@ -108,7 +108,7 @@ fn a_history_is_read_from_standard_input() {
 }
 
 #[test]
-fn a_page_is_made_of_a_violation() {
+fn violation_writes_a_page() {
     let place = Place::new("page").with("h.jsonl", STALE).with("fine.jsonl", FINE);
     let output = place.run("h.jsonl --model register --page why.html");
     assert_eq!(output.status.code(), Some(1));
@@ -125,7 +125,7 @@ fn a_page_is_made_of_a_violation() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_with_what_to_do() {
+fn unreadable_input_is_named_with_a_hint() {
     let place = Place::new("unreadable").with("h.jsonl", STALE);
     let table = [
         ("none.jsonl --model register", "", "error: none.jsonl: cannot open: No such file"),
@@ -166,7 +166,7 @@ fn what_cannot_be_read_is_named_with_what_to_do() {
 }
 
 #[test]
-fn wrong_arguments_are_refused_with_what_there_is() {
+fn invalid_arguments_list_the_valid_ones() {
     let place = Place::new("usage").with("h.jsonl", FINE);
     let table = [
         ("h.jsonl", "--model"),
@@ -192,7 +192,7 @@ fn wrong_arguments_are_refused_with_what_there_is() {
 }
 
 #[test]
-fn a_budget_that_ends_is_undecided_and_no_pass() {
+fn budget_exhaustion_is_undecided_and_exits_with_3() {
     let mut history = String::new();
     for n in 0..12 {
         let write = r#""invoke":1,"complete":100,"outcome":"ok","call":"write""#;
@@ -216,7 +216,7 @@ fn a_budget_that_ends_is_undecided_and_no_pass() {
 }
 
 #[test]
-fn a_history_that_says_nothing_is_undecided_and_no_pass() {
+fn history_without_answers_is_undecided() {
     let place = Place::new("nothing")
         .with("empty.jsonl", "")
         .with("words.jsonl", "# nobody called anything\n\n")
@@ -252,7 +252,7 @@ fn a_history_that_says_nothing_is_undecided_and_no_pass() {
 }
 
 #[test]
-fn a_map_without_its_process_is_an_error_and_not_passed_over() {
+fn map_without_a_process_is_an_error() {
     let said = "{:type :invoke, :f :write, :value 1, :client 0}\n{:type :ok, :f :write, :value 1, :client 0}";
     let place = Place::new("process").with("h.edn", said);
     let output = place.run("h.edn --model register");
@@ -262,7 +262,7 @@ fn a_map_without_its_process_is_an_error_and_not_passed_over() {
 }
 
 #[test]
-fn transactions_are_judged_at_the_level_that_is_asked_for() {
+fn transactions_are_checked_at_the_requested_level() {
     let skew = r#"{"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","x"],["append","y",1]],"results":[[]]}
 {"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","y"],["append","x",1]],"results":[[]]}
 "#;
@@ -281,7 +281,7 @@ fn transactions_are_judged_at_the_level_that_is_asked_for() {
 }
 
 #[test]
-fn a_hold_or_a_lead_without_a_token_is_an_error_where_there_are_tokens() {
+fn missing_token_is_an_error_where_other_lines_have_tokens() {
     let ok = r#""invoke":1,"complete":2,"outcome":"ok""#;
     let acquired = format!("# a lock\n{{{ok},\"call\":\"acquire\",\"owner\":1}}\n");
     let elected = format!("\n{{{ok},\"call\":\"campaign\",\"candidate\":1,\"value\":1}}\n");
@@ -318,7 +318,7 @@ fn a_hold_or_a_lead_without_a_token_is_an_error_where_there_are_tokens() {
 }
 
 #[test]
-fn sessions_are_judged_where_each_line_says_whose_it_is() {
+fn session_order_is_checked_only_with_processes() {
     let said = r#"{"process":0,"invoke":1,"complete":2,"outcome":"ok","call":"txn","steps":[["append","x",1]]}
 {"invoke":3,"complete":4,"outcome":"ok","call":"txn","steps":[["read","x"]],"results":[[]]}
 "#;
@@ -345,7 +345,7 @@ fn sessions_are_judged_where_each_line_says_whose_it_is() {
 }
 
 #[test]
-fn transactions_of_which_none_read_are_undecided_and_no_pass() {
+fn transactions_without_reads_are_undecided() {
     let added = "{:type :invoke, :f :add, :value 0, :process 0}\n{:type :ok, :f :add, :value 0, :process 0}\n\
         {:type :invoke, :f :read, :value nil, :process 1}\n";
     let appended =
@@ -381,7 +381,7 @@ fn transactions_of_which_none_read_are_undecided_and_no_pass() {
 
 /// Each model accepts a history in its format and checks it.
 #[test]
-fn each_model_judges_a_history_of_its_own() {
+fn each_model_checks_its_own_history() {
     let ok =
         |fields: &str| format!("{{\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",{fields}}}\n");
     let table = [
@@ -443,7 +443,7 @@ fn each_model_judges_a_history_of_its_own() {
 
 /// Models that need several lines: each history passes with its options, and fails without them.
 #[test]
-fn what_is_judged_by_the_clock_takes_what_is_promised_from_the_options() {
+fn clock_models_take_their_bounds_from_the_options() {
     let ok = |fields: &str, invoke: u64, complete: u64| {
         format!("{{\"invoke\":{invoke},\"complete\":{complete},\"outcome\":\"ok\",{fields}}}\n")
     };
@@ -472,7 +472,7 @@ fn what_is_judged_by_the_clock_takes_what_is_promised_from_the_options() {
 }
 
 #[test]
-fn a_history_of_jepsens_is_judged() {
+fn jepsen_history_is_checked() {
     let edn = "{:type :invoke, :f :write, :value 7, :process 0, :time 1, :index 0}
 {:type :ok, :f :write, :value 7, :process 0, :time 2, :index 1}
 {:type :invoke, :f :read, :value nil, :process 1, :time 3, :index 2}

@@ -101,7 +101,7 @@ fn run_page(page: &str, place: &Place, expected: usize) {
 }
 
 #[test]
-fn the_commands_of_the_page_about_backups_do_what_it_says() {
+fn commands_of_the_backup_page_work() {
     let place = Place::new("backup-page").with_data();
     run_page(include_str!("../../../docs/operating/backup.md"), &place, 8);
     let of = |name: &str| place.json(&["inspect", "--json", name]);
@@ -117,7 +117,7 @@ fn the_commands_of_the_page_about_backups_do_what_it_says() {
 }
 
 #[test]
-fn the_commands_of_the_page_about_recovery_do_what_it_says() {
+fn commands_of_the_recovery_page_work() {
     let place = Place::new("recovery-page").with_data();
     run_page(include_str!("../../../docs/operating/recovery.md"), &place, 5);
     let made = place.json(&["inspect", "--json", "new/a"]);
@@ -126,7 +126,7 @@ fn the_commands_of_the_page_about_recovery_do_what_it_says() {
 }
 
 #[test]
-fn what_the_commands_say_is_what_is_there() {
+fn snapshot_and_inspect_print_the_actual_contents() {
     let place = Place::new("words").with_data();
     let backup = place.json(&["snapshot", "status", "orders.backup", "--json"]);
     assert_eq!(
@@ -199,7 +199,7 @@ fn three_members_restored_by_the_command_are_a_cluster() {
 }
 
 #[test]
-fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
+fn failed_commands_explain_themselves_and_set_the_exit_code() {
     let place = Place::new("refused").with_data();
     let mut bytes = fs::read(place.at("orders.backup")).unwrap();
     let middle = bytes.len() / 2;
@@ -244,7 +244,7 @@ fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
 }
 
 #[test]
-fn a_damaged_directory_is_told_as_far_as_it_can_be() {
+fn damaged_directory_is_inspected_as_far_as_possible() {
     let place = Place::new("damaged").with_data();
     assert_eq!(
         place

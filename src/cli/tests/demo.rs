@@ -79,7 +79,7 @@ fn eventually(what: &str, mut met: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_short_demo_proves_its_claims_and_leaves_nothing_behind() {
+fn short_demo_proves_its_claims_and_cleans_up() {
     let place = Place::new("short");
     let output = demo(&place, &["--seconds", "6", "--seed", "7", "--json"]).output().unwrap();
     let events = events(&output);
@@ -119,7 +119,7 @@ fn a_short_demo_proves_its_claims_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_single_process_comes_back_and_keeps_its_files_if_told_to() {
+fn single_process_demo_recovers_and_keeps_its_files_on_request() {
     let place = Place::new("single");
     let dir = place.at("new/dir");
     let arguments = ["--nodes", "1", "--seconds", "1", "--keep", "--dir", dir.to_str().unwrap()];
@@ -136,7 +136,7 @@ fn a_single_process_comes_back_and_keeps_its_files_if_told_to() {
 }
 
 #[test]
-fn wrong_arguments_are_explained_and_end_with_2() {
+fn invalid_arguments_are_explained_and_exit_with_2() {
     let place = Place::new("wrong");
     fs::write(place.at("mine"), "x").unwrap();
     let full = place.0.path().to_str().unwrap();
@@ -161,7 +161,7 @@ fn wrong_arguments_are_explained_and_end_with_2() {
 }
 
 #[test]
-fn help_is_no_failure_and_names_every_option() {
+fn help_succeeds_and_names_every_option() {
     let place = Place::new("help");
     let output = demo(&place, &["--help"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0));

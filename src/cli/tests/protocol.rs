@@ -25,7 +25,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn the_generated_code_is_what_the_protocol_files_say() {
+fn generated_code_matches_the_protocol_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (protos, committed) = (root.join("proto"), root.join("src/generated"));
     let descriptors = protox::compile(FILES, [&protos]).unwrap();

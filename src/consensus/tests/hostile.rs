@@ -64,7 +64,7 @@ fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, Gate
 type Judge = fn(&GateRejection) -> bool;
 
 #[test]
-fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
+fn messages_that_would_break_raft_are_rejected_without_effect() {
     use GateRejection as R;
     use MessageType as M;
     type Change = fn(&mut Message);
@@ -320,7 +320,7 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn kinds_that_do_not_cross_the_wire_are_refused() {
+fn local_message_kinds_are_rejected_from_the_wire() {
     use MessageType as M;
     let kinds = [
         M::MsgHup,
@@ -344,21 +344,21 @@ fn kinds_that_do_not_cross_the_wire_are_refused() {
 }
 
 #[test]
-fn a_message_for_somebody_else_is_refused() {
+fn message_for_another_member_is_rejected() {
     let mut world = world();
     let stray = wire::encode(&message(MessageType::MsgHeartbeat, |m| m.to = 3));
     assert_eq!(world.at(2).step(node(1), stray), Err(GateRejection::Addressee { to: 3 }));
 }
 
 #[test]
-fn a_member_does_not_talk_to_itself_over_the_wire() {
+fn message_from_oneself_is_rejected() {
     let mut world = world();
     let own = message(MessageType::MsgAppendResponse, |m| (m.from, m.to, m.index) = (1, 1, 4));
     assert_eq!(step(&mut world, 1, &own), Err(GateRejection::Oneself));
 }
 
 #[test]
-fn one_that_has_joined_meanwhile_is_believed_whatever_it_says() {
+fn unknown_newer_leader_is_accepted() {
     // A member that was away does not know the current members: the fifth has joined, or the
     // fourth, which it knows as a learner, was promoted, and this member leads now.
     for leader in [4, 5] {
@@ -371,7 +371,7 @@ fn one_that_has_joined_meanwhile_is_believed_whatever_it_says() {
 }
 
 #[test]
-fn a_second_leader_of_one_term_is_refused_by_the_first_and_by_its_followers() {
+fn second_leader_of_a_term_is_rejected() {
     use MessageType as M;
     for kind in [M::MsgHeartbeat, M::MsgAppend, M::MsgSnapshot, M::MsgTimeoutNow] {
         for to in [1, 2] {
@@ -384,7 +384,7 @@ fn a_second_leader_of_one_term_is_refused_by_the_first_and_by_its_followers() {
 }
 
 #[test]
-fn an_acknowledgement_of_entries_that_do_not_exist_is_refused() {
+fn acknowledgement_of_nonexistent_entries_is_rejected() {
     let mut world = world();
     let ack = message(MessageType::MsgAppendResponse, |m| (m.from, m.to, m.index) = (2, 1, 5));
     let rejection = GateRejection::Number { name: "acknowledged index", value: 5 };
@@ -392,7 +392,7 @@ fn an_acknowledgement_of_entries_that_do_not_exist_is_refused() {
 }
 
 #[test]
-fn a_heartbeat_that_knows_of_entries_lost_here_stops_this_member() {
+fn heartbeat_that_proves_lost_entries_stops_the_member() {
     let mut world = world();
     let heartbeat = message(MessageType::MsgHeartbeat, |m| m.commit = 5);
     let rejection = step(&mut world, 1, &heartbeat).unwrap_err();
@@ -403,7 +403,7 @@ fn a_heartbeat_that_knows_of_entries_lost_here_stops_this_member() {
 }
 
 #[test]
-fn a_follower_whose_synced_entries_are_gone_finds_out_by_the_leaders_heartbeat() {
+fn follower_detects_lost_synced_entries_from_a_heartbeat() {
     let mut world = world();
     world.crash(node(2), 0);
     {
@@ -422,7 +422,7 @@ fn a_follower_whose_synced_entries_are_gone_finds_out_by_the_leaders_heartbeat()
 }
 
 #[test]
-fn an_append_whose_commit_index_is_far_ahead_is_normal() {
+fn append_with_a_high_commit_index_is_accepted() {
     let mut world = world();
     let ahead = message(MessageType::MsgAppend, |m| {
         m.set_entries(entries(&[(5, 2)]).into());
@@ -433,7 +433,7 @@ fn an_append_whose_commit_index_is_far_ahead_is_normal() {
 }
 
 #[test]
-fn garbage_is_refused() {
+fn garbage_is_rejected() {
     let mut world = world();
     for bytes in [&b""[..], b"\x00", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 100]] {
         let rejection = world.at(2).step(node(1), bytes.to_vec().into()).unwrap_err();
@@ -447,7 +447,7 @@ fn garbage_is_refused() {
 
 /// Changes bytes of real messages. No accepted message may cause a panic.
 #[test]
-fn real_messages_with_changed_bytes_never_panic() {
+fn mutated_messages_never_panic() {
     let mut rng = 1;
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..30 {
@@ -488,7 +488,7 @@ fn real_messages_with_changed_bytes_never_panic() {
 
 /// Sends messages with values close to interesting ones.
 #[test]
-fn made_up_messages_of_all_kinds_never_panic() {
+fn generated_messages_never_panic() {
     use MessageType as M;
     let kinds = [
         M::MsgAppend,

@@ -38,7 +38,7 @@ fn work(consensus: &mut Consensus, writer: &mut Writer) -> Vec<wal::Entry> {
 }
 
 #[test]
-fn what_was_committed_is_handed_out_again_after_every_restart() {
+fn committed_entries_are_delivered_again_after_each_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut written = Vec::new();
     for life in 0..4 {

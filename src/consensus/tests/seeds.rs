@@ -257,7 +257,7 @@ fn run_all(seeds: std::ops::Range<u64>, changing: bool) -> Outcome {
 }
 
 #[test]
-fn whatever_happens_what_is_committed_stays_and_nothing_is_promised_before_it_is_durable() {
+fn committed_entries_survive_and_promises_wait_for_durability() {
     let sum = run_all(0..SEEDS, false);
     // A run without events would prove nothing.
     let seeds = SEEDS as usize;
@@ -267,7 +267,7 @@ fn whatever_happens_what_is_committed_stays_and_nothing_is_promised_before_it_is
 }
 
 #[test]
-fn members_come_and_go_logs_are_cut_and_still_nothing_is_lost() {
+fn committed_entries_survive_membership_changes_and_log_truncation() {
     let sum = run_all(0..CHANGING_SEEDS, true);
     let seeds = CHANGING_SEEDS as usize;
     assert!(sum.committed > 15 * seeds, "{} entries committed", sum.committed);

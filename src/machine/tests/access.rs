@@ -139,7 +139,7 @@ fn administration() -> Vec<Command> {
 }
 
 #[test]
-fn every_command_needs_exactly_the_rights_to_what_it_touches() {
+fn every_command_needs_exactly_the_rights_to_its_keys() {
     // For each key: no rights, read, write, both.
     let rights = [None, Some(Rights::Read), Some(Rights::Write), Some(Rights::ReadWrite)];
     let (mut allowed, mut denied) = (0, 0);
@@ -214,7 +214,7 @@ fn same(world: &World) -> World {
 }
 
 #[test]
-fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
+fn lease_with_many_keys_is_authorized_once_per_transaction() {
     const KEYS: usize = 20_000;
     let (mut world, _, lease) = guarded();
     let mine = KeyRange::prefix("mine/");
@@ -248,7 +248,7 @@ fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
 }
 
 #[test]
-fn root_and_the_program_itself_may_do_everything() {
+fn root_and_the_local_program_may_do_everything() {
     let (mut world, lease, bare) = guarded();
     let root = Caller { user: Some(text(ROOT)), ..ann(&world) };
     for (name, command, _) in commands(lease, bare) {
@@ -263,7 +263,7 @@ fn root_and_the_program_itself_may_do_everything() {
 }
 
 #[test]
-fn users_are_in_the_digest_and_travel_with_the_state() {
+fn users_are_in_the_digest_and_the_snapshot() {
     let (mut world, ..) = guarded();
     let before = world.machine.digest();
     let mut other = same(&world);
@@ -277,7 +277,7 @@ fn users_are_in_the_digest_and_travel_with_the_state() {
 }
 
 #[test]
-fn what_was_handed_out_to_users_is_void_where_a_backup_begins_another_cluster() {
+fn restore_into_a_new_cluster_invalidates_user_tokens() {
     let (world, ..) = guarded();
     let before = world.reader.access();
     let how = Reseed { members: Members::default(), revision_jump: 1_000 };

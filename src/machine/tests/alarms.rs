@@ -20,7 +20,7 @@ fn corrupt() -> Alarm {
 }
 
 #[test]
-fn the_digest_tells_of_each_alarm_and_nothing_of_those_that_were() {
+fn digest_covers_active_alarms_only() {
     let (mut world, mut other) = (World::new(), World::new());
     let mut digests = BTreeSet::new();
     for alarm in [FULL, corrupt(), Alarm { member: Some(node(9)), ..FULL }] {
@@ -34,7 +34,7 @@ fn the_digest_tells_of_each_alarm_and_nothing_of_those_that_were() {
 }
 
 #[test]
-fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
+fn request_rejected_by_an_alarm_has_no_effect() {
     let mut world = World::new();
     world.put("a", "1");
     change(&mut world, AlarmChange::Raise(FULL));
@@ -59,7 +59,7 @@ fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
 }
 
 #[test]
-fn a_state_travels_with_its_alarms_and_one_that_begins_a_new_cluster_has_none() {
+fn snapshot_keeps_alarms_and_a_new_cluster_drops_them() {
     let mut world = World::new();
     world.put("a", "1");
     change(&mut world, AlarmChange::Raise(FULL));
@@ -91,7 +91,7 @@ fn a_state_travels_with_its_alarms_and_one_that_begins_a_new_cluster_has_none() 
 }
 
 #[test]
-fn whoever_is_not_root_raises_and_ends_nothing_and_is_told_so_before_what_stands() {
+fn only_root_changes_alarms_and_permission_is_checked_first() {
     let mut world = World::new();
     let text = |text: &str| text.to_owned();
     for made in [

@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
+fn compaction_keeps_reads_and_watches_at_its_revision() {
     let mut world = World::with(MachineOptions { sweep_rows: 0, ..MachineOptions::default() });
     world.put("gone", "1"); // 2
     world.put("kept", "1"); // 3
@@ -49,7 +49,7 @@ fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
 }
 
 #[test]
-fn the_sweep_gives_everything_back_and_waits_for_readers() {
+fn sweep_frees_all_garbage_and_yields_to_readers() {
     let mut world = World::with(MachineOptions { sweep_rows: 0, ..MachineOptions::default() });
     for round in 0..20 {
         for key in 0..50 {
@@ -92,7 +92,7 @@ fn the_sweep_keeps_up_with_the_writes() {
 }
 
 #[test]
-fn replicas_that_applied_the_same_have_the_same_digest_and_others_do_not() {
+fn replicas_with_equal_state_have_equal_digests() {
     let run = |sweep_rows, last: &str| {
         let mut world = World::with(MachineOptions { sweep_rows, ..MachineOptions::default() });
         let lease = world.grant(None);
@@ -123,7 +123,7 @@ fn replicas_that_applied_the_same_have_the_same_digest_and_others_do_not() {
 }
 
 #[test]
-fn a_row_that_rots_in_memory_is_named() {
+fn row_corrupted_in_memory_is_named() {
     for bytes in [10, 5000] {
         let mut world = World::new();
         for number in 0..1000 {

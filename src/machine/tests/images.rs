@@ -33,7 +33,7 @@ fn an_empty_store_is_restored() {
 }
 
 #[test]
-fn a_restored_store_counts_its_bytes_anew_and_right() {
+fn restored_store_recounts_its_bytes_correctly() {
     let mut world = founded();
     for number in 0..40 {
         world.put(&format!("k{}", number % 7), &"x".repeat(number * 60));
@@ -51,7 +51,7 @@ fn a_restored_store_counts_its_bytes_anew_and_right() {
 
 /// An image contains rows that have been swept, or may be swept while it is read.
 #[test]
-fn an_image_is_as_it_was_taken_whatever_is_written_compacted_and_swept_meanwhile() {
+fn image_is_unaffected_by_later_writes_and_compactions() {
     for bytes_max in [1, 500, 20_000] {
         let mut world = founded();
         for number in 0..700 {
@@ -84,7 +84,7 @@ fn an_image_is_as_it_was_taken_whatever_is_written_compacted_and_swept_meanwhile
 }
 
 #[test]
-fn a_row_that_has_rotten_is_not_copied() {
+fn corrupted_row_is_not_copied() {
     let mut world = founded();
     world.put("a", "1");
     world.put("b", "2");
@@ -96,7 +96,7 @@ fn a_row_that_has_rotten_is_not_copied() {
 }
 
 #[test]
-fn what_has_changed_in_memory_beside_the_rows_is_not_copied() {
+fn corrupted_state_outside_the_rows_is_not_copied() {
     type Change = fn(&mut World);
     let lease: Change = |world| world.machine.rot_lease();
     let member: Change = |world| world.machine.members = Arc::default();
@@ -116,7 +116,7 @@ fn what_has_changed_in_memory_beside_the_rows_is_not_copied() {
 }
 
 #[test]
-fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
+fn state_that_differs_from_its_digest_is_not_restored() {
     let mut world = founded();
     world.put("a", "1");
     let (head, mut pieces) = pieces(world.machine.image(), 100);
@@ -129,7 +129,7 @@ fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
 }
 
 #[test]
-fn an_image_that_was_let_go_keeps_nothing_and_says_so() {
+fn released_image_keeps_no_rows_and_returns_an_error() {
     let mut world = World::new();
     for _ in 0..50 {
         world.put("k", "v");
@@ -153,7 +153,7 @@ fn an_image_that_was_let_go_keeps_nothing_and_says_so() {
 }
 
 #[test]
-fn an_image_of_a_state_that_was_replaced_says_so() {
+fn image_of_a_replaced_state_returns_an_error() {
     let mut world = founded();
     world.put("a", "1");
     let mut image = world.machine.image();
@@ -224,7 +224,7 @@ impl Drop for Done<'_> {
 }
 
 #[test]
-fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
+fn readers_never_see_a_mix_of_two_states_during_install() {
     let mut leader = founded();
     let lease = leader.grant(None);
     let mut follower = Machine::new(MachineOptions::default());
@@ -295,7 +295,7 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
 
 /// Whatever replaces a state must be rejected, or be a valid state.
 #[test]
-fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
+fn misordered_snapshot_records_never_panic() {
     let mut world = founded();
     let lease = world.grant(None);
     for number in 0..30 {
@@ -355,7 +355,7 @@ fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
 }
 
 #[test]
-fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_that_is_compacted() {
+fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
     for leased in [0, 3] {
         let mut world = founded();
         let lease = world.grant(None);
@@ -402,7 +402,7 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
 }
 
 #[test]
-fn revisions_never_go_back_nor_beyond_what_clients_can_read() {
+fn revision_jump_never_goes_back_or_exceeds_the_maximum() {
     // As many revisions are left as were skipped.
     let most = i64::MAX as u64 / 2;
     let mut world = founded();

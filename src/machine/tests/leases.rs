@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_end_of_a_lease_deletes_its_keys_in_key_order_in_one_revision() {
+fn lease_end_deletes_its_keys_in_order_in_one_revision() {
     let mut world = World::new();
     let (lease, other) = (world.grant(Some(7)), world.grant(None));
     for key in ["c", "a", "b", "moved", "freed"] {
@@ -31,7 +31,7 @@ fn an_end_of_a_lease_deletes_its_keys_in_key_order_in_one_revision() {
 }
 
 #[test]
-fn an_expiry_counts_only_in_an_entry_of_the_term_that_counted() {
+fn expiry_counts_only_in_an_entry_of_its_term() {
     let mut world = World::new();
     let (first, second) = (world.grant(None), world.grant(None));
     world.put_with("a", first);
@@ -52,7 +52,7 @@ fn an_expiry_counts_only_in_an_entry_of_the_term_that_counted() {
 }
 
 #[test]
-fn the_own_session_of_a_new_life_ends_those_of_earlier_lives() {
+fn own_session_of_a_new_incarnation_ends_older_own_sessions() {
     let mut world = World::new();
     let grant = |own| Command::Grant {
         id: None,
@@ -87,7 +87,7 @@ fn the_own_session_of_a_new_life_ends_those_of_earlier_lives() {
 }
 
 #[test]
-fn what_is_known_of_a_lease_is_told_without_its_keys_too() {
+fn lease_info_is_available_without_its_keys() {
     let mut world = World::new();
     let lease = world.grant(None);
     for key in ["a", "b/1", "b/2"] {

@@ -28,7 +28,7 @@ impl World {
 }
 
 #[test]
-fn members_change_step_by_step_and_each_step_is_in_the_digest() {
+fn each_membership_change_updates_members_and_digest() {
     let mut world = founded();
     let mut digests = BTreeSet::new();
     let steps = [
@@ -51,7 +51,7 @@ fn members_change_step_by_step_and_each_step_is_in_the_digest() {
 }
 
 #[test]
-fn a_step_that_cannot_be_taken_only_counts_as_applied() {
+fn void_membership_change_only_advances_the_applied_index() {
     let mut world = founded();
     let before = Arc::clone(world.machine.members());
     for step in [None, Some(&add(9)), Some(&MemberChange::LeaveJoint)] {
@@ -65,7 +65,7 @@ fn a_step_that_cannot_be_taken_only_counts_as_applied() {
 }
 
 #[test]
-fn the_requests_of_a_removed_member_are_closed_for_ever() {
+fn requests_of_a_removed_member_are_completed() {
     let mut world = founded();
     let first = world.ask(2, 1, put("k", "1")).unwrap();
     assert_eq!(world.ask(2, 1, put("k", "1")), Ok(first), "the same answer again");
@@ -82,7 +82,7 @@ fn the_requests_of_a_removed_member_are_closed_for_ever() {
 }
 
 #[test]
-fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
+fn replaced_member_is_served_until_the_joint_configuration_is_left() {
     let mut world = founded();
     world.member(Some(&add(4)));
     world.ask(2, 1, put("k", "1")).unwrap();
@@ -93,7 +93,7 @@ fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
 }
 
 #[test]
-fn a_node_says_what_it_is_called_and_where_it_is() {
+fn node_announces_its_name_and_addresses() {
     let mut world = founded();
     let served_at = |address: &str, endpoint: &str| {
         Command::Announce(MemberAttributes {
@@ -124,7 +124,7 @@ fn a_node_says_what_it_is_called_and_where_it_is() {
 }
 
 #[test]
-fn somebody_says_where_a_member_is_going_to_be() {
+fn future_address_of_a_member_is_recorded() {
     let mut world = founded();
     let move_to =
         |number: u64, at: &str| Command::Move { member: node(number), address: at.to_owned() };

@@ -132,7 +132,7 @@ fn at(revision: u64) -> Option<Revision> {
 }
 
 #[test]
-fn a_new_store_is_at_revision_one_with_nothing_in_it() {
+fn new_store_is_empty_at_revision_one() {
     let world = World::new();
     assert_eq!(world.reader.revision(), Revision(1));
     let reply = world.reader.range(&Range::new(KeyRange::all())).unwrap();
@@ -141,7 +141,7 @@ fn a_new_store_is_at_revision_one_with_nothing_in_it() {
 }
 
 #[test]
-fn each_changing_request_takes_one_revision_and_no_other_takes_any() {
+fn only_changing_requests_take_a_revision() {
     let mut world = World::new();
     assert_eq!(world.put("a", "1"), Revision(2));
     assert_eq!(world.put("a", "1"), Revision(3), "the same value again is a change");
@@ -157,7 +157,7 @@ fn each_changing_request_takes_one_revision_and_no_other_takes_any() {
 }
 
 #[test]
-fn a_deletion_starts_the_version_anew() {
+fn deletion_resets_the_version() {
     let mut world = World::new();
     world.put("k", "1");
     world.put("k", "2");
@@ -200,7 +200,7 @@ fn a_put_can_keep_the_value_or_the_lease() {
 }
 
 #[test]
-fn compares_look_at_the_state_before_the_transaction_and_ranges_at_their_place_in_it() {
+fn compares_see_the_state_before_the_transaction_and_ranges_within() {
     let mut world = World::new();
     world.put("a", "1");
     let nested = Txn {
@@ -269,7 +269,7 @@ fn a_compare_of_a_missing_key_sees_zeros_and_no_value() {
 }
 
 #[test]
-fn a_transaction_that_cannot_finish_does_nothing() {
+fn failing_transaction_has_no_effect() {
     let mut world = World::new();
     world.put("a", "1");
     world.put("a", "2");
@@ -322,7 +322,7 @@ fn a_transaction_that_cannot_finish_does_nothing() {
 }
 
 #[test]
-fn a_request_that_arrives_twice_is_applied_once() {
+fn duplicate_request_is_applied_once() {
     let mut world = World::new();
     let twice = proposal(2, 1, (1, &[]), vec![(1, put("k", "1")), (2, put("k", "2"))]);
     let first = world.entry(vec![Item::Proposal(twice.clone())]);
@@ -350,7 +350,7 @@ fn a_request_that_arrives_twice_is_applied_once() {
 }
 
 #[test]
-fn entries_must_follow_each_other() {
+fn entries_must_be_consecutive() {
     let mut world = World::new();
     for found in [0, 1, 3, u64::MAX].map(LogIndex) {
         let refused = world.machine.apply(found, Term(1), vec![]);
@@ -360,7 +360,7 @@ fn entries_must_follow_each_other() {
 }
 
 #[test]
-fn whatever_an_entry_holds_is_refused_or_applied_and_never_a_panic() {
+fn arbitrary_entry_never_panics() {
     let empty = || KeyRange::key("");
     let deep = (0..1000)
         .fold(Txn::default(), |txn, _| Txn { success: vec![Op::Txn(txn)], ..Txn::default() });
@@ -410,7 +410,7 @@ fn whatever_an_entry_holds_is_refused_or_applied_and_never_a_panic() {
 
 /// Otherwise every replica would hold all replies to an entry at once, and again at each start.
 #[test]
-fn of_what_others_have_asked_no_rows_are_kept() {
+fn rows_of_remote_requests_are_not_kept() {
     let filled = || {
         let mut world = World::new();
         for key in 0..100 {

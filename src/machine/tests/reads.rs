@@ -29,7 +29,7 @@ fn a_read_at_an_old_revision_sees_the_old_state() {
 }
 
 #[test]
-fn a_page_looks_no_further_than_the_row_behind_its_limit() {
+fn page_reads_at_most_one_row_beyond_its_limit() {
     let mut world = World::new();
     for number in 0..5000 {
         world.put(&format!("k{number:04}"), "v");
@@ -57,7 +57,7 @@ fn a_page_looks_no_further_than_the_row_behind_its_limit() {
 }
 
 #[test]
-fn limit_bounds_count_and_more_mean_what_they_mean_in_etcd() {
+fn limit_bounds_count_and_more_work_as_in_etcd() {
     let mut world = World::new();
     for (key, value) in [("a", "3"), ("b", "1"), ("c", "2"), ("d", "1")] {
         world.put(key, value);
@@ -103,7 +103,7 @@ fn limit_bounds_count_and_more_mean_what_they_mean_in_etcd() {
 }
 
 #[test]
-fn rows_without_values_keep_everything_else() {
+fn keys_only_read_keeps_all_metadata() {
     let mut world = World::new();
     let lease = world.grant(None);
     let put = Put { lease: PutLease::Attach(lease), ..Put::new("k", vec![7; 5000]) };
@@ -138,7 +138,7 @@ fn readers_see_nothing_before_it_is_published() {
 }
 
 #[test]
-fn history_comes_in_pages_of_whole_revisions_with_the_rows_before() {
+fn history_pages_hold_whole_revisions_with_previous_rows() {
     let mut world = World::new();
     world.put("a", "1"); // 2
     world.put("z", "1"); // 3
@@ -168,7 +168,7 @@ fn history_comes_in_pages_of_whole_revisions_with_the_rows_before() {
 }
 
 #[test]
-fn rows_before_count_for_a_page_of_history() {
+fn previous_rows_count_towards_the_page_size() {
     let mut world = World::new();
     let (keys, value) = (64_u64, "v".repeat(1_000));
     for key in 0..keys {
@@ -194,7 +194,7 @@ fn rows_before_count_for_a_page_of_history() {
 
 /// A revision may have as many rows as a lease has keys.
 #[test]
-fn a_revision_with_many_rows_is_told_whole_and_passed_in_several_holds() {
+fn large_revision_is_returned_whole_over_several_lock_holds() {
     const KEYS: usize = 1_700;
     let mut world = World::new();
     let mut told = Vec::new();
@@ -220,7 +220,7 @@ fn a_revision_with_many_rows_is_told_whole_and_passed_in_several_holds() {
 /// A reader of such a revision gets all of it, or an error that it is compacted, whatever happens
 /// between two holds of the lock.
 #[test]
-fn a_revision_is_never_torn_by_what_is_compacted_and_swept_or_installed_while_it_is_read() {
+fn revision_is_never_torn_by_compaction_or_install() {
     const KEYS: u64 = 1_700;
     let all = |value: u64| {
         let ops = (0..KEYS).map(|key| Op::put(format!("{key:05}"), value.to_string()));
@@ -272,7 +272,7 @@ fn a_revision_is_never_torn_by_what_is_compacted_and_swept_or_installed_while_it
 }
 
 #[test]
-fn the_changes_of_an_entry_are_what_history_tells_later() {
+fn changes_of_an_entry_match_later_history() {
     let mut world = World::new();
     let lease = world.grant(None);
     let mut told = Vec::new();
@@ -298,7 +298,7 @@ fn the_changes_of_an_entry_are_what_history_tells_later() {
 }
 
 #[test]
-fn a_long_range_is_read_at_one_revision_while_the_writer_goes_on() {
+fn long_range_is_read_at_one_revision_during_writes() {
     const KEYS: u64 = 3000;
     let mut world = World::new();
     let all = |value: u64| {
@@ -334,7 +334,7 @@ fn a_long_range_is_read_at_one_revision_while_the_writer_goes_on() {
 }
 
 #[test]
-fn what_a_transaction_passes_over_is_counted_before_it_is_carried_out() {
+fn scan_cost_of_a_transaction_is_estimated_in_advance() {
     let mut world = World::new();
     for key in 0..1200 {
         world.put(&format!("k{key:04}"), "v");

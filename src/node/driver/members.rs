@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_joins_asks_again_where_the_answer_may_come_of_a_member_that_is_behind() {
+    fn joiner_retries_rejections_that_may_be_stale() {
         let id = NodeId::new(4).unwrap();
         for (rejection, is_final) in [
             (MembershipError::Unknown(id), false),

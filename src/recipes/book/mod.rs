@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_used_again_when_its_key_is_known_to_be_gone_and_not_before() {
+    fn key_name_is_reused_only_after_its_known_deletion() {
         let (mut book, place, [_turn]) = held();
         let lease = place.session.lease;
         let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_back_is_its_heirs_though_who_had_it_before_is_not_forgotten() {
+    fn returned_key_belongs_to_the_successor() {
         // This node has not applied the change in which the key belonged to another session.
         let (mut book, before, [_turn]) = held();
         before.lock().phase = Phase::Gone;
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_row_says_that_changes_hands_is_not_said_by_who_asks_for_its_name() {
+    fn row_value_is_recorded_only_once_the_entry_owns_its_key() {
         let (mut book, place, [_turn]) = held();
         place.lock().phase = Phase::Entering;
         follow(&mut book, &[("lock/5", Some(7), Some(5))]);
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_given_up_while_its_key_is_seen_to_go_is_forgotten() {
+    fn entry_released_during_eviction_is_removed() {
         let (mut book, place, [turn]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         // The entry held. Its task releases it on another thread before the deletion of its key is
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_stands_anew_while_its_old_key_is_seen_to_go_keeps_its_tasks() {
+    fn requeued_entry_keeps_its_waiters_during_eviction() {
         let (mut book, place, [first, second]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         assert!(place.spend(&first));
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_hold_whose_key_goes_the_tasks_behind_it_stand_anew_once() {
+    fn waiters_behind_an_evicted_hold_requeue_once() {
         let (mut book, place, [first, second]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
         evict(&mut book, &place, &keys, &mut acts);
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_late_write_has_bound_to_the_hold_of_a_lost_session_is_left_to_its_lease() {
+    fn keys_bound_late_are_left_to_the_lost_sessions_lease() {
         let (_, place, [turn]) = held();
         let mut acts = Acts::default();
         let bound = vec![Bound::of_key(Bytes::from_static(b"bound"))];

@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_time_is_up_when_the_lock_has_just_been_passed_to_it_keeps_it() {
+    fn timed_out_waiter_keeps_a_lock_granted_just_before() {
         let (place, [first, second, third]) = shared_by();
         let mut acts = Acts::default();
         assert!(place.lock().give(Revision(2), Revision(2), &mut acts));
@@ -621,7 +621,7 @@ mod tests {
     /// Two threads: one polls while the other settles the waiter, with a slightly different delay
     /// each time.
     #[test]
-    fn a_waiter_is_woken_however_its_look_races_with_its_grant() {
+    fn waiter_is_woken_when_its_poll_races_with_its_grant() {
         const ROUNDS: usize = 20_000;
         let turns: Vec<Arc<Turn>> = (0..ROUNDS).map(|_| shared_by::<1>().1[0].clone()).collect();
         let [asked, done] = [const { AtomicUsize::new(0) }; 2];
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_place_is_ordered_before_its_node_knows_where_it_stands_is_followed_then() {
+    fn action_received_before_the_entry_position_is_applied_later() {
         let (place, [turn]) = shared_by();
         place.lock().phase = Phase::Entering;
         let (key, row) = (Bytes::from_static(b"lock/5"), Bytes::from_static(b"lock/5/order"));

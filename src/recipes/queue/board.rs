@@ -519,7 +519,7 @@ mod tests {
     /// Simulates a request that had to be abandoned, or that this replica has skipped with a
     /// snapshot.
     #[test]
-    fn a_claim_of_which_nobody_knows_is_given_back_and_an_older_one_stays() {
+    fn unknown_claim_is_released_and_an_older_one_stays() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let (kv, session) = (node.client(), node.session().block().unwrap());

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_number_goes_first_then_the_oldest_then_the_first_of_a_transaction() {
+    fn items_are_ordered_by_priority_age_and_transaction_index() {
         let mut index = index();
         let id = |priority, unique, n| String::from_utf8(item_id(priority, unique, n).to_vec());
         let put = [(0, 9, 0, 5), (0, 1, 0, 6), (-3, 7, 1, 8), (-3, 7, 0, 8), (4, 2, 0, 2)];
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn priorities_sort_by_their_ids_and_come_back() {
+    fn priorities_sort_by_item_id_and_round_trip() {
         let all = [i16::MIN, -1, 0, 1, i16::MAX];
         let ids = all.map(|number| item_id(number, 0, 0));
         assert!(ids.is_sorted());
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_claimed_or_delayed_is_not_free_whatever_is_heard_first() {
+    fn claimed_or_delayed_item_is_not_free_in_any_event_order() {
         let mut index = index();
         index.put(&row("q/claim/a".into(), 5, 1, 7));
         index.put(&row("q/item/a".into(), 4, 2, 0));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_was_deleted_and_put_again_has_its_new_place_only() {
+    fn item_deleted_and_put_again_has_only_its_new_position() {
         let mut index = index();
         index.put(&row("q/item/a".into(), 4, 1, 0));
         index.put(&row("q/item/b".into(), 5, 1, 0));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_share_out_the_items_in_the_order_in_which_they_wait() {
+    fn waiting_consumers_share_items_in_waiting_order() {
         let mut index = index();
         for (n, name) in ["x", "y", "z"].into_iter().enumerate() {
             index.put(&row(format!("q/idle/{name}"), 10 + n as u64, 1, 9));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_are_at_work_reach_for_different_items() {
+    fn working_sessions_choose_different_items() {
         let mut index = index();
         for n in 0..400 {
             index.put(&row(format!("q/item/{n:03}"), 20 + n, 1, 0));

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_direct_children_of_the_parts_are_a_queues_own() {
+    fn only_direct_children_belong_to_a_queue() {
         let keys = Keys { name: "jobs".into() };
         let cases = [
             ("jobs/item/a", Some((Part::Item, "a"))),

@@ -479,7 +479,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_compaction_that_was_refused_is_told_to_nobody() {
+    fn rejected_compaction_must_not_be_reported() {
         let told = |tell: fn(&mut Judge, Sign<'_>)| {
             let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
             assert!(judge.may_compact(Revision(7)) && !judge.may_compact(Revision(7)));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_whose_grant_or_revocation_was_refused_is_not_there_or_lives_for_its_time() {
+    fn lease_outlives_a_rejected_revocation() {
         let lease = LeaseId::new(9).unwrap();
         let (timeline, second) = (Arc::new(Timeline::default()), Duration::from_secs(1));
         let mut judge = Judge::new(timeline.clone(), 1);

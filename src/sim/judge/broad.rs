@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_what_the_transaction_means_and_every_part_of_it_counts() {
+    fn every_part_of_a_transaction_reply_is_checked() {
         assert_eq!(told(&wide(), |_| {}), None);
         assert_eq!(told(&wide(), |reply| reply.succeeded = false), Some("M-TXN"));
         assert_eq!(told(&wide(), |reply| reply.revision = Revision(3)), Some("M-TXN"));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_judged_where_the_store_is() {
+    fn read_only_transaction_is_checked_at_the_current_state() {
         let looks = |limit| {
             let range = Range { limit: Some(limit), ..Range::new(KeyRange::prefix(BROAD)) };
             Txn { success: vec![Op::Range(range)], ..Txn::default() }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_made_by_one_request() {
+    fn revision_belongs_to_one_request() {
         let (mut judge, reply) = after(&wide());
         for _ in 0..2 {
             assert_eq!(judge.verdict(), Ok(()));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_is_refused_for_its_lease_if_it_comes_to_that() {
+    fn missing_lease_rejection_is_valid_only_if_the_put_would_run() {
         let leased = Op::Put(Put::new(key("c"), "").lease(LeaseId::new(9).unwrap()));
         let why = Rejection::LeaseNotFound(LeaseId::new(9).unwrap());
         let refused = |compare: Compare| {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_that_keeps_a_lease_is_refused_where_there_is_no_such_key() {
+    fn keep_lease_put_of_a_missing_key_must_be_rejected() {
         let keeps = |name| {
             let (key, value) = (key(name), PutValue::Set("#".into()));
             let put = Put { key, value, lease: PutLease::Keep, prev_kv: false };

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_different_for_each_call() {
+    fn added_amounts_are_distinct() {
         let mut judge = judge();
         let amounts: Vec<i64> = (0..20).map(|_| judge.will_add().get()).collect();
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adding_that_never_happened_hides_none_that_was_made_twice() {
+    fn simulated_unapplied_increment_does_not_hide_a_duplicate() {
         let mut judge = judge();
         let (one, two, _never) = (judge.will_add(), judge.will_add(), judge.will_add());
         assert_eq!(judged(&mut judge, &[1, 3]), None);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_not_counted_neither_before_nor_after() {
+    fn rejected_increment_must_never_be_counted() {
         let mut early = judge();
         let amount = early.will_add();
         assert_eq!(judged(&mut early, &[1]), None);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_told_from_what_is_added_and_set_once() {
+    fn set_values_are_distinct_from_increments_and_set_once() {
         let mut judge = judge();
         let (one, first, second) = (judge.will_add(), judge.will_set(), judge.will_set());
         assert_eq!(judged(&mut judge, &[1, SET, 2 * SET]), None);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_were_never_true_are_found() {
+    fn false_counter_answers_are_detected() {
         let told = |tell: fn(&mut Judge, Amount)| {
             let mut judge = judge();
             let amount = judge.will_add();

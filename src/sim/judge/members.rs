@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_was_denied_to_the_only_one_who_wanted_it_is_never_taken() {
+    fn change_denied_to_its_only_requester_is_never_made() {
         for is_early in [false, true] {
             assert_eq!(denied(1, MemberChange::Remove(ID), is_early), Some("X-UNKNOWN"));
             assert_eq!(

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observer_is_told_of_each_term_and_leaves_out_only_what_may_be_forgotten() {
+    fn observer_sees_each_term_except_compacted_ones() {
         for (leaders, compacted, fits) in [
             (&[2, 0, 4, 0, 6, 0][..], 0, true),
             (&[2, 0, 6], 0, false),

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_that_was_denied_is_never_made() {
+    fn denied_acknowledgement_is_never_applied() {
         let mut early = judge();
         goes(&mut early);
         assert_eq!(broken(&mut early), None);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn another_may_acknowledge_what_was_denied_to_the_one_before() {
+    fn another_consumer_may_acknowledge_a_denied_item() {
         let mut judge = judge();
         change(&mut judge, &["claim"], "");
         change(&mut judge, &["claim"], "y");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_with_its_taker_no_more() {
+    fn returned_item_is_no_longer_claimed_by_its_taker() {
         let mut judge = judge();
         change(&mut judge, &["claim"], "");
         judge.was_given_back(QUEUE, &ITEM, TAKEN_AT);

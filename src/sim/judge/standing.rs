@@ -188,7 +188,7 @@ mod tests {
     const OUT_OF_ORDER: Result<bool, ()> = Err(());
 
     #[test]
-    fn who_is_alone_claims_what_came_first_since_its_last_proposal() {
+    fn lone_consumer_claims_the_first_item_since_its_last_proposal() {
         let put = |rest: &[&str]| {
             let items = ["+item a", "+item b", "+item c 1", "+item d -1"];
             told(&[&["+idle x"], &items[..], rest].concat())
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_delayed_waits_and_what_is_given_back_stands_where_it_stood() {
+    fn delayed_item_waits_and_returned_item_keeps_its_position() {
         let rows = ["+item a, +delay a", "+item b", "+item c", "+idle x"];
         let then = |rest: &[&str]| told(&[&rows[..], rest].concat());
         assert_eq!(then(&["+claim b x"]), Ok(true));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_company_or_was_not_heard_of_yet_is_not_judged() {
+    fn consumer_with_company_or_unknown_start_is_not_checked_for_order() {
         let then = |rest: &[&str]| told(&[&["+item a", "+item b", "+item c"], rest].concat());
         assert_eq!(then(&["+claim c x"]), Ok(false), "it may have chosen at any time before");
         assert_eq!(then(&["+idle x", "+idle y", "+claim c x"]), Ok(false));

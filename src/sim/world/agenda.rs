@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_queued_for_the_same_time_comes_in_order() {
+    fn events_at_the_same_time_keep_their_order() {
         let mut agenda = Agenda::new();
         for (ms, name) in [(2, "c"), (1, "a"), (2, "d"), (1, "b")] {
             agenda.push(Duration::from_millis(ms), name);

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_down_counts_for_what_it_had_and_for_nothing_that_came_later() {
+    fn down_node_counts_only_for_what_it_had() {
         let (world, leader) = a_leader_that_is_left_alone();
         let process = world.nodes[leader].running().unwrap();
         let look = process.look();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_never_run_has_nothing() {
+    fn node_that_never_ran_has_no_entries() {
         let (mut world, leader) = a_leader_that_is_left_alone();
         let process = world.nodes[leader].running().unwrap();
         let (index, id) = (process.look().commit, world.nodes[leader].id);

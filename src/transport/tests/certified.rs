@@ -113,7 +113,7 @@ fn talk(one: &mut Member, two: &mut Member, number: u64) {
 }
 
 #[test]
-fn members_with_right_certificates_talk_on_every_lane() {
+fn members_with_valid_certificates_connect_on_every_lane() {
     let office = Office::new("shop");
     // No keepalive helps to flush data that is stuck.
     let idle_timeout = Duration::from_secs(3600);
@@ -158,7 +158,7 @@ fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broke
 }
 
 #[test]
-fn what_comes_in_one_piece_with_the_end_of_the_handshake_is_heard() {
+fn data_arriving_with_the_end_of_the_handshake_is_read() {
     let office = Office::new("shop");
     let idle_timeout = Duration::from_secs(3600);
     let alive_every = idle_timeout;
@@ -180,7 +180,7 @@ fn what_comes_in_one_piece_with_the_end_of_the_handshake_is_heard() {
 }
 
 #[test]
-fn what_the_socket_did_not_take_is_pending_until_it_is_flushed() {
+fn unwritten_bytes_are_pending_until_flushed() {
     let office = Office::new("shop");
     let security = |id| with(office.right(id)).security(&Env::real(), None).expect("good files");
     let (one, two) = (security(1), security(2));
@@ -214,7 +214,7 @@ fn what_the_socket_did_not_take_is_pending_until_it_is_flushed() {
 }
 
 #[test]
-fn whoever_dials_with_a_wrong_certificate_is_refused_on_every_lane() {
+fn dialer_with_a_wrong_certificate_is_rejected_on_every_lane() {
     for wrong in Wrong::ALL {
         let mut office = Office::new("shop");
         let bad = office.wrong(wrong);
@@ -238,7 +238,7 @@ fn whoever_dials_with_a_wrong_certificate_is_refused_on_every_lane() {
 }
 
 #[test]
-fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
+fn acceptor_with_a_wrong_certificate_is_rejected_on_every_lane() {
     for wrong in Wrong::ALL {
         let mut office = Office::new("shop");
         let bad = with(office.wrong(wrong));
@@ -260,7 +260,7 @@ fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
 }
 
 #[test]
-fn a_member_without_certificates_and_one_with_them_find_out() {
+fn tls_and_plaintext_members_report_the_mismatch() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), settings());
     // Member 1 has certificates. Both members receive a report, whichever end notices.
@@ -274,7 +274,7 @@ fn a_member_without_certificates_and_one_with_them_find_out() {
 }
 
 #[test]
-fn a_migrating_member_talks_with_members_with_and_without_tls() {
+fn migrating_member_connects_with_and_without_tls() {
     let office = Office::new("shop");
     // A peer that does not use TLS yet, one that is migrating, and one that has migrated.
     let others = [settings(), with(office.right(1).migrating()), with(office.right(1))];
@@ -312,7 +312,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
 /// A proxy whose member is down accepts and closes connections. This says nothing about
 /// certificates.
 #[test]
-fn a_peer_that_hangs_up_is_not_said_to_lack_certificates() {
+fn peer_that_hangs_up_is_not_reported_as_plaintext() {
     let office = Office::new("shop");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound").to_string();
@@ -386,7 +386,7 @@ fn new_certificates_need_no_restart() {
 }
 
 #[test]
-fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
+fn revoked_certificate_ends_its_connections() {
     let mut office = Office::new("shop");
     let (files, revocable): (PeerTls, Revocable) =
         office.authority.issue_revocable("m2").expect("a certificate");
@@ -407,7 +407,7 @@ fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
 }
 
 #[test]
-fn a_certificate_that_is_revoked_during_a_handshake_is_noticed_at_its_end() {
+fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
     let mut office = Office::new("shop");
     let (files, revocable) = office.authority.issue_revocable("m2").expect("a certificate");
     let (handshake_timeout, idle_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
@@ -479,7 +479,7 @@ impl tracing::Subscriber for Warnings {
 }
 
 #[test]
-fn what_is_wrong_with_files_that_are_read_again_is_said_once_and_as_at_the_start() {
+fn invalid_reloaded_files_are_logged_once_per_change() {
     let office = Office::new("shop");
     let (files, said) = (office.right(2), Warnings::default());
     let unaccepted = "other members will reject this member: its own certificate";
@@ -509,7 +509,7 @@ fn what_is_wrong_with_files_that_are_read_again_is_said_once_and_as_at_the_start
 }
 
 #[test]
-fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof() {
+fn unproven_members_connect_only_with_unproven_peers() {
     let (shop, mill) = (Office::new("shop"), Office::new("mill"));
     let (one, two) = (shop.right(1), mill.right(2));
     let [one, two] = [one, two].map(|files| with(PeerTls::unproven(files.cert, files.key)));
@@ -526,7 +526,7 @@ fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof(
 
 /// etcd expects revocation lists in DER format.
 #[test]
-fn a_revocation_list_counts_as_it_is_too() {
+fn der_revocation_list_is_accepted() {
     use rustls::pki_types::CertificateRevocationListDer;
     use rustls::pki_types::pem::PemObject;
     let mut office = Office::new("shop");
@@ -540,7 +540,7 @@ fn a_revocation_list_counts_as_it_is_too() {
 }
 
 #[test]
-fn files_that_cannot_be_used_stop_the_start() {
+fn unusable_tls_files_fail_the_start() {
     let office = Office::new("shop");
     let (one, two) = (office.right(1), office.right(2));
     let path = |name: &str| office.dir.path().join(name);
@@ -570,13 +570,13 @@ fn files_that_cannot_be_used_stop_the_start() {
 }
 
 #[test]
-fn certificates_allow_to_leave_loopback() {
+fn certificates_permit_non_loopback_addresses() {
     let office = Office::new("shop");
     assert!(TcpBound::bind("0.0.0.0:0", with(office.right(1))).is_ok());
 }
 
 #[test]
-fn a_joiner_asks_in_the_name_of_its_certificate() {
+fn joiner_must_match_the_name_in_its_certificate() {
     let office = Office::new("shop");
     let one = start(1, with(office.right(1)), &[]);
     let at = [one.handle.address().to_string()];
@@ -608,7 +608,7 @@ fn a_joiner_asks_in_the_name_of_its_certificate() {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth reading")]
-fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
+fn encrypted_snapshot_transfer_does_not_delay_control() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));
     talk(&mut one, &mut two, 1);

@@ -17,7 +17,7 @@ fn lonely(id: u64) -> Member {
 }
 
 #[test]
-fn a_peer_is_dialed_from_when_it_is_named_until_it_is_named_no_more() {
+fn peer_is_dialed_only_while_it_is_listed() {
     let (mut one, mut two) = (lonely(1), lonely(2));
     let send = |one: &mut Member| one.network.send(node(2), Lane::Control, ping(1));
     assert_eq!(send(&mut one), SendOutcome::Unreachable);
@@ -42,7 +42,7 @@ fn a_peer_is_dialed_from_when_it_is_named_until_it_is_named_no_more() {
 }
 
 #[test]
-fn a_peer_without_an_address_or_with_a_wrong_one_is_not_dialed() {
+fn peer_with_a_missing_or_wrong_address_is_not_dialed() {
     let (mut one, two) = (lonely(1), lonely(2));
     let mut peers = targets(&[(2, &two)]);
     for (peer, place) in [(1, "127.0.0.1:1"), (3, ""), (4, "192.0.2.1:7400"), (5, "nonsense")] {
@@ -77,7 +77,7 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
 }
 
 #[test]
-fn a_peer_that_is_going_to_move_is_looked_for_in_both_places() {
+fn moving_peer_is_dialed_at_both_addresses() {
     let mut one = lonely(1);
     let [old, new] = [lonely(2), lonely(2)];
     one.network.set_peers(&targets(&[(2, &old)]));
@@ -97,7 +97,7 @@ fn a_peer_that_is_going_to_move_is_looked_for_in_both_places() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_does_not_keep_the_next_address_waiting() {
+fn unreachable_name_does_not_delay_the_next_address() {
     // A port on which attempts hang.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent = silent.local_addr().expect("bound");
@@ -110,7 +110,7 @@ fn a_name_that_leads_nowhere_does_not_keep_the_next_address_waiting() {
 }
 
 #[test]
-fn a_member_that_was_removed_is_told_so_at_once_and_whenever_it_comes_back() {
+fn removed_member_is_informed_at_once_and_on_every_return() {
     let (mut one, mut two) = (lonely(1), lonely(2));
     one.network.set_peers(&targets(&[(2, &two)]));
     two.network.set_peers(&targets(&[(1, &one)]));
@@ -141,7 +141,7 @@ fn a_member_that_was_removed_is_told_so_at_once_and_whenever_it_comes_back() {
 }
 
 #[test]
-fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
+fn unknown_new_member_is_accepted_and_an_impossible_one_rejected() {
     let (mut one, mut four) = (lonely(1), lonely(4));
     one.peer_versions.knows(members(&[]));
     four.peer_versions.knows(members(&[4]));
@@ -169,7 +169,7 @@ fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
 }
 
 #[test]
-fn twenty_learners_and_three_voters_meet() {
+fn twenty_learners_and_three_voters_connect() {
     let learners: Vec<u64> = (4..24).collect();
     let everybody = members(&learners);
     let start = |id: u64| {

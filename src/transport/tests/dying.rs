@@ -74,7 +74,7 @@ impl Firewall {
 }
 
 #[test]
-fn connections_that_die_without_a_word_are_replaced_on_every_lane_before_sessions_end() {
+fn silently_dead_connections_are_replaced_before_sessions_end() {
     let settings = TcpSettings::with_election_timeout(Duration::from_millis(500));
     let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
     let firewall = Firewall::before(two.handle.address());
@@ -122,7 +122,7 @@ fn until_through(one: &mut Member, two: &Member) {
 
 /// No timeout expires within this test, so nothing that arrives has waited for one.
 #[test]
-fn a_black_hole_that_ends_costs_no_timeout() {
+fn healed_black_hole_costs_no_timeout() {
     let settings = TcpSettings { handshake_timeout: NEVER, idle_timeout: NEVER, ..settings() };
     let settings = TcpSettings { alive_every: Duration::from_millis(50), ..settings };
     let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
@@ -145,7 +145,7 @@ fn a_black_hole_that_ends_costs_no_timeout() {
 }
 
 #[test]
-fn a_slow_handshake_is_not_given_up_for_faster_attempts() {
+fn slow_handshake_is_not_abandoned_for_newer_attempts() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let redial_every = Duration::from_millis(5);
@@ -164,7 +164,7 @@ fn a_slow_handshake_is_not_given_up_for_faster_attempts() {
 }
 
 #[test]
-fn what_has_come_is_answered_for_although_no_sign_of_life_was_asked_for() {
+fn received_data_is_answered_with_a_keepalive() {
     let one = alone(settings());
     let mut peer = introduce(one.handle.address(), 1, &hello(2, 1));
     for number in 0..2 {
@@ -174,7 +174,7 @@ fn what_has_come_is_answered_for_although_no_sign_of_life_was_asked_for() {
 }
 
 #[test]
-fn connections_to_an_earlier_life_are_given_up_when_a_later_one_is_met() {
+fn connections_to_an_earlier_incarnation_are_closed_for_a_later_one() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     // No end is silent for too long, so the earlier incarnation seems alive.
@@ -193,7 +193,7 @@ fn connections_to_an_earlier_life_are_given_up_when_a_later_one_is_met() {
 }
 
 #[test]
-fn a_member_whose_network_is_dropped_is_gone() {
+fn member_with_a_dropped_network_disconnects() {
     let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.inbox.wait_for_connection(node(2));
     two.inbox.wait_for_connection(node(1));
@@ -208,7 +208,7 @@ fn a_member_whose_network_is_dropped_is_gone() {
 }
 
 #[test]
-fn connections_that_die_young_are_dialed_less_and_less_often() {
+fn short_lived_connections_are_redialed_with_backoff() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let _one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
@@ -222,7 +222,7 @@ fn connections_that_die_young_are_dialed_less_and_less_often() {
 }
 
 #[test]
-fn who_is_heard_from_is_dialed_anew_where_an_attempt_hangs() {
+fn hanging_attempt_is_replaced_when_the_peer_is_heard() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let settings = TcpSettings { handshake_timeout: NEVER, ..settings() };
@@ -239,7 +239,7 @@ fn who_is_heard_from_is_dialed_anew_where_an_attempt_hangs() {
 }
 
 #[test]
-fn where_a_handshake_fails_the_next_address_of_the_name_is_tried() {
+fn failed_handshake_tries_the_next_address_of_the_name() {
     // The name has two addresses, and another program listens at the first.
     let [other, right] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let name = [&other, &right].map(|at| at.local_addr().expect("bound").to_string()).join("+");

@@ -4,7 +4,7 @@ use super::*;
 use std::time::Instant;
 
 #[test]
-fn a_thousand_silent_connections_keep_no_member_out() {
+fn thousand_silent_connections_do_not_lock_members_out() {
     let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings() });
     let kept = settings().handshakes_max;
     let mut silent: Vec<TcpStream> = Vec::new();
@@ -42,7 +42,7 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another() {
+fn crowd_from_one_address_does_not_lock_others_out() {
     let handshake_timeout = Duration::from_secs(600);
     for words in [vec![], preface(0)] {
         let one = alone(TcpSettings { handshake_timeout, ..settings() });
@@ -63,7 +63,7 @@ fn a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn two_of_a_member_are_no_crowd_beside_many_silent_ones_of_an_address_each() {
+fn two_connections_of_a_member_survive_many_silent_addresses() {
     let (handshakes_max, handshake_timeout) = (16, Duration::from_secs(600));
     let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
@@ -84,7 +84,7 @@ fn two_of_a_member_are_no_crowd_beside_many_silent_ones_of_an_address_each() {
 }
 
 #[test]
-fn who_speaks_is_not_cut_for_those_who_do_not() {
+fn active_handshake_is_not_cut_for_silent_ones() {
     let handshakes_max = 4;
     // No connection is closed because of the handshake timeout.
     let handshake_timeout = Duration::from_secs(600);
@@ -155,13 +155,13 @@ fn files_max() -> usize {
 #[cfg(target_os = "linux")]
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth reading")]
-fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
+fn ten_thousand_silent_connections_are_cheap() {
     // Runs in a process of its own, with as many open files as possible.
     const CHILD: &str = "BOWLINE_TEST_FLOOD_CHILD";
     const FILES: &str =
         "ulimit -n 20000 2>/dev/null || ulimit -n $(ulimit -Hn); exec \"$0\" \"$@\"";
     if std::env::var_os(CHILD).is_none() {
-        let name = "transport::tests::flooded::ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out";
+        let name = "transport::tests::flooded::ten_thousand_silent_connections_are_cheap";
         let program = std::env::current_exe().expect("this test");
         let child = std::process::Command::new("sh")
             .args(["-c", FILES])

@@ -26,7 +26,7 @@ impl Guest {
 }
 
 #[test]
-fn members_meet_talk_and_part() {
+fn members_connect_exchange_messages_and_disconnect() {
     let hub = MemoryHub::default();
     let mut one = join(&hub, hello(1, 2));
     assert_eq!(one.send(2, 1), SendOutcome::Unreachable);
@@ -51,7 +51,7 @@ fn members_meet_talk_and_part() {
 }
 
 #[test]
-fn a_cut_wire_loses_in_its_direction_only_and_without_a_word() {
+fn cut_link_silently_drops_one_direction() {
     let hub = MemoryHub::default();
     let (mut one, mut two) = (join(&hub, hello(1, 2)), join(&hub, hello(2, 1)));
     hub.cut(node(1), node(2));
@@ -64,7 +64,7 @@ fn a_cut_wire_loses_in_its_direction_only_and_without_a_word() {
 }
 
 #[test]
-fn members_do_not_meet_over_a_cut_wire() {
+fn members_do_not_connect_over_a_cut_link() {
     let hub = MemoryHub::default();
     hub.cut(node(2), node(1));
     let (mut one, two) = (join(&hub, hello(1, 2)), join(&hub, hello(2, 1)));
@@ -76,7 +76,7 @@ fn members_do_not_meet_over_a_cut_wire() {
 }
 
 #[test]
-fn a_refused_member_is_told_once_and_can_come_again() {
+fn rejected_member_is_informed_once_and_can_return() {
     let hub = MemoryHub::default();
     let founded = Hello { standing: founding(), ..hello(1, 2) };
     let mut one = join(&hub, founded);
@@ -99,7 +99,7 @@ fn a_refused_member_is_told_once_and_can_come_again() {
 }
 
 #[test]
-fn a_member_that_joins_again_puts_its_earlier_self_out() {
+fn rejoining_member_evicts_its_earlier_incarnation() {
     let hub = MemoryHub::default();
     let mut one = join(&hub, hello(1, 2));
     let mut earlier = join(&hub, hello(2, 1));
@@ -114,7 +114,7 @@ fn a_member_that_joins_again_puts_its_earlier_self_out() {
 }
 
 #[test]
-fn members_keep_to_those_whom_they_name_and_part_from_those_that_were_removed() {
+fn members_reach_only_listed_peers_and_removed_ones_disconnect() {
     let hub = MemoryHub::default();
     let of = |from| Hello { standing: founding(), ..hello(from, 1) };
     let (mut one, mut two, mut three) = (join(&hub, of(1)), join(&hub, of(2)), join(&hub, of(3)));
@@ -141,7 +141,7 @@ fn members_keep_to_those_whom_they_name_and_part_from_those_that_were_removed() 
 }
 
 #[test]
-fn a_hello_on_the_way_is_judged() {
+fn hello_sent_as_a_message_is_checked() {
     let hub = MemoryHub::default();
     let mut one = join(&hub, hello(1, 2));
     let two = join(&hub, Hello { standing: founding(), ..hello(2, 1) });

@@ -42,7 +42,7 @@ fn end(joining: JoinHandle<Result<Joined, JoinError>>) -> Result<Joined, JoinErr
 }
 
 #[test]
-fn who_knows_the_token_is_taken_in_and_may_ask_twice() {
+fn joiner_with_the_token_is_accepted_and_may_ask_twice() {
     let one = member();
     let at = [one.handle.address()];
     for _ in 0..2 {
@@ -56,7 +56,7 @@ fn who_knows_the_token_is_taken_in_and_may_ask_twice() {
 }
 
 #[test]
-fn who_does_not_know_the_token_never_reaches_the_node() {
+fn joiner_with_a_wrong_token_never_reaches_the_node() {
     let one = member();
     for token in ["", "T", "tt", "another"] {
         let joining = start_join(with_token(token), &[one.handle.address()], DEADLINE);
@@ -67,7 +67,7 @@ fn who_does_not_know_the_token_never_reaches_the_node() {
 }
 
 #[test]
-fn who_asks_a_follower_is_sent_to_the_leader() {
+fn joiner_is_redirected_from_a_follower_to_the_leader() {
     let (one, two) = (member(), member());
     let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr();
     let at = [nobody.expect("bound"), one.handle.address()];
@@ -82,7 +82,7 @@ fn who_asks_a_follower_is_sent_to_the_leader() {
 }
 
 #[test]
-fn a_refusal_ends_it_and_so_does_the_limit() {
+fn join_ends_on_rejection_or_timeout() {
     let one = member();
     let at = [one.handle.address()];
     let joining = start_join(with_token("t"), &at, DEADLINE);
@@ -97,7 +97,7 @@ fn a_refusal_ends_it_and_so_does_the_limit() {
 }
 
 #[test]
-fn only_so_many_wait_for_an_answer() {
+fn waiting_joiners_are_bounded() {
     let settings = TcpSettings { joiners_max: 2, ..with_token("t") };
     let one = Member::start(bind(settings), hello(1, 2), &[], &Arc::default());
     let at = [one.handle.address()];
@@ -136,7 +136,7 @@ fn question(token: &str, challenge: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_proof_fits_one_challenge() {
+fn token_proof_is_valid_for_one_challenge() {
     let one = member();
     let (mut first, challenge) = challenged(one.handle.address());
     let right = question("t", &challenge);
@@ -153,7 +153,7 @@ fn a_proof_fits_one_challenge() {
 }
 
 #[test]
-fn nonsense_from_a_joiner_is_cut_off() {
+fn garbage_from_a_joiner_closes_the_connection() {
     let one = member();
     let right = |challenge: &[u8]| question("t", challenge);
     type Make<'a> = Box<dyn Fn(&[u8]) -> Vec<u8> + 'a>;

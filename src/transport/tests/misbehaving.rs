@@ -4,7 +4,7 @@ use super::*;
 
 /// Sends garbage to member 1 instead of a handshake, and checks its reply.
 #[test]
-fn garbage_before_the_handshake_is_cut_off() {
+fn garbage_before_the_handshake_closes_the_connection() {
     let one = alone(settings());
     let right = hello_frame(&hello(2, 1));
     let damaged = |at: usize| {
@@ -49,7 +49,7 @@ fn garbage_before_the_handshake_is_cut_off() {
 }
 
 #[test]
-fn garbage_after_the_handshake_ends_the_connection_and_is_not_delivered() {
+fn garbage_after_the_handshake_closes_the_connection_undelivered() {
     let newer = framed(FrameKind::Message, b"\x63\x01");
     let mut damaged = message_frame(&ping(2));
     damaged[16] ^= 4;
@@ -90,7 +90,7 @@ fn garbage_after_the_handshake_ends_the_connection_and_is_not_delivered() {
 }
 
 #[test]
-fn a_message_of_a_newer_version_is_refused_with_a_word() {
+fn message_of_a_newer_version_is_rejected_with_a_reason() {
     let one = alone(settings());
     let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
     peer.write_all(&framed(FrameKind::Message, b"\x63\x01")).expect("written");
@@ -100,7 +100,7 @@ fn a_message_of_a_newer_version_is_refused_with_a_word() {
 }
 
 #[test]
-fn a_peer_of_other_versions_is_told() {
+fn peer_without_a_common_version_is_informed() {
     let one = alone(settings());
     let mut stream = connect(one.handle.address());
     let mut newer = preface(0);
@@ -116,7 +116,7 @@ fn a_peer_of_other_versions_is_told() {
 }
 
 #[test]
-fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
+fn both_ends_learn_the_reason_of_a_rejection() {
     let lost = |hello: Hello| Hello { disk: DiskId(0xdead << 112), ..hello };
     let founded = |hello: Hello| Hello { standing: founding(), ..hello };
     let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
@@ -146,7 +146,7 @@ fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
 }
 
 #[test]
-fn members_of_two_clusters_wired_together_both_report_it() {
+fn members_of_two_connected_clusters_report_it() {
     let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
     let [mut one, mut two] = two(settings(), [hello(1, 2), other]);
     one.inbox.wait_for_rejection(node(2), "cluster");
@@ -159,7 +159,7 @@ fn members_of_two_clusters_wired_together_both_report_it() {
 }
 
 #[test]
-fn an_address_that_leads_to_another_member_is_reported() {
+fn address_of_another_member_is_reported() {
     let bound = [bind(settings()), bind(settings())];
     // Member 1 has the address of member 3 for member 2.
     let peers = [(2, bound[1].address())];
@@ -172,7 +172,7 @@ fn an_address_that_leads_to_another_member_is_reported() {
 }
 
 #[test]
-fn an_earlier_life_is_refused_while_the_later_one_is_known() {
+fn earlier_incarnation_is_rejected_while_a_later_one_is_connected() {
     let one = alone(settings());
     let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
     let later = introduce(one.handle.address(), 0, &life(5));
@@ -191,7 +191,7 @@ fn an_earlier_life_is_refused_while_the_later_one_is_known() {
 }
 
 #[test]
-fn an_earlier_life_that_was_let_in_and_dawdled_is_refused_too() {
+fn delayed_handshake_of_an_earlier_incarnation_is_rejected() {
     let one = alone(settings());
     let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
     let mut dawdler = connect(one.handle.address());
@@ -206,7 +206,7 @@ fn an_earlier_life_that_was_let_in_and_dawdled_is_refused_too() {
 }
 
 #[test]
-fn a_later_life_ends_the_connections_of_the_earlier_one() {
+fn later_incarnation_closes_connections_of_the_earlier_one() {
     let one = alone(settings());
     let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
     let mut control = introduce(one.handle.address(), 0, &life(1));
@@ -242,7 +242,7 @@ fn a_second_connection_replaces_the_first() {
 }
 
 #[test]
-fn a_silent_connection_is_cut_by_the_handshake_timeout() {
+fn silent_connection_is_closed_at_the_handshake_timeout() {
     let one = alone(TcpSettings { handshake_timeout: Duration::from_millis(100), ..settings() });
     let mut silent = connect(one.handle.address());
     let mut slow = connect(one.handle.address());
@@ -256,7 +256,7 @@ fn a_silent_connection_is_cut_by_the_handshake_timeout() {
 }
 
 #[test]
-fn a_server_of_something_else_is_left_alone() {
+fn non_bowline_server_is_not_connected() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let mut one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
@@ -270,7 +270,7 @@ fn a_server_of_something_else_is_left_alone() {
 }
 
 #[test]
-fn whoever_answers_as_somebody_else_is_told() {
+fn answer_from_an_unexpected_member_is_rejected() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
@@ -287,7 +287,7 @@ fn whoever_answers_as_somebody_else_is_told() {
 }
 
 #[test]
-fn a_damaged_stream_delivers_nothing_that_was_not_sent() {
+fn damaged_stream_delivers_only_sent_messages() {
     let one = alone(settings());
     let sent: Vec<_> = (0..3).map(ping).collect();
     let mut whole = [preface(0), hello_frame(&hello(2, 1)), framed(FrameKind::Alive, b"")].concat();

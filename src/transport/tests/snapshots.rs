@@ -22,7 +22,7 @@ fn lanes_of(listener: &TcpListener, count: usize) -> Vec<(u8, TcpStream)> {
 }
 
 #[test]
-fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
+fn snapshot_lane_is_dialed_on_use_and_closed_when_idle() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let (idle_timeout, alive_every) = (Duration::from_secs(3), Duration::from_secs(1));
@@ -70,7 +70,7 @@ fn echo(mut stream: TcpStream) {
 }
 
 #[test]
-fn what_waits_for_the_connection_is_bounded_and_lost_if_there_is_none() {
+fn queue_before_a_connection_is_bounded_and_dropped_on_failure() {
     let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, nobody.local_addr().expect("bound"))];
     let snapshot_queue = pipe::QueueLimit { bytes: 4 << 20, messages: 100 };
@@ -94,7 +94,7 @@ fn what_waits_for_the_connection_is_bounded_and_lost_if_there_is_none() {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth reading")]
-fn a_snapshot_on_its_way_does_not_delay_control() {
+fn snapshot_transfer_does_not_delay_control() {
     let [mut one, mut two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.send(2, Lane::Control, &ping(0));
     two.send(1, Lane::Control, &ping(0));

@@ -24,7 +24,7 @@ fn messages_arrive_in_order_on_each_lane() {
 }
 
 #[test]
-fn every_kind_of_message_arrives_as_it_was_sent() {
+fn every_message_kind_arrives_unchanged() {
     let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     let sent: Vec<_> = (0..300)
         .map(|seed| codec::sample::Sample::new(seed).message())
@@ -40,7 +40,7 @@ fn every_kind_of_message_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn the_receiver_hears_who_comes_and_who_goes() {
+fn receiver_is_notified_of_connects_and_disconnects() {
     let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.inbox.wait_for_connection(node(2));
     two.inbox.wait_for_connection(node(1));
@@ -54,7 +54,7 @@ fn the_receiver_hears_who_comes_and_who_goes() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_is_unreachable() {
+fn absent_peer_is_unreachable() {
     let mut one = alone(settings());
     for to in [1, 2, 9] {
         assert_eq!(one.network.send(node(to), Lane::Control, ping(1)), SendOutcome::Unreachable);
@@ -62,7 +62,7 @@ fn a_peer_that_is_not_there_is_unreachable() {
 }
 
 #[test]
-fn a_peer_is_found_by_its_name() {
+fn peer_is_resolved_by_name() {
     let bound = [bind(settings()), bind(settings())];
     let ports = [(2, bound[1].address().port()), (1, bound[0].address().port())];
     let mut members = bound.into_iter().zip([hello(1, 2), hello(2, 1)]).zip(ports).map(
@@ -78,7 +78,7 @@ fn a_peer_is_found_by_its_name() {
 }
 
 #[test]
-fn a_peer_that_restarts_is_found_again() {
+fn restarted_peer_is_reconnected() {
     let [mut one, mut two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     for life in 1..4 {
         one.send(2, Lane::Control, &ping(life));
@@ -96,7 +96,7 @@ fn a_peer_that_restarts_is_found_again() {
 }
 
 #[test]
-fn a_hello_that_changes_is_judged_again() {
+fn changed_hello_is_checked_again() {
     let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     let founded = Hello { standing: founding(), ..hello(1, 2) };
     one.send(2, Lane::Control, &PeerMessage::Hello(founded.clone()));
@@ -114,7 +114,7 @@ fn a_hello_that_changes_is_judged_again() {
 }
 
 #[test]
-fn a_message_that_no_frame_has_room_for_is_dropped() {
+fn oversized_message_is_dropped() {
     let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.send(2, Lane::Control, &ping(1));
     let (control, bulk) = (frame::CONTROL_BODY_BYTES_MAX, frame::BULK_BODY_BYTES_MAX);
@@ -150,7 +150,7 @@ pub(super) fn be_dialed_as(listener: &TcpListener, mine: &Hello) -> [TcpStream; 
 }
 
 #[test]
-fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control() {
+fn full_bulk_queue_does_not_delay_control() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 1000 };
@@ -191,7 +191,7 @@ fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control(
 }
 
 #[test]
-fn what_waits_is_bounded_in_messages_too_and_dropped_with_the_connection() {
+fn queue_is_bounded_in_messages_and_dropped_with_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 100 };
@@ -212,7 +212,7 @@ fn what_waits_is_bounded_in_messages_too_and_dropped_with_the_connection() {
 }
 
 #[test]
-fn a_dialer_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
+fn dialer_closes_a_silent_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let settings = TcpSettings { idle_timeout: Duration::from_millis(100), ..settings() };
@@ -227,7 +227,7 @@ fn a_dialer_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
 }
 
 #[test]
-fn an_acceptor_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
+fn acceptor_closes_a_silent_connection() {
     let one = alone(TcpSettings { idle_timeout: Duration::from_millis(100), ..settings() });
     let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
     read_to_close(&mut peer);
@@ -235,7 +235,7 @@ fn an_acceptor_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
 }
 
 #[test]
-fn members_that_have_nothing_to_say_stay_connected() {
+fn idle_members_stay_connected() {
     let idle = Duration::from_secs(2);
     let settings = TcpSettings { idle_timeout: idle, ..settings() };
     let [mut one, mut two] = two(settings, [hello(1, 2), hello(2, 1)]);
@@ -252,11 +252,11 @@ fn members_that_have_nothing_to_say_stay_connected() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_stop_leaves_neither_port_nor_thread_behind() {
+fn stop_releases_ports_and_threads() {
     // Runs in a process of its own, because the other tests have transports too.
     const CHILD: &str = "BOWLINE_TEST_STOP_CHILD";
     if std::env::var_os(CHILD).is_none() {
-        let name = "transport::tests::talking::a_stop_leaves_neither_port_nor_thread_behind";
+        let name = "transport::tests::talking::stop_releases_ports_and_threads";
         let program = std::env::current_exe().expect("this test");
         let child = std::process::Command::new(program)
             .args(["--exact", name, "--test-threads=1"])
@@ -305,7 +305,7 @@ fn threads() -> Vec<String> {
 }
 
 #[test]
-fn leaving_loopback_needs_leave() {
+fn non_loopback_address_needs_permission() {
     let error = TcpBound::bind("0.0.0.0:0", settings()).err().expect("refused");
     assert!(error.to_string().contains("insecure_peers"), "{error}");
     let open = TcpSettings { insecure_peers: true, ..settings() };
@@ -320,7 +320,7 @@ fn leaving_loopback_needs_leave() {
 }
 
 #[test]
-fn a_member_with_several_addresses_is_reached_at_each_that_answers() {
+fn member_is_reached_at_each_working_address() {
     let [listener] = [TcpListener::bind("127.0.0.1:0").expect("a free port")];
     let first = listener.local_addr().expect("bound");
     drop(listener);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_one_form() {
+    fn member_uri_has_one_form() {
         for (cluster, member) in [("shop", "n1"), ("a/b c", "ü%/."), ("~", "-_.")] {
             let uri = MemberUri::new(cluster, member);
             assert_eq!(MemberUri::parse(&uri.to_string()), Some(uri));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_for_one_member() {
+    fn certificate_names_one_member() {
         let only = |uris: &[&str]| MemberUri::only(uris.iter().copied());
         let others = ["spiffe://shop/n2", "bowline://shop/n1"];
         assert_eq!(only(&others), Ok(MemberUri::new("shop", "n1")));

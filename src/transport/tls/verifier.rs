@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn revoked_intermediate_authority_is_refused() {
+    fn revoked_intermediate_authority_is_rejected() {
         let key = || KeyPair::generate().expect("a key");
         let root = Issuer::self_signed(params("root", 1, true), key()).expect("signed");
         let between = Issuer::signed_by(params("between", 2, true), key(), &root).expect("signed");

@@ -35,7 +35,7 @@ fn one_large_segment() -> (SimDisk, Vec<usize>) {
 /// Damage begins at one record. The only intact record after it crosses the end of the first search
 /// window.
 #[test]
-fn damage_is_found_by_a_record_across_two_windows_of_the_search() {
+fn damage_is_detected_by_a_record_across_two_windows() {
     let (disk, records) = one_large_segment();
     let bytes = disk.read(&path(1)).unwrap();
     let mut places = std::collections::BTreeSet::new();
@@ -66,7 +66,7 @@ fn damage_is_found_by_a_record_across_two_windows_of_the_search() {
 }
 
 #[test]
-fn a_segment_that_is_read_in_many_chunks_says_what_was_written() {
+fn segment_read_in_many_chunks_is_complete() {
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = open_large(&disk).unwrap();
     let (first, most) = (FIRST_CHUNK_BYTES as usize, CHUNK_BYTES as usize);
@@ -90,7 +90,7 @@ fn a_segment_that_is_read_in_many_chunks_says_what_was_written() {
 }
 
 #[test]
-fn the_search_for_damage_looks_through_every_window() {
+fn damage_search_covers_every_window() {
     let disk = SimDisk::new(3);
     let name = path(1);
     disk.create_dir(Path::new(DIR)).unwrap();
@@ -108,7 +108,7 @@ fn the_search_for_damage_looks_through_every_window() {
 }
 
 #[test]
-fn a_segment_of_several_pieces_is_zeroed_whole_and_nothing_beside_it() {
+fn segment_is_zeroed_exactly_within_its_range() {
     let disk = SimDisk::new(3);
     disk.create_dir(Path::new(DIR)).unwrap();
     let file = disk.open(&path(1), OpenMode::CreateNew).unwrap();
@@ -128,7 +128,7 @@ fn a_segment_of_several_pieces_is_zeroed_whole_and_nothing_beside_it() {
 
 /// One call follows at most 256 samples, about 16 MiB of log. Later calls return the rest.
 #[test]
-fn more_log_than_one_call_reads_is_read_by_several_without_a_gap() {
+fn long_log_is_read_by_several_calls_without_a_gap() {
     const ENTRIES: u64 = 300;
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = open_large(&disk).unwrap();

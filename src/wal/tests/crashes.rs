@@ -176,7 +176,7 @@ impl Lives {
 }
 
 #[test]
-fn no_end_of_many_loses_an_acknowledged_group_or_brings_a_replaced_one_back() {
+fn acknowledged_groups_survive_crashes_and_replaced_ones_stay_replaced() {
     let mut all = Seen::default();
     for seed in 0..2000 {
         let mut lives = Lives::new(seed);
@@ -203,7 +203,7 @@ fn no_end_of_many_loses_an_acknowledged_group_or_brings_a_replaced_one_back() {
 }
 
 #[test]
-fn a_crash_at_any_step_of_a_life_leaves_a_log_that_opens() {
+fn log_opens_after_a_crash_at_any_step() {
     for steps in 0.. {
         let mut finished = false;
         for seed in 0..6 {
@@ -235,7 +235,7 @@ fn a_crash_at_any_step_of_a_life_leaves_a_log_that_opens() {
 }
 
 #[test]
-fn what_a_failed_sync_left_in_memory_is_durable_once_it_was_recovered() {
+fn recovered_data_of_a_failed_sync_is_made_durable() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     disk.fail_next_sync();
@@ -247,7 +247,7 @@ fn what_a_failed_sync_left_in_memory_is_durable_once_it_was_recovered() {
 }
 
 #[test]
-fn a_torn_tail_is_cut_and_reported_and_what_is_written_then_stays() {
+fn torn_tail_is_truncated_and_reported_and_new_writes_stay() {
     let mut torn = 0;
     for seed in 0..60 {
         let disk = Arc::new(SimDisk::new(seed));

@@ -31,7 +31,7 @@ fn cut(opened: &mut Opened, up_to: u64) {
 }
 
 #[test]
-fn a_cut_removes_whole_segments_and_keeps_everything_behind() {
+fn truncation_removes_whole_segments_and_keeps_later_entries() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, entries) = long(&disk);
     let (before, bytes) = (segments(&disk), opened.reader.bytes());
@@ -66,7 +66,7 @@ fn a_cut_removes_whole_segments_and_keeps_everything_behind() {
 }
 
 #[test]
-fn a_cut_takes_nothing_that_is_not_known_to_be_committed_and_nothing_twice() {
+fn truncation_spares_uncommitted_entries_and_is_idempotent() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     for index in 2..=101 {
@@ -88,7 +88,7 @@ fn a_cut_takes_nothing_that_is_not_known_to_be_committed_and_nothing_twice() {
 }
 
 #[test]
-fn a_cut_of_everything_leaves_the_segment_in_use_and_what_must_survive() {
+fn full_truncation_keeps_the_active_segment_and_required_state() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     let founding = BTreeMap::from([(node(1), opened.recovered.disk), (node(2), DiskId(5))]);
@@ -125,7 +125,7 @@ fn a_cut_of_everything_leaves_the_segment_in_use_and_what_must_survive() {
 }
 
 #[test]
-fn a_base_that_the_log_has_keeps_what_follows_and_one_that_it_lacks_drops_everything() {
+fn known_base_keeps_later_entries_and_an_unknown_one_resets() {
     for (given, left) in [
         (base(50, 1), 51_u64..102),
         (base(101, 1), 102..102),
@@ -161,7 +161,7 @@ fn a_base_that_the_log_has_keeps_what_follows_and_one_that_it_lacks_drops_everyt
 }
 
 #[test]
-fn an_install_and_a_cut_leave_one_segment() {
+fn install_and_truncation_leave_at_most_two_segments() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     for index in 2..=101 {
@@ -176,8 +176,7 @@ fn an_install_and_a_cut_leave_one_segment() {
 }
 
 #[test]
-fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradicts_it_ends_the_log()
-{
+fn older_base_is_ignored_and_a_contradicting_one_ends_the_log() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, _) = long(&disk);
     opened.writer.cut(LogIndex(60)).unwrap();
@@ -190,7 +189,7 @@ fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradict
 }
 
 #[test]
-fn a_reader_is_told_of_what_was_cut_off_while_it_read() {
+fn reader_reports_entries_truncated_during_its_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
     for opened_before in 0..4_u32 {
@@ -228,7 +227,7 @@ fn a_reader_is_told_of_what_was_cut_off_while_it_read() {
 }
 
 #[test]
-fn a_cut_that_was_seen_before_it_was_durable_is_made_durable_before_its_work_is_done() {
+fn visible_truncation_is_made_durable_before_files_are_removed() {
     for steps in 0..24 {
         for seed in 0..8 {
             let disk = Arc::new(SimDisk::new(seed * 100 + steps));
@@ -247,7 +246,7 @@ fn a_cut_that_was_seen_before_it_was_durable_is_made_durable_before_its_work_is_
 }
 
 #[test]
-fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
+fn missing_front_is_damage_unless_truncated() {
     let disk = Arc::new(SimDisk::new(1));
     let (opened, entries) = long(&disk);
     drop(opened);
@@ -290,7 +289,7 @@ fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
 }
 
 #[test]
-fn a_cut_that_rots_after_its_work_was_done_is_missed() {
+fn corrupted_truncation_record_is_detected() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, _) = long(&disk);
     let last =
@@ -318,7 +317,7 @@ fn a_cut_that_rots_after_its_work_was_done_is_missed() {
 }
 
 #[test]
-fn an_older_copy_of_any_segment_but_the_last_is_noticed() {
+fn older_copy_of_a_segment_is_detected() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     let mut copies: Vec<(u32, Vec<u8>)> = Vec::new();
@@ -357,7 +356,7 @@ fn an_older_copy_of_any_segment_but_the_last_is_noticed() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_log_without_its_front_is_refused_or_harmless() {
+fn flipped_bit_in_a_truncated_log_is_rejected_or_harmless() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, _) = long(&disk);
     cut(&mut opened, 85);
@@ -384,7 +383,7 @@ fn a_flipped_bit_in_a_log_without_its_front_is_refused_or_harmless() {
 }
 
 #[test]
-fn a_crash_at_any_step_of_cuts_and_installs_loses_nothing_behind_them() {
+fn crash_during_truncations_and_installs_loses_no_later_entries() {
     for steps in 0.. {
         let mut finished = false;
         for seed in 0..4 {
@@ -428,7 +427,7 @@ fn a_crash_at_any_step_of_cuts_and_installs_loses_nothing_behind_them() {
 }
 
 #[test]
-fn whose_log_it_is_can_be_seen_without_opening_it() {
+fn log_owner_is_readable_without_opening() {
     let disk = Arc::new(SimDisk::new(1));
     let env = env(&disk, Arc::new(NoPoints));
     let dir = Path::new(DIR);

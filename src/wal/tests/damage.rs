@@ -73,7 +73,7 @@ impl Outcomes {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_is_refused_harmless_or_the_unvouched_tail() {
+fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
     for vouched in [true, false] {
         let written = written(vouched);
         let mut outcomes = Outcomes::default();
@@ -102,7 +102,7 @@ fn a_flipped_bit_anywhere_is_refused_harmless_or_the_unvouched_tail() {
 }
 
 #[test]
-fn a_file_cut_short_or_lost_is_refused_unless_nothing_was_in_it() {
+fn truncated_or_lost_file_is_rejected_unless_unused() {
     let written = written(false);
     let (spare, used) = written.files.split_last().unwrap();
     for file in used {
@@ -126,7 +126,7 @@ fn a_file_cut_short_or_lost_is_refused_unless_nothing_was_in_it() {
 }
 
 #[test]
-fn a_segment_lost_or_cut_short_right_after_the_log_came_to_it_is_missed() {
+fn lost_new_segment_is_detected() {
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = reopen(&disk);
     let mut number = 2;
@@ -148,7 +148,7 @@ fn a_segment_lost_or_cut_short_right_after_the_log_came_to_it_is_missed() {
 }
 
 #[test]
-fn a_term_or_vote_that_rots_is_never_forgotten() {
+fn corrupted_term_or_vote_is_never_forgotten() {
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = reopen(&disk);
     let mut last = HardState::default();
@@ -178,7 +178,7 @@ fn a_term_or_vote_that_rots_is_never_forgotten() {
 }
 
 #[test]
-fn sectors_that_stand_in_each_others_place_or_went_back_in_time_are_noticed() {
+fn swapped_or_stale_sectors_are_detected() {
     let written = written(true);
     let mut outcomes = Outcomes::default();
     let files: Vec<Vec<u8>> =
@@ -203,7 +203,7 @@ fn sectors_that_stand_in_each_others_place_or_went_back_in_time_are_noticed() {
 }
 
 #[test]
-fn a_lost_write_is_noticed_once_something_was_written_after_it() {
+fn lost_write_is_detected_after_a_later_write() {
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = reopen(&disk);
     let images: Vec<Vec<u8>> = (2..=4)
@@ -225,7 +225,7 @@ fn a_lost_write_is_noticed_once_something_was_written_after_it() {
 }
 
 #[test]
-fn damage_that_appears_while_the_log_is_open_is_noticed_by_its_reader() {
+fn damage_to_an_open_log_is_detected_by_its_reader() {
     let disk = Arc::new(SimDisk::new(3));
     let mut opened = reopen(&disk);
     let entries = (2..6).map(|i| entry(i, 1, &[9; 40])).collect();

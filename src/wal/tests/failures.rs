@@ -4,7 +4,7 @@ use super::*;
 use crate::wal::format::{Header, VERSION};
 
 #[test]
-fn the_first_failed_sync_or_write_is_the_last_word() {
+fn first_failed_sync_or_write_poisons_the_log() {
     for fail in [SimDisk::fail_next_sync, SimDisk::fail_writes] {
         let disk = Arc::new(SimDisk::new(1));
         let mut opened = reopen(&disk);
@@ -19,7 +19,7 @@ fn the_first_failed_sync_or_write_is_the_last_word() {
 }
 
 #[test]
-fn what_consensus_never_asks_for_is_refused_and_ends_the_log() {
+fn invalid_group_is_rejected_and_poisons_the_log() {
     let gap = group(2, vec![entry(4, 2, b"")]);
     let below_commit = group(2, vec![entry(2, 2, b"")]);
     let term_falls = group(2, vec![entry(3, 1, b""), entry(4, 1, b"")]);
@@ -51,7 +51,7 @@ fn what_consensus_never_asks_for_is_refused_and_ends_the_log() {
 }
 
 #[test]
-fn a_directory_is_used_by_one_node_at_a_time() {
+fn directory_is_locked_by_one_node() {
     let disk = Arc::new(SimDisk::new(1));
     let opened = reopen(&disk);
     let Err(error) = try_open(&disk) else { panic!("two nodes on one directory") };
@@ -61,7 +61,7 @@ fn a_directory_is_used_by_one_node_at_a_time() {
 }
 
 #[test]
-fn the_log_of_another_cluster_or_member_is_refused_by_name() {
+fn log_of_another_cluster_or_member_is_rejected_by_name() {
     let disk = Arc::new(SimDisk::new(1));
     drop(reopen(&disk));
     for other in
@@ -78,7 +78,7 @@ fn the_log_of_another_cluster_or_member_is_refused_by_name() {
 }
 
 #[test]
-fn a_log_of_a_later_release_asks_for_the_later_release() {
+fn log_of_a_newer_release_requires_an_upgrade() {
     let disk = Arc::new(SimDisk::new(1));
     drop(reopen(&disk));
     let mut bytes = disk.read(&path(1)).unwrap();

@@ -17,7 +17,7 @@ fn fill_up(opened: &mut Opened, from: u64) -> u64 {
 }
 
 #[test]
-fn groups_wait_when_no_further_segment_can_be_made_and_go_on_when_there_is_room() {
+fn groups_wait_on_a_full_disk_and_continue_with_space() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     disk.limit(Some(5000));
@@ -51,7 +51,7 @@ fn groups_wait_when_no_further_segment_can_be_made_and_go_on_when_there_is_room(
 }
 
 #[test]
-fn the_reserve_is_used_when_all_else_is_and_made_again_when_there_is_room() {
+fn reserve_is_used_last_and_recreated_with_space() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = open_with(&disk, Arc::new(NoPoints), 4096).unwrap();
     while opened.writer.idle().unwrap() {}
@@ -95,7 +95,7 @@ fn the_reserve_is_used_when_all_else_is_and_made_again_when_there_is_room() {
 }
 
 #[test]
-fn a_disk_filled_and_freed_a_hundred_times_loses_nothing_and_a_cut_frees_it() {
+fn disk_filled_and_freed_repeatedly_loses_nothing() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = open_with(&disk, Arc::new(NoPoints), 2048).unwrap();
     disk.limit(Some(20_000));
@@ -122,12 +122,12 @@ fn a_disk_filled_and_freed_a_hundred_times_loses_nothing_and_a_cut_frees_it() {
 }
 
 #[test]
-fn a_cut_finds_room_in_a_log_that_has_none_left_for_anything_else() {
+fn truncation_has_room_in_a_full_log() {
     a_cut_finds_room(false);
 }
 
 #[test]
-fn a_cut_finds_room_also_after_a_moment_in_which_nothing_was_written() {
+fn truncation_has_room_after_an_idle_period() {
     a_cut_finds_room(true);
 }
 
@@ -157,7 +157,7 @@ fn a_cut_finds_room(idle: bool) {
 }
 
 #[test]
-fn room_that_came_back_before_the_segment_was_needed_is_used() {
+fn returned_space_is_used_for_the_next_segment() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     disk.limit(Some(2500));
@@ -170,7 +170,7 @@ fn room_that_came_back_before_the_segment_was_needed_is_used() {
 }
 
 #[test]
-fn a_group_that_is_larger_than_all_that_is_ready_waits_and_spoils_nothing() {
+fn oversized_group_waits_and_keeps_the_prepared_segments() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = open_with(&disk, Arc::new(NoPoints), 2048).unwrap();
     for number in 2..9 {

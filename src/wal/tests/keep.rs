@@ -26,7 +26,7 @@ fn a_new_log_is_empty_and_counts_its_starts() {
 }
 
 #[test]
-fn a_group_is_there_after_a_crash_with_all_that_it_held() {
+fn committed_group_survives_a_crash_completely() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     let group = Group {
@@ -43,7 +43,7 @@ fn a_group_is_there_after_a_crash_with_all_that_it_held() {
 }
 
 #[test]
-fn readers_see_an_entry_when_it_is_durable_and_get_at_least_one_at_a_time() {
+fn readers_see_durable_entries_and_get_at_least_one() {
     let disk = Arc::new(SimDisk::new(1));
     let Opened { mut writer, reader, .. } = reopen(&disk);
     assert_eq!(reader.last(), LogIndex(1));
@@ -82,7 +82,7 @@ fn a_replaced_suffix_stays_replaced() {
 }
 
 #[test]
-fn a_group_larger_than_a_segment_gets_a_longer_one() {
+fn oversized_group_gets_a_longer_segment() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
     let big = group(1, vec![entry(2, 1, &[7; 700_000])]);
@@ -94,7 +94,7 @@ fn a_group_larger_than_a_segment_gets_a_longer_one() {
 }
 
 #[test]
-fn the_log_lives_on_a_real_disk_too() {
+fn log_works_on_a_real_disk() {
     let dir = tempfile::tempdir().unwrap();
     let env = Env { disk: Arc::new(RealDisk), ..Env::real() };
     let options = LogOptions { segment_bytes: 64 << 10, ..LogOptions::default() };

@@ -34,7 +34,7 @@ fn expect_doubt(world: &mut World, why: &str) {
 }
 
 #[test]
-fn what_was_killed_is_trusted_as_long_as_the_machine_runs() {
+fn copy_of_a_killed_process_is_trusted_until_reboot() {
     let (mut world, _) = killed();
     assert!(world.start().is_some());
     world.kill();
@@ -45,7 +45,7 @@ fn what_was_killed_is_trusted_as_long_as_the_machine_runs() {
 }
 
 #[test]
-fn what_was_stopped_in_good_order_is_trusted_after_a_boot_but_only_once() {
+fn copy_of_a_clean_shutdown_is_trusted_once_after_a_reboot() {
     let (mut world, _) = killed();
     world.start();
     world.stop();
@@ -58,7 +58,7 @@ fn what_was_stopped_in_good_order_is_trusted_after_a_boot_but_only_once() {
 }
 
 #[test]
-fn where_boots_cannot_be_told_apart_only_an_orderly_stop_counts() {
+fn without_boot_ids_only_a_clean_shutdown_is_trusted() {
     let (mut world, _) = killed();
     *world.clock.boot.lock().unwrap() = None;
     assert_eq!(world.start(), None);
@@ -75,7 +75,7 @@ fn expect_none_known(world: &mut World) {
 }
 
 #[test]
-fn no_record_can_be_missing_or_damaged_without_being_noticed() {
+fn missing_or_damaged_record_is_detected() {
     let (mut world, store) = killed();
     let dir = world.copies().remove(0);
     let records = store.meddle(&dir, |records| records.clone());
@@ -109,7 +109,7 @@ fn world_mark(world: &World) -> Manifest {
 }
 
 #[test]
-fn a_stale_table_is_noticed() {
+fn stale_table_is_detected() {
     let (mut world, store) = World::new();
     world.start();
     let ttl = Duration::from_secs(1);
@@ -126,7 +126,7 @@ fn a_stale_table_is_noticed() {
 }
 
 #[test]
-fn a_copy_of_another_member_cluster_or_disk_is_not_taken() {
+fn copy_of_another_member_cluster_or_disk_is_rejected() {
     let (mut world, _) = killed();
     let right = world.origin;
     for wrong in [
@@ -140,7 +140,7 @@ fn a_copy_of_another_member_cluster_or_disk_is_not_taken() {
 }
 
 #[test]
-fn a_store_of_another_member_under_a_right_mark_is_not_taken() {
+fn store_of_another_member_under_a_valid_manifest_is_rejected() {
     let (mut world, store) = killed();
     let (mut other, theirs) = World::new();
     other.origin = origin(2);
@@ -153,7 +153,7 @@ fn a_store_of_another_member_under_a_right_mark_is_not_taken() {
 }
 
 #[test]
-fn a_copy_that_the_log_does_not_go_on_from_is_not_taken() {
+fn copy_that_does_not_match_the_log_is_rejected() {
     let (mut world, _) = killed();
     let newest = LogIndex(world.log.len() as u64 + 1);
     assert_eq!(world.start_after(newest.next()), None, "a snapshot is newer");
@@ -165,7 +165,7 @@ fn a_copy_that_the_log_does_not_go_on_from_is_not_taken() {
 }
 
 #[test]
-fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
+fn failing_store_costs_only_the_copy() {
     for fault in [Fault::Fails, Fault::Panics] {
         for calls in 0..40 {
             let (mut world, store) = killed();
@@ -184,7 +184,7 @@ fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
 }
 
 #[test]
-fn a_store_that_always_fails_is_left_alone_in_the_end() {
+fn store_that_always_fails_is_abandoned() {
     let (mut world, store) = killed();
     for _ in 0..3 {
         store.fail_after(0, Fault::Panics);
@@ -233,7 +233,7 @@ fn a_process_may_die_after_every_call() {
 }
 
 #[test]
-fn where_there_is_no_room_the_copy_goes_until_there_is() {
+fn copy_is_removed_while_space_is_scarce() {
     let (mut world, _) = killed();
     world.start();
     world.process().post.set_scarce(true);
@@ -251,7 +251,7 @@ fn where_there_is_no_room_the_copy_goes_until_there_is() {
 }
 
 #[test]
-fn a_process_that_dies_of_loading_a_copy_does_so_once() {
+fn crash_during_a_load_discards_the_copy() {
     let (mut world, _) = killed();
     let copy = WarmCopy::OnShelf(Arc::clone(&world.store));
     drop(open(&world.env(), &copy, &world.data, world.origin));
@@ -262,7 +262,7 @@ fn a_process_that_dies_of_loading_a_copy_does_so_once() {
 }
 
 #[test]
-fn a_copy_goes_also_where_not_even_its_mark_can_be_written() {
+fn copy_is_removed_even_if_its_manifest_cannot_be_written() {
     let (mut world, _) = World::new();
     let disk = Arc::new(SimDisk::new(1));
     world.disk = Arc::clone(&disk) as Arc<dyn Disk>;
@@ -277,7 +277,7 @@ fn a_copy_goes_also_where_not_even_its_mark_can_be_written() {
 }
 
 #[test]
-fn without_a_mark_there_is_no_copy_and_the_node_runs() {
+fn node_runs_without_a_copy_if_the_manifest_cannot_be_written() {
     let (mut world, _) = World::new();
     let disk = SimDisk::new(1);
     disk.fail_writes();
@@ -288,7 +288,7 @@ fn without_a_mark_there_is_no_copy_and_the_node_runs() {
 }
 
 #[test]
-fn a_mark_that_is_damaged_is_no_mark() {
+fn damaged_manifest_is_rejected() {
     let (world, _) = killed();
     let path = world.dir().join("manifest");
     let length = world.disk.open(&path, crate::env::OpenMode::Read).unwrap().len().unwrap();
@@ -303,7 +303,7 @@ fn a_mark_that_is_damaged_is_no_mark() {
 }
 
 #[test]
-fn a_load_that_hangs_is_not_waited_for() {
+fn hanging_load_times_out() {
     struct Hanging;
     impl CopyStore for Hanging {
         fn open(&self, _: &Path) -> Result<Box<dyn store::Store>, store::StoreError> {

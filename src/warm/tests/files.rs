@@ -84,7 +84,7 @@ fn recovers(world: &mut World) -> Option<LogIndex> {
 }
 
 #[test]
-fn a_kill_and_an_orderly_stop_leave_a_copy_that_is_loaded() {
+fn kill_or_clean_shutdown_leaves_a_loadable_copy() {
     let Real { mut world, _dir } = killed();
     let newest = LogIndex(world.log.len() as u64 + 1);
     assert_eq!(world.start(), Some(newest));

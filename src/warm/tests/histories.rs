@@ -112,13 +112,13 @@ fn history(seed: u64) -> usize {
 }
 
 #[test]
-fn what_is_loaded_is_what_was_there() {
+fn loaded_copy_equals_the_stored_state() {
     let warm: usize = (0..60).map(history).sum();
     assert!(warm > 300, "a copy was loaded {warm} times only: the test has no teeth");
 }
 
 #[test]
-fn a_copy_that_follows_a_still_state_writes_nothing() {
+fn idle_state_writes_nothing_to_the_copy() {
     let (mut world, store) = World::new();
     world.start();
     world.put("k", "v");
@@ -132,7 +132,7 @@ fn a_copy_that_follows_a_still_state_writes_nothing() {
 }
 
 #[test]
-fn a_copy_that_has_grown_is_written_anew_and_the_old_one_goes() {
+fn grown_copy_is_rewritten_and_the_old_one_removed() {
     let (mut world, _) = World::new();
     world.start();
     let mut seen = std::collections::BTreeSet::new();
@@ -153,7 +153,7 @@ fn a_copy_that_has_grown_is_written_anew_and_the_old_one_goes() {
 }
 
 #[test]
-fn a_copy_that_fell_behind_is_begun_anew_and_loaded_until_then() {
+fn lagging_copy_is_rewritten_and_loaded_until_then() {
     let (mut world, _) = World::new();
     world.start();
     world.put("a", "1");
@@ -175,7 +175,7 @@ fn a_copy_that_fell_behind_is_begun_anew_and_loaded_until_then() {
 }
 
 #[test]
-fn an_image_from_before_the_rows_were_read_is_not_made_the_head() {
+fn image_older_than_the_copied_rows_does_not_become_the_head() {
     let (mut world, _) = World::new();
     world.start();
     for number in 0..40 {
@@ -205,7 +205,7 @@ fn an_image_from_before_the_rows_were_read_is_not_made_the_head() {
 }
 
 #[test]
-fn under_load_the_worker_pauses() {
+fn worker_pauses_under_load() {
     let (mut world, store) = World::new();
     world.sizes = Sizes::default();
     world.start();

@@ -13,7 +13,7 @@ const SEEDS: u64 = 400;
 const STEPS: u64 = 160;
 
 #[test]
-fn random_worlds_yield_the_truth() {
+fn random_worlds_yield_the_expected_events() {
     let seeds = match std::env::var("BOWLINE_WATCH_SEED") {
         Ok(seed) => seed.parse().unwrap()..=seed.parse().unwrap(),
         Err(_) => 1..=SEEDS,

@@ -351,7 +351,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
 ];
 
 #[test]
-fn scripts_yield_what_they_say() {
+fn scripts_yield_the_expected_output() {
     for (name, lines) in CASES {
         let event = size_of::<Event>() + 8;
         let mut script = Script {

@@ -139,7 +139,7 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
 }
 
 #[test]
-fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
+fn waiting_consumer_is_woken_by_each_racing_change() {
     const ROUNDS: u64 = 5_000;
     let world = World::new(WatchLimits::default());
     let mut watcher = world.hub.watch(WatchRequest::new("k"));
@@ -178,7 +178,7 @@ fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
 /// round the first watcher checks at another moment of it. It must then either have the change or
 /// be woken.
 #[test]
-fn no_watcher_sleeps_through_a_change_that_thousands_are_told() {
+fn large_publication_wakes_every_watcher() {
     const WATCHERS: usize = 5_000;
     const ROUNDS: u64 = 600;
     const MOMENTS: u32 = 97;
@@ -237,7 +237,7 @@ fn no_watcher_sleeps_through_a_change_that_thousands_are_told() {
 }
 
 #[test]
-fn a_revision_is_whole_even_for_who_looks_while_it_is_published() {
+fn revision_is_whole_for_a_concurrent_reader() {
     const ROUNDS: u64 = 20;
     const KEYS: usize = 3_000;
     let world = World::new(WatchLimits::default());
@@ -265,7 +265,7 @@ fn a_revision_is_whole_even_for_who_looks_while_it_is_published() {
 }
 
 #[test]
-fn a_driver_that_panics_while_it_publishes_can_still_close_the_hub() {
+fn hub_can_be_closed_after_a_driver_panic() {
     let world = World::new(WatchLimits::default());
     let mut watcher = world.hub.watch(WatchRequest::new("k"));
     let mut store = world.store();
@@ -283,7 +283,7 @@ fn a_driver_that_panics_while_it_publishes_can_still_close_the_hub() {
 }
 
 #[test]
-fn closing_wakes_who_waits() {
+fn close_wakes_waiters() {
     let world = World::new(WatchLimits::default());
     thread::scope(|scope| {
         let mut watcher = world.hub.watch(WatchRequest::new("k"));
@@ -317,7 +317,7 @@ fn counting(panics: bool) -> (Arc<Counting>, Waker) {
 }
 
 #[test]
-fn one_publication_wakes_a_watcher_once_and_others_never() {
+fn publication_wakes_each_matching_watcher_once() {
     let world = World::new(WatchLimits::default());
     let mut one = world.hub.watch(WatchRequest::new(KeyRange::prefix("a")));
     let mut other = world.hub.watch(WatchRequest::new("z"));
@@ -338,7 +338,7 @@ fn one_publication_wakes_a_watcher_once_and_others_never() {
 }
 
 #[test]
-fn a_waker_that_panics_hurts_neither_the_driver_nor_others() {
+fn panicking_waker_affects_neither_the_driver_nor_others() {
     let world = World::new(WatchLimits::default());
     let mut bad = world.hub.watch(WatchRequest::new("k"));
     let mut good = world.hub.watch(WatchRequest::new("k"));
@@ -373,7 +373,7 @@ fn a_dropped_call_loses_nothing_and_a_dropped_watcher_leaves_nothing() {
 }
 
 #[test]
-fn a_watcher_may_be_sent_and_shared() {
+fn watcher_is_send_and_sync() {
     fn is<T: Send + Sync + 'static>() {}
     is::<Watcher>();
     is::<crate::watch::Hub>();

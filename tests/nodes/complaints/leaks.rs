@@ -11,7 +11,7 @@ use crate::stage::{
 
 /// python-etcd#228.
 #[test]
-fn a_try_that_fails_leaves_no_key_that_blocks_others() {
+fn failed_try_lock_leaves_no_key() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     for _ in 0..5 {
@@ -26,7 +26,7 @@ fn a_try_that_fails_leaves_no_key_that_blocks_others() {
 
 /// kazoo#760: the same without a connection.
 #[test]
-fn a_try_without_a_connection_leaves_no_key_either() {
+fn failed_try_lock_without_a_connection_leaves_no_key() {
     let cluster = with(3, |config| {
         let config = config.heartbeat(Duration::from_millis(20));
         let config = config.election_timeout(Duration::from_millis(150));
@@ -45,7 +45,7 @@ fn a_try_without_a_connection_leaves_no_key_either() {
 
 /// redisson#7272, redisson#1626, etcd#17470.
 #[test]
-fn nothing_is_renewed_for_a_session_that_is_closed() {
+fn closed_session_is_not_renewed() {
     let cluster = lasting(3);
     let kept = another_session(&cluster, 0, "closed");
     let guard = kept.mutex("lock").lock().block().unwrap();
@@ -58,7 +58,7 @@ fn nothing_is_renewed_for_a_session_that_is_closed() {
 
 /// etcd#17470, tristanls/dynamodb-lock-client#1.
 #[test]
-fn a_program_that_is_gone_keeps_nothing_alive() {
+fn stopped_program_renews_nothing() {
     let mut cluster = lasting(3);
     let (leader, one, _) = roles(&cluster);
     let gone = mortal(&cluster, one);
@@ -72,7 +72,7 @@ fn a_program_that_is_gone_keeps_nothing_alive() {
 
 /// hazelcast#26526, hazelcast#25344, hazelcast#17498, curator#29.
 #[test]
-fn names_that_were_used_leave_nothing_behind() {
+fn used_lock_names_leave_nothing() {
     let cluster = lasting(1);
     let node = cluster.node(0);
     let session = session(&cluster, 0);
@@ -103,7 +103,7 @@ fn names_that_were_used_leave_nothing_behind() {
 
 /// hazelcast#17709: a holder tries again and again.
 #[test]
-fn who_holds_and_tries_again_grows_nothing() {
+fn repeated_try_lock_by_the_holder_leaves_nothing() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let guard = session.mutex("lock").lock().block().unwrap();
@@ -132,7 +132,7 @@ fn a_guard_dropped_on_any_thread_releases() {
 
 /// nats-server#3653.
 #[test]
-fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
+fn expired_lease_ends_on_all_replicas_in_one_revision() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let lease = kv.grant(STEADY).block().unwrap().id;
@@ -150,7 +150,7 @@ fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
 
 /// redisson#2045, redisson#4462, redisson#2213: permits that are lost permanently.
 #[test]
-fn permits_of_a_crashed_holder_come_back() {
+fn permits_of_a_crashed_holder_are_freed() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let _lost = mortal(&cluster, one).semaphore("gpu", 2).acquire_many(2).block().unwrap();

@@ -5,24 +5,24 @@
 //!
 //! | thread | test |
 //! |---|---|
-//! | etcd#10811 (two hold after a partition), curator#727, go-zookeeper#20, libkv#156 | `cluster`: a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds |
-//! | etcd#6127, redisson#3636, consul#1843 | `edge_cases`: a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder |
-//! | dynamodb-lock-client#1 (where is the fence) | `edge_cases`: a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource |
-//! | dynamodb-lock-client#6 (an outage is no loss) | `edge_cases`: without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost |
+//! | etcd#10811 (two hold after a partition), curator#727, go-zookeeper#20, libkv#156 | `cluster`: partitioned_holder_reports_its_loss_before_another_holds |
+//! | etcd#6127, redisson#3636, consul#1843 | `edge_cases`: session_expiry_frees_the_lock_and_notifies_the_holder |
+//! | dynamodb-lock-client#1 (where is the fence) | `edge_cases`: pause_beyond_the_ttl_is_detected_by_holder_store_and_resource |
+//! | dynamodb-lock-client#6 (an outage is no loss) | `edge_cases`: held_lock_is_lost_after_a_quorum_outage |
 //! | redisson#5698, node-consul#54 (nobody renews) | `walkthroughs`: a_lock_is_renewed_while_its_process_lives |
-//! | consul#18271, consul#985, kubernetes#67651 (the old one notices late) | `walkthroughs`: who_cannot_renew_gives_up_leading_before_another_leads |
-//! | consul#1162, consul#912 (an election of the servers drops all locks) | `edge_cases`: a_change_of_leader_loses_no_lock_and_no_place |
-//! | etcd#11007, etcd#21128, cadence#7608 (candidates that are none) | `walkthroughs`: a_campaign_that_is_dropped_is_no_candidacy |
-//! | redisson#2292, redisson#2665 (a late unlock looks like a bug) | `edge_cases`: a_release_after_the_loss_does_no_harm_and_says_what_was_the_case |
+//! | consul#18271, consul#985, kubernetes#67651 (the old one notices late) | `walkthroughs`: leader_that_cannot_renew_stops_before_another_leads |
+//! | consul#1162, consul#912 (an election of the servers drops all locks) | `edge_cases`: leader_change_keeps_locks_and_queue_entries |
+//! | etcd#11007, etcd#21128, cadence#7608 (candidates that are none) | `walkthroughs`: dropped_campaign_leaves_no_candidacy |
+//! | redisson#2292, redisson#2665 (a late unlock looks like a bug) | `edge_cases`: release_after_a_loss_does_no_harm_and_reports_it |
 //! | redisson#4822 (one node alone gets the lock) | `walkthroughs`: available_while_a_minority_is_down |
-//! | curator#600, curator#583 (an interrupt leaves a key) | `edge_cases`: an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is |
-//! | curator#1092, curator#625 (nobody leads again) | `walkthroughs`: a_leader_elected_cron_runs_once_and_its_successor_runs_soon |
-//! | goauthentik#23876, neonKUBE#80 (not freed after a crash) | `walkthroughs`: freed_after_a_crash |
-//! | etcd#19597 (a waiter whose session has died waits on) | `edge_cases`: a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line |
+//! | curator#600, curator#583 (an interrupt leaves a key) | `edge_cases`: acquire_dropped_with_an_unknown_outcome_is_undone |
+//! | curator#1092, curator#625 (nobody leads again) | `walkthroughs`: leader_elected_cron_runs_once_and_its_successor_takes_over |
+//! | goauthentik#23876, neonKUBE#80 (not freed after a crash) | `walkthroughs`: crashed_holder_frees_the_lock |
+//! | etcd#19597 (a waiter whose session has died waits on) | `edge_cases`: session_expiry_ends_the_wait_and_removes_the_queue_entry |
 //! | kube-vip#282, dynamolock#778, dynamodb-lock-client#34 (waiting for one's own ghost) | `edge_cases`: a_node_that_restarts_ends_its_old_session_at_once |
-//! | cortx-hare#10 (herds) | `walkthroughs`: the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one |
+//! | cortx-hare#10 (herds) | `walkthroughs`: six_steps_with_the_mutex_serve_in_order_and_wake_one |
 //! | etcd#22384 (a mutex cannot be resumed) | `edge_cases`: a_session_that_is_resumed_after_a_restart_keeps_its_lock |
-//! | hazelcast#24037, python-etcd#267 (a time limit for one hold) | `walkthroughs`: a_lock_with_a_limit_is_not_renewed_while_its_process_lives |
+//! | hazelcast#24037, python-etcd#267 (a time limit for one hold) | `walkthroughs`: lock_with_max_hold_is_not_renewed |
 //! | portalocker#139 (two are inside) | `walkthroughs`: mutual_exclusion |
 
 mod leaks;
@@ -32,7 +32,7 @@ mod waiting;
 
 /// A test that is renamed must be renamed in the table above.
 #[test]
-fn the_table_names_tests_that_exist() {
+fn table_names_existing_tests() {
     let tests = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nodes");
     let mut rows = 0;
     for row in include_str!("mod.rs").lines().filter(|line| line.starts_with("//! | ")) {

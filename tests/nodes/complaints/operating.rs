@@ -8,7 +8,7 @@ use crate::stage::{another_leader, another_session, lasting, roles, session, wit
 
 /// python-etcd#123: unexpected keys below the name of a lock.
 #[test]
-fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
+fn foreign_keys_below_the_lock_name_block_no_request() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     kv.put("lock/note", "no lease: no waiter").block().unwrap();
@@ -22,7 +22,7 @@ fn keys_of_other_shapes_below_the_name_hold_nobody_up() {
 
 /// network-operator#3256, ovn-kubernetes#3959: a short outage of the store ends the leadership.
 #[test]
-fn a_short_hiccup_of_the_store_costs_no_lock() {
+fn short_store_outage_costs_no_lock() {
     let cluster = with(3, |config| {
         let config = config.heartbeat(Duration::from_millis(20));
         config.election_timeout(Duration::from_millis(150)).session_ttl(Duration::from_secs(5))
@@ -38,7 +38,7 @@ fn a_short_hiccup_of_the_store_costs_no_lock() {
 
 /// etcd#6127, where operators ask who holds a lock.
 #[test]
-fn who_holds_and_who_waits_is_readable_by_anyone() {
+fn holders_and_waiters_are_readable_by_anyone() {
     let cluster = lasting(3);
     let holder = another_session(&cluster, 0, "billing-7");
     let guard = holder.mutex("lock").lock().block().unwrap();

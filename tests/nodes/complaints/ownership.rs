@@ -12,7 +12,7 @@ use crate::stage::{
 
 /// etcd#11456, etcd#9921.
 #[test]
-fn a_lock_is_not_handed_to_a_session_that_has_ended() {
+fn lock_is_not_granted_to_an_ended_session() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let dying = another_session(&cluster, 1, "dying");
@@ -28,7 +28,7 @@ fn a_lock_is_not_handed_to_a_session_that_has_ended() {
 
 /// etcd#11457.
 #[test]
-fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
+fn no_update_is_lost_when_holders_pause_beyond_their_lease() {
     let cluster = lasting_with(3, |config| config.session_ttl(SHORT));
     let (acknowledged, unknown) = (Counts::default(), AtomicU64::new(0));
     let done = AtomicBool::new(false);
@@ -98,7 +98,7 @@ fn add_one(node: &Node) -> Option<Result<(), Effect>> {
 
 /// etcd#11429.
 #[test]
-fn after_a_holder_panics_one_of_two_waiters_holds() {
+fn one_of_two_waiters_acquires_after_a_holder_panics() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let (two, three) = (session(&cluster, 1), session(&cluster, 2));
@@ -119,7 +119,7 @@ fn after_a_holder_panics_one_of_two_waiters_holds() {
 
 /// etcd#15247, first part: a leader whose disk had blocked expired all leases.
 #[test]
-fn a_leader_that_stood_still_ends_no_lease() {
+fn paused_leader_ends_no_lease() {
     let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -136,7 +136,7 @@ fn a_leader_that_stood_still_ends_no_lease() {
 
 /// etcd#15247, second part; etcd#12528.
 #[test]
-fn a_leader_that_nobody_follows_renews_nothing() {
+fn leader_without_followers_renews_no_lease() {
     let cluster = lasting(3);
     let leader = cluster.leader().block().unwrap();
     let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
@@ -160,7 +160,7 @@ fn hundreds_of_sessions_of_one_node_are_all_renewed() {
 
 /// etcd#10756.
 #[test]
-fn a_thousand_tasks_on_one_session_count_to_a_thousand() {
+fn thousand_tasks_on_one_session_count_to_a_thousand() {
     let cluster = lasting(1);
     let session = session(&cluster, 0);
     let count = Arc::new(AtomicU64::new(0));
@@ -186,7 +186,7 @@ fn a_thousand_tasks_on_one_session_count_to_a_thousand() {
 
 /// curator#1121.
 #[test]
-fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
+fn new_session_does_not_adopt_the_old_queue_entry() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
     let other = cluster.node(two).open_session().ttl(LONG).block().unwrap();
@@ -208,7 +208,7 @@ fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
 
 /// redisson#3194.
 #[test]
-fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
+fn renewals_continue_after_a_connection_loss() {
     let cluster = steady(3);
     let (leader, one, _) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -223,7 +223,7 @@ fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
 
 /// awslabs/amazon-dynamodb-lock-client PR 116, dynamolock#14, tristanls/dynamodb-lock-client#1.
 #[test]
-fn a_released_lock_is_not_brought_back_by_a_renewal_and_one_taken_again_is_renewed() {
+fn released_lock_is_not_renewed_and_a_new_hold_is() {
     let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let mutex = session(&cluster, one).mutex("lock");

@@ -11,7 +11,7 @@ use crate::stage::{
 
 /// kubernetes#23731, contrib#690: the old leader was blocked in a call for a minute.
 #[test]
-fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
+fn blocked_holder_is_notified_of_its_loss_in_time() {
     let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(60)));
     let (_, one, two) = roles(&cluster);
     let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -25,7 +25,7 @@ fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
 
 /// cagriekin/charts#326, charts#327.
 #[test]
-fn a_candidate_whose_session_ends_is_no_candidate_and_no_leader() {
+fn candidate_with_an_ended_session_neither_waits_nor_leads() {
     let cluster = lasting(3);
     let leads = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
     let dying = another_session(&cluster, 1, "dying");
@@ -41,7 +41,7 @@ fn a_candidate_whose_session_ends_is_no_candidate_and_no_leader() {
 
 /// etcd#14641.
 #[test]
-fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
+fn campaign_survives_a_paused_cluster_leader() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let first = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
@@ -57,7 +57,7 @@ fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
 
 /// tiflow#5753.
 #[test]
-fn a_node_campaigns_again_after_its_session_was_lost() {
+fn node_campaigns_again_after_losing_its_session() {
     let cluster = steady(3);
     let (_, one, _) = roles(&cluster);
     let first = session(&cluster, one).election("jobs").campaign("one").block().unwrap();
@@ -71,7 +71,7 @@ fn a_node_campaigns_again_after_its_session_was_lost() {
 
 /// consul#4902.
 #[test]
-fn a_lock_is_used_again_after_it_was_lost() {
+fn lost_lock_can_be_acquired_again() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
     for _ in 0..3 {
@@ -84,7 +84,7 @@ fn a_lock_is_used_again_after_it_was_lost() {
 
 /// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first waiter in the queue is dead.
 #[test]
-fn dead_waiters_at_the_front_hold_nobody_up() {
+fn dead_waiters_at_the_front_block_no_request() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, leader).mutex("lock").lock().block().unwrap();
@@ -107,7 +107,7 @@ fn dead_waiters_at_the_front_hold_nobody_up() {
 
 /// redisson#763, redisson#5762, curator#1046: a missed wake-up.
 #[test]
-fn of_many_waiters_nobody_is_forgotten() {
+fn every_one_of_many_waiters_is_served() {
     let cluster = lasting(3);
     let gate = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     std::thread::scope(|scope| {
@@ -152,7 +152,7 @@ fn a_release_without_a_connection_leaves_the_lock_usable() {
 
 /// atomix#808.
 #[test]
-fn who_gave_up_waiting_holds_nobody_up() {
+fn timed_out_waiter_blocks_no_request() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let quitter = session(&cluster, 1);
@@ -166,7 +166,7 @@ fn who_gave_up_waiting_holds_nobody_up() {
 
 /// atomix#544.
 #[test]
-fn locks_work_after_everybody_has_restarted() {
+fn locks_work_after_all_members_restarted() {
     let mut cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let token = guard.token();

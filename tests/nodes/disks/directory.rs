@@ -57,7 +57,7 @@ fn takes_nothing(cluster: &Cluster, member: usize, when: &str) {
 }
 
 #[test]
-fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
+fn directory_of_another_cluster_or_member_is_rejected_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let of = |name: &str, token: &str| {
         let members = [("a", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
@@ -80,7 +80,7 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
 }
 
 #[test]
-fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
+fn members_reject_swapped_directories_unchanged() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     let dirs = [1, 2].map(|member| cluster.data_dir(member));
@@ -115,7 +115,7 @@ fn fault(config: Config, words: &str) -> DataErrorKind {
 }
 
 #[test]
-fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
+fn directory_errors_have_distinct_kinds() {
     let (dir, files) = solo(12, 40);
     let config = || config(dir.path());
     let node = start(config());
@@ -144,7 +144,7 @@ fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
 }
 
 #[test]
-fn a_directory_in_use_is_refused() {
+fn directory_in_use_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let node = start(config(dir.path()));
     let error = Node::start(config(dir.path())).block().expect_err("it is in use");
@@ -153,7 +153,7 @@ fn a_directory_in_use_is_refused() {
 }
 
 #[test]
-fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
+fn wiped_member_of_three_does_not_return_under_its_old_id() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     let files = wipe(&mut cluster, 1);
@@ -182,7 +182,7 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
 }
 
 #[test]
-fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
+fn wiped_member_of_three_is_replaced_by_a_new_one() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     let files = wipe(&mut cluster, 1);
@@ -208,7 +208,7 @@ fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
 }
 
 #[test]
-fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
+fn two_wiped_members_of_three_never_form_a_cluster() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     cluster.kill(0).block();
@@ -234,7 +234,7 @@ fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
 }
 
 #[test]
-fn a_member_of_three_without_its_log_is_a_wiped_one() {
+fn member_of_three_without_its_log_counts_as_wiped() {
     let mut keys = 0;
     let mut cluster = with_keys(&mut keys);
     cluster.kill(2).block();
@@ -249,7 +249,7 @@ fn a_member_of_three_without_its_log_is_a_wiped_one() {
 }
 
 #[test]
-fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
+fn older_copy_of_a_member_directory_is_detected_by_peers() {
     let mut keys = 0;
     // A new leader would not know the log of the member.
     let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
@@ -292,7 +292,7 @@ fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
 }
 
 #[test]
-fn a_single_node_knows_nothing_of_what_its_directory_has_never_held() {
+fn single_node_cannot_detect_an_older_copy_of_its_directory() {
     let (dir, older) = solo(5, 40);
     let node = start(config(dir.path()));
     for i in 0..5 {

@@ -124,7 +124,7 @@ impl Written {
 }
 
 #[test]
-fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
+fn single_node_survives_a_hundred_full_disks() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, env) = quota();
     let configured = || config(dir.path()).env(env.clone());
@@ -157,7 +157,7 @@ fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
 }
 
 #[test]
-fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_room() {
+fn cluster_survives_full_disks_while_a_quorum_has_space() {
     let (disk, env) = quota();
     let mut cluster = three_with(move |config: Config| config.env(env.clone()));
     let (mut written, mut handed_over, mut full_to_the_end) = (Written::default(), 0, 0);

@@ -42,7 +42,7 @@ fn path_of(dir: &Path, segment: usize) -> PathBuf {
 }
 
 #[test]
-fn a_single_node_refuses_damage_at_any_byte_that_was_vouched_for_and_cuts_what_was_not() {
+fn single_node_rejects_damage_to_synced_bytes_and_truncates_the_rest() {
     let values = 12;
     let (dir, files) = solo(values, 40);
     let Records { end, vouched } = Records::of(1, files.segment(1));
@@ -66,7 +66,7 @@ fn a_single_node_refuses_damage_at_any_byte_that_was_vouched_for_and_cuts_what_w
 }
 
 #[test]
-fn what_a_crash_left_behind_the_end_is_cut_off() {
+fn torn_record_at_the_end_is_truncated() {
     let values = 12;
     let (dir, files) = solo(values, 40);
     let Records { end, .. } = Records::of(1, files.segment(1));
@@ -81,7 +81,7 @@ fn what_a_crash_left_behind_the_end_is_cut_off() {
 }
 
 #[test]
-fn a_single_node_refuses_segments_that_are_cut_short_zeroed_missing_or_not_its_own() {
+fn single_node_rejects_short_zeroed_missing_or_foreign_segments() {
     let values = 60;
     let (dir, files) = solo(values, 3_000);
     let last = files.last();
@@ -137,7 +137,7 @@ const DAMAGES: [(&str, Damage); 3] = [
 ];
 
 #[test]
-fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
+fn cluster_of_three_survives_any_damage_to_one_log() {
     let mut cluster = three();
     let mut keys = 0;
     for _ in 0..40 {

@@ -92,7 +92,7 @@ fn damages(files: &Files, older: &Files, every: usize) -> Vec<(String, Files)> {
 }
 
 #[test]
-fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_again() {
+fn single_node_starts_only_with_an_intact_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let start = || Node::start(snapping(config(dir.path()))).block();
     let node = start().unwrap();
@@ -125,7 +125,7 @@ fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_aga
 }
 
 #[test]
-fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member() {
+fn member_of_three_fetches_a_replacement_for_a_damaged_snapshot() {
     let mut cluster = three_with(snapping);
     let (victim, mut keys) = (1, 0);
     let dir = cluster.data_dir(victim);
@@ -161,7 +161,7 @@ fn until_away_too_long(kv: &Client, dir: &Path) {
 
 /// The leader detects the damage by itself, although nothing more is written.
 #[test]
-fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoever_needs_it() {
+fn snapshot_damaged_at_runtime_is_rewritten() {
     // The state stays small, so that snapshots are frequent.
     let history = History::default().revisions_max(100);
     let mut cluster = three_with(move |config| snapping(config).history(history.clone()));
@@ -213,7 +213,7 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
 
 /// The founder was started without knowing other members, and is again later.
 #[test]
-fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_came_later() {
+fn founder_with_lost_data_fetches_it_from_later_members() {
     let dir = tempfile::tempdir().unwrap();
     let addresses = [(); 3].map(|()| loopback::address());
     let names = ["one", "two", "three"];

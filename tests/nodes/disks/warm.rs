@@ -44,7 +44,7 @@ fn copies(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn whatever_becomes_of_the_warm_copy_nothing_is_lost() {
+fn damage_to_the_warm_copy_loses_no_data() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let mut keys = 0;

@@ -31,7 +31,7 @@ fn is_too_large(result: &Result<(), GuardError>) -> bool {
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_the_lock_is_released_all_the_same() {
+fn oversized_bound_value_is_rejected_and_the_lock_released() {
     let cluster = lasting(3);
     let (leader, follower, other) = roles(&cluster);
     for member in [leader, follower] {
@@ -45,7 +45,7 @@ fn what_is_too_large_is_refused_and_the_lock_is_released_all_the_same() {
 }
 
 #[test]
-fn a_second_value_that_is_refused_leaves_the_first_to_go_with_the_hold() {
+fn rejected_second_bound_value_leaves_the_first_bound() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let guard = lock(&mine);
@@ -71,7 +71,7 @@ fn bind_all(guard: &Guard) -> u64 {
 }
 
 #[test]
-fn as_much_goes_with_a_hold_as_fits_into_an_entry_and_more_is_refused() {
+fn bound_keys_of_a_hold_are_limited_to_one_entry() {
     let cluster = lasting(3);
     let (_, follower, other) = roles(&cluster);
     let mine = session(&cluster, follower);
@@ -86,7 +86,7 @@ fn as_much_goes_with_a_hold_as_fits_into_an_entry_and_more_is_refused() {
 }
 
 #[test]
-fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
+fn commit_and_release_deletes_many_bound_keys() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let kv = mine.client();
@@ -118,7 +118,7 @@ fn holds_at_most(hold: &Hold, ops: usize) {
 }
 
 #[test]
-fn how_many_operations_go_under_each_kind_of_lock() {
+fn each_lock_kind_leaves_room_for_a_number_of_operations() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     holds_at_most(&lock(&mine), 126);

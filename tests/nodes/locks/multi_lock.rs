@@ -26,7 +26,7 @@ fn counts(node: &Node, names: [&str; 3]) -> [u64; 3] {
 }
 
 #[test]
-fn all_are_taken_or_none() {
+fn lock_all_takes_all_or_none() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let held = sessions[0].mutex("b").lock().block().unwrap();
@@ -52,7 +52,7 @@ fn all_are_taken_or_none() {
 }
 
 #[test]
-fn sets_in_any_order_never_wait_in_a_circle() {
+fn lock_sets_in_any_order_never_deadlock() {
     let cluster = lasting(3);
     let sets = [["a", "b"], ["b", "c"], ["c", "a"]];
     std::thread::scope(|scope| {
@@ -77,7 +77,7 @@ fn sets_in_any_order_never_wait_in_a_circle() {
 }
 
 #[test]
-fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
+fn deleted_key_in_one_queue_ends_the_whole_multi_lock() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let kv = cluster.node(0).client();
@@ -101,7 +101,7 @@ fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
 }
 
 #[test]
-fn a_session_that_ends_leaves_all_lines_whether_it_waits_or_holds() {
+fn session_end_leaves_all_queues() {
     let cluster = lasting(3);
     let first = session(&cluster, 0).mutex("c").lock().block().unwrap();
     let mine = another_session(&cluster, 1, "mine");
@@ -120,7 +120,7 @@ fn a_session_that_ends_leaves_all_lines_whether_it_waits_or_holds() {
 }
 
 #[test]
-fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
+fn dropped_multi_lock_wait_leaves_all_queues() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let held = session(&cluster, two).mutex("c").lock().block().unwrap();
@@ -141,7 +141,7 @@ fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
 }
 
 #[test]
-fn a_holder_of_several_that_is_cut_off_has_lost_them_before_others_hold() {
+fn partitioned_holder_of_several_locks_loses_them_before_others_hold() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let all = mortal(&cluster, one).lock_all(["a", "b"]).block().unwrap();
@@ -152,7 +152,7 @@ fn a_holder_of_several_that_is_cut_off_has_lost_them_before_others_hold() {
 }
 
 #[test]
-fn a_node_that_restarts_leaves_none_of_several_behind() {
+fn restarted_node_leaves_no_multi_lock() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let all = session(&cluster, one).lock_all(["a", "b"]).block().unwrap();
@@ -164,7 +164,7 @@ fn a_node_that_restarts_leaves_none_of_several_behind() {
 }
 
 #[test]
-fn no_names_and_too_many_names_are_refused() {
+fn empty_and_excessive_lock_sets_are_rejected() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let error = mine.lock_all(Vec::<String>::new()).block().unwrap_err();
@@ -179,7 +179,7 @@ fn no_names_and_too_many_names_are_refused() {
 }
 
 #[test]
-fn what_is_dropped_with_its_session_as_it_enters_fills_no_line() {
+fn multi_lock_dropped_with_its_session_leaves_no_entries() {
     let config = |config: Config| config.lock_waiters_max(4).session_ttl(LONG);
     let cluster = with(1, config);
     for _ in 0..20 {

@@ -43,7 +43,7 @@ fn steps(words: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_owner_reads_again_and_reads_what_it_writes() {
+fn owner_reenters_reads_and_reads_its_own_write_lock() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
@@ -66,7 +66,7 @@ fn an_owner_reads_again_and_reads_what_it_writes() {
 }
 
 #[test]
-fn an_owner_that_has_upgraded_writes_again_and_one_that_has_downgraded_does_not() {
+fn owner_reenters_writes_only_while_upgraded() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
@@ -88,7 +88,7 @@ fn an_owner_that_has_upgraded_writes_again_and_one_that_has_downgraded_does_not(
 }
 
 #[test]
-fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
+fn owner_that_reads_and_requests_a_write_deadlocks() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
@@ -100,7 +100,7 @@ fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
 }
 
 #[test]
-fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
+fn released_entry_of_an_owner_closes_no_deadlock() {
     for gives_up in [false, true] {
         let cluster = lasting(1);
         let (node, mine) = (cluster.node(0), session(&cluster, 0));
@@ -127,7 +127,7 @@ fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
 }
 
 #[test]
-fn an_owner_holds_several_again_as_one_or_each() {
+fn owner_reenters_several_locks_together_or_singly() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let owner = mine.owner("ann");
@@ -147,7 +147,7 @@ fn an_owner_holds_several_again_as_one_or_each() {
 }
 
 #[test]
-fn a_circle_of_mutexes_over_three_nodes_is_named() {
+fn deadlock_of_mutexes_over_three_nodes_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -167,7 +167,7 @@ fn a_circle_of_mutexes_over_three_nodes_is_named() {
 }
 
 #[test]
-fn a_circle_through_readers_and_writers_is_named() {
+fn deadlock_of_readers_and_writers_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -182,7 +182,7 @@ fn a_circle_through_readers_and_writers_is_named() {
 }
 
 #[test]
-fn a_reader_that_waits_behind_a_writer_closes_a_circle_too() {
+fn reader_behind_a_waiting_writer_closes_a_deadlock() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -202,7 +202,7 @@ fn a_reader_that_waits_behind_a_writer_closes_a_circle_too() {
 }
 
 #[test]
-fn a_circle_through_several_locks_at_once_is_named() {
+fn deadlock_through_a_multi_lock_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -217,7 +217,7 @@ fn a_circle_through_several_locks_at_once_is_named() {
 }
 
 #[test]
-fn a_circle_through_an_upgrade_is_named() {
+fn deadlock_through_an_upgrade_is_named() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -246,7 +246,7 @@ fn a_circle_through_an_upgrade_is_named() {
 }
 
 #[test]
-fn two_readers_of_one_lock_that_upgrade_are_told_which_one_may() {
+fn second_upgrade_of_two_readers_is_rejected() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -260,7 +260,7 @@ fn two_readers_of_one_lock_that_upgrade_are_told_which_one_may() {
 }
 
 #[test]
-fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
+fn semaphores_and_ordered_acquisitions_report_no_deadlock() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
@@ -295,7 +295,7 @@ fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
 }
 
 #[test]
-fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
+fn deadlock_search_is_fast_for_an_owner_with_many_tasks() {
     let cluster = lasting(1);
     let (node, mine) = (cluster.node(0), session(&cluster, 0));
     let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
@@ -312,7 +312,7 @@ fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
 }
 
 #[test]
-fn two_tasks_of_one_owner_that_ask_at_the_same_time_do_not_wait_for_each_other() {
+fn concurrent_tasks_of_one_owner_do_not_wait_for_each_other() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.mutex("lock"));
@@ -332,7 +332,7 @@ fn two_tasks_of_one_owner_that_ask_at_the_same_time_do_not_wait_for_each_other()
 }
 
 #[test]
-fn two_tasks_of_one_owner_that_would_wait_for_each_other_are_told_so_when_one_of_them_holds() {
+fn deadlock_between_tasks_of_one_owner_is_reported_once_one_holds() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));

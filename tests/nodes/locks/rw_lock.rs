@@ -59,7 +59,7 @@ fn upgrades(guard: ReadGuard, node: &Node) -> Begun<Result<WriteGuard, UpgradeEr
 }
 
 #[test]
-fn readers_hold_together_and_a_writer_holds_alone() {
+fn readers_share_the_lock_and_a_writer_excludes_all() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let readers = sessions.each_ref().map(read);
@@ -83,7 +83,7 @@ fn readers_hold_together_and_a_writer_holds_alone() {
 }
 
 #[test]
-fn no_reader_passes_a_writer_that_waits() {
+fn reader_never_overtakes_a_waiting_writer() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let first = read(&sessions[0]);
@@ -100,7 +100,7 @@ fn no_reader_passes_a_writer_that_waits() {
 }
 
 #[test]
-fn when_a_writer_that_waits_gives_up_the_readers_behind_it_come_in() {
+fn readers_are_granted_when_the_waiting_writer_gives_up() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let first = read(&sessions[0]);
@@ -112,7 +112,7 @@ fn when_a_writer_that_waits_gives_up_the_readers_behind_it_come_in() {
 }
 
 #[test]
-fn a_downgrade_lets_readers_in_and_keeps_the_place_and_the_token() {
+fn downgrade_admits_readers_and_keeps_queue_position_and_token() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let writer = sessions[0].rw_lock(LOCK).write().block().unwrap();
@@ -128,7 +128,7 @@ fn a_downgrade_lets_readers_in_and_keeps_the_place_and_the_token() {
 }
 
 #[test]
-fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
+fn pending_write_of_a_downgraded_writer_fails() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let kv = cluster.node(two).client();
@@ -155,7 +155,7 @@ fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
 }
 
 #[test]
-fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
+fn writer_may_write_however_it_acquired_the_lock() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().block();
@@ -185,8 +185,7 @@ fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
 }
 
 #[test]
-fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_not_wait_for_itself()
-{
+fn rejected_downgrade_can_be_upgraded_again_once_the_alarm_ends() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
     let writer = session(&cluster, 0).rw_lock(LOCK).write().block().unwrap();
@@ -209,7 +208,7 @@ fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_n
 }
 
 #[test]
-fn a_downgrade_of_what_is_lost_says_so() {
+fn downgrade_of_a_lost_lock_returns_lost() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let writer = mine.rw_lock(LOCK).write().block().unwrap();
@@ -221,7 +220,7 @@ fn a_downgrade_of_what_is_lost_says_so() {
 }
 
 #[test]
-fn a_downgrade_that_is_not_confirmed_in_time_reads_and_others_read_beside_it_sooner_or_later() {
+fn unconfirmed_downgrade_reads_and_eventually_admits_readers() {
     let cluster = lasting_with(3, |config| config.call_deadline(STEADY));
     let (leader, one, _) = roles(&cluster);
     let read = session(&cluster, leader).rw_lock(LOCK).read();
@@ -247,7 +246,7 @@ fn a_downgrade_that_is_dropped_releases() {
 }
 
 #[test]
-fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
+fn upgrade_waits_for_other_readers_but_not_for_writers() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
@@ -271,7 +270,7 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
 }
 
 #[test]
-fn an_upgrade_and_a_reader_that_comes_after_it_do_not_wait_for_each_other() {
+fn upgrade_and_a_later_reader_do_not_deadlock() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
@@ -286,7 +285,7 @@ fn an_upgrade_and_a_reader_that_comes_after_it_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
+fn second_upgrade_is_rejected_and_keeps_reading() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
@@ -301,7 +300,7 @@ fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
 }
 
 #[test]
-fn an_upgrade_that_only_tries_gives_the_reader_back() {
+fn failed_try_upgrade_returns_the_read_guard() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
@@ -319,7 +318,7 @@ fn an_upgrade_that_only_tries_gives_the_reader_back() {
 }
 
 #[test]
-fn an_upgrade_that_takes_too_long_gives_the_reader_back() {
+fn timed_out_upgrade_returns_the_read_guard() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (one, _two) = (read(&mine), read(&mine));
@@ -330,7 +329,7 @@ fn an_upgrade_that_takes_too_long_gives_the_reader_back() {
 }
 
 #[test]
-fn an_upgrade_that_is_given_up_stays_a_reader_and_one_that_is_dropped_leaves_nothing() {
+fn canceled_upgrade_keeps_reading_and_dropped_upgrade_releases() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (one, two) = (read(&mine), read(&mine));
@@ -348,7 +347,7 @@ fn an_upgrade_that_is_given_up_stays_a_reader_and_one_that_is_dropped_leaves_not
 }
 
 #[test]
-fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
+fn upgrade_canceled_with_an_unknown_outcome_ends_as_a_reader() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
@@ -376,7 +375,7 @@ fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
 }
 
 #[test]
-fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() {
+fn canceled_upgrade_is_not_mistaken_for_a_writer_by_the_next() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
@@ -414,7 +413,7 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
 }
 
 #[test]
-fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
+fn upgrade_dropped_after_an_undelivered_grant_leaves_a_reader() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
@@ -438,7 +437,7 @@ fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
 }
 
 #[test]
-fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() {
+fn partitioned_upgrade_times_out_and_leaves_a_reader() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
@@ -462,7 +461,7 @@ fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() 
 }
 
 #[test]
-fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
+fn upgrade_does_not_overtake_a_reader_blocked_by_a_writer() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
@@ -494,7 +493,7 @@ fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
 }
 
 #[test]
-fn a_read_that_is_lost_while_it_is_upgraded_fails_the_upgrade() {
+fn upgrade_fails_if_its_read_lock_is_lost() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
@@ -509,7 +508,7 @@ fn a_read_that_is_lost_while_it_is_upgraded_fails_the_upgrade() {
 }
 
 #[test]
-fn an_upgrade_whose_own_key_is_deleted_gives_the_reader_back() {
+fn upgrade_with_a_deleted_key_returns_the_read_guard() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (mine, _other) = (read(&sessions[0]), read(&sessions[1]));
@@ -522,7 +521,7 @@ fn an_upgrade_whose_own_key_is_deleted_gives_the_reader_back() {
 }
 
 #[test]
-fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
+fn session_end_ends_its_reads_and_upgrades() {
     let cluster = lasting(3);
     let mine = another_session(&cluster, 0, "mine");
     let other = session(&cluster, 1);
@@ -541,7 +540,7 @@ fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
 }
 
 #[test]
-fn a_writer_that_is_cut_off_has_lost_before_the_readers_come_in() {
+fn partitioned_writer_loses_before_readers_are_granted() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let writer = mortal(&cluster, one).rw_lock(LOCK).write().block().unwrap();
@@ -553,7 +552,7 @@ fn a_writer_that_is_cut_off_has_lost_before_the_readers_come_in() {
 }
 
 #[test]
-fn a_node_that_restarts_leaves_no_reader_behind() {
+fn restarted_node_leaves_no_reader() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let reader = read(&session(&cluster, one));
@@ -566,7 +565,7 @@ fn a_node_that_restarts_leaves_no_reader_behind() {
 }
 
 #[test]
-fn a_reader_whose_key_is_deleted_by_hand_loses_alone() {
+fn reader_with_a_deleted_key_is_the_only_one_lost() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
@@ -580,7 +579,7 @@ fn a_reader_whose_key_is_deleted_by_hand_loses_alone() {
 }
 
 #[test]
-fn a_name_that_is_in_use_for_another_kind_is_refused() {
+fn rw_lock_name_rejects_another_lock_kind() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let reader = read(&mine);

@@ -26,7 +26,7 @@ fn waits(semaphore: &Semaphore, node: &Node, permits: u32) -> Waits {
 }
 
 #[test]
-fn so_many_hold_and_the_next_waits_for_any_of_them() {
+fn semaphore_admits_its_limit_and_the_next_waits_for_any_release() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 2));
     let one = of[0].acquire().block().unwrap();
@@ -65,7 +65,7 @@ fn request_for_many_permits_is_not_overtaken() {
 }
 
 #[test]
-fn other_limits_other_kinds_and_more_than_there_are_are_refused() {
+fn wrong_limit_wrong_kind_and_excess_permits_are_rejected() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let error = mine.semaphore(NAME, 2).acquire_many(3).block().unwrap_err();
@@ -82,7 +82,7 @@ fn other_limits_other_kinds_and_more_than_there_are_are_refused() {
 }
 
 #[test]
-fn more_permits_let_in_who_waits_and_the_old_limit_is_refused() {
+fn raised_limit_grants_waiters_and_rejects_the_old_limit() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 1));
     let one = of[0].acquire().block().unwrap();
@@ -100,7 +100,7 @@ fn more_permits_let_in_who_waits_and_the_old_limit_is_refused() {
 }
 
 #[test]
-fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
+fn lowered_limit_waits_for_holders_and_rejects_oversized_waiters() {
     let cluster = lasting(3);
     let of = [0, 1, 2].map(|member| session(&cluster, member).semaphore(NAME, 3));
     let held = [&of[0], &of[1]].map(|of| of.acquire().block().unwrap());
@@ -120,7 +120,7 @@ fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
 
 /// Permits stay held when the limit is lowered. Their entries look like waiting requests, but lose nothing by that.
 #[test]
-fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
+fn permit_beyond_a_lowered_limit_survives_a_handoff() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 2));
     let [one, two] = of.each_ref().map(|of| of.acquire().block().unwrap());
@@ -137,7 +137,7 @@ fn a_permit_beyond_a_lowered_limit_survives_a_hand_over() {
 }
 
 #[test]
-fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too_many() {
+fn waiter_learning_of_its_entry_and_a_resize_together_is_rejected() {
     let cluster = lasting(3);
     let (leader, far, _) = roles(&cluster);
     let of = [leader, far].map(|member| session(&cluster, member).semaphore(NAME, 3));
@@ -158,7 +158,7 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
 }
 
 #[test]
-fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing() {
+fn unconfirmed_resize_reports_an_unknown_effect() {
     let cluster = lasting(3);
     let (_, far, other) = roles(&cluster);
     let of = session(&cluster, far).semaphore(NAME, 1);
@@ -176,7 +176,7 @@ fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing()
 }
 
 #[test]
-fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
+fn resize_of_a_long_queue_takes_several_entries() {
     let cluster = lasting(1);
     let node = cluster.node(0);
     let of = session(&cluster, 0).semaphore(NAME, 5);
@@ -200,7 +200,7 @@ fn a_resize_of_a_long_line_takes_several_entries_and_reaches_all() {
 }
 
 #[test]
-fn slots_are_numbers_that_nobody_else_has_with_tokens_that_rise() {
+fn slots_are_exclusive_and_have_rising_tokens() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 3));
     let (one, two) = (of[0].acquire().block().unwrap(), of[1].acquire_many(2).block().unwrap());
@@ -218,7 +218,7 @@ fn slots_are_numbers_that_nobody_else_has_with_tokens_that_rise() {
 }
 
 #[test]
-fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_still_there() {
+fn lost_permit_returns_no_slots_despite_remaining_rows() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let permit = mine.semaphore(NAME, 2).acquire().block().unwrap();
@@ -231,7 +231,7 @@ fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_stil
 }
 
 #[test]
-fn permits_of_one_session_choose_their_slots_at_the_same_time() {
+fn permits_of_one_session_claim_slots_concurrently() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 8);
     let permits: Vec<Permit> = (0..8).map(|_| of.acquire().block().unwrap()).collect();
@@ -249,7 +249,7 @@ fn permits_of_one_session_choose_their_slots_at_the_same_time() {
 }
 
 #[test]
-fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
+fn tasks_sharing_a_permit_get_the_same_slots() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     for round in 0..10 {
@@ -272,7 +272,7 @@ fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
 }
 
 #[test]
-fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
+fn permit_passes_on_after_its_max_hold() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let semaphore = sessions[0].semaphore(NAME, 1);
@@ -283,7 +283,7 @@ fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
 }
 
 #[test]
-fn a_key_that_a_hold_could_not_have_is_not_deleted_with_it() {
+fn key_that_was_not_bound_is_not_deleted_on_release() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (one, two) =
@@ -301,7 +301,7 @@ fn a_key_that_a_hold_could_not_have_is_not_deleted_with_it() {
 }
 
 #[test]
-fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
+fn dropped_or_evicted_permit_wait_leaves_nothing() {
     let cluster = lasting(3);
     let of = [0, 1].map(|member| session(&cluster, member).semaphore(NAME, 1));
     let held = of[0].acquire().block().unwrap();
@@ -317,7 +317,7 @@ fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
 }
 
 #[test]
-fn permits_and_slots_of_a_session_that_ends_are_free_again() {
+fn permits_and_slots_of_an_ended_session_are_freed() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let held = mortal(&cluster, one).semaphore(NAME, 1).acquire().block().unwrap();
@@ -341,7 +341,7 @@ fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
 }
 
 #[test]
-fn whoever_comes_and_goes_leaves_few_names_behind() {
+fn repeated_acquires_reuse_key_names() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 4);
     // The queue stays known while one request of this node is in it.

@@ -26,7 +26,7 @@ fn step(cluster: &Cluster, member: usize, participants: usize) -> DoubleBarrier 
 }
 
 #[test]
-fn participants_begin_together_and_end_together_round_after_round() {
+fn participants_start_and_end_each_round_together() {
     const ROUNDS: usize = 6;
     let cluster = quick(3);
     let (come, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -50,7 +50,7 @@ fn participants_begin_together_and_end_together_round_after_round() {
 }
 
 #[test]
-fn a_cyclic_barrier_is_met_at_again_and_again() {
+fn cyclic_barrier_is_reusable() {
     const ROUNDS: usize = 10;
     let cluster = quick(3);
     let come = AtomicUsize::new(0);
@@ -67,7 +67,7 @@ fn a_cyclic_barrier_is_met_at_again_and_again() {
 }
 
 #[test]
-fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
+fn excess_and_mismatched_participants_are_rejected() {
     let cluster = quick(3);
     let waiting = begin(step(&cluster, 0, 2).enter());
     wait_for_keys(cluster.node(1), "step/", 1);
@@ -90,7 +90,7 @@ fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
 }
 
 #[test]
-fn who_crashes_before_all_have_come_is_missing_and_can_be_replaced() {
+fn participant_that_crashes_before_the_start_can_be_replaced() {
     let mut cluster = quick(3);
     let first = begin(step(&cluster, 1, 3).enter().deadline(LONG));
     let crashes = begin(step(&cluster, 0, 3).enter());
@@ -107,7 +107,7 @@ fn who_crashes_before_all_have_come_is_missing_and_can_be_replaced() {
 }
 
 #[test]
-fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
+fn participant_that_crashes_inside_has_left() {
     let mut cluster = quick(3);
     let enter = |cluster: &Cluster| {
         let enter = |member| {
@@ -144,7 +144,7 @@ fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
 }
 
 #[test]
-fn who_was_counted_and_did_not_hear_of_it_is_not_told_that_it_had_not_come() {
+fn participant_with_a_lost_reply_reports_an_unknown_effect() {
     let cluster = quick(3);
     let (leader, other, late) = stage::roles(&cluster);
     let waiting = begin(step(&cluster, other, 2).enter().deadline(LONG));
@@ -162,7 +162,7 @@ fn who_was_counted_and_did_not_hear_of_it_is_not_told_that_it_had_not_come() {
 }
 
 #[test]
-fn who_has_left_and_waits_for_the_others_in_vain_has_left_all_the_same() {
+fn timed_out_leave_still_counts() {
     let cluster = quick(1);
     let waiting = begin(step(&cluster, 0, 2).enter().deadline(LONG));
     let stays = step(&cluster, 0, 2).enter().deadline(LONG).block().unwrap();

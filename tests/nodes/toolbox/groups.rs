@@ -20,7 +20,7 @@ fn next(watch: &mut GroupWatch) -> (&'static str, String) {
 }
 
 #[test]
-fn a_group_is_followed_through_joining_changing_leaving_and_crashing() {
+fn group_watch_reports_joins_changes_leaves_and_crashes() {
     let mut cluster = quick(3);
     let group = |member| cluster.node(member).session().block().unwrap().group("workers");
     let a = group(0).join("a").block().unwrap();
@@ -50,7 +50,7 @@ fn a_group_is_followed_through_joining_changing_leaving_and_crashing() {
 }
 
 #[test]
-fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_member() {
+fn session_may_join_a_group_twice() {
     let cluster = quick(3);
     let session = cluster.node(0).session().block().unwrap();
     let group = session.group("g");
@@ -71,7 +71,7 @@ fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_memb
 }
 
 #[test]
-fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
+fn group_watch_behind_a_compaction_reports_the_difference() {
     let cluster = quick(1);
     let session = cluster.node(0).session().block().unwrap();
     let (group, kv) = (session.group("g"), cluster.node(0).client());
@@ -99,7 +99,7 @@ fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
 }
 
 #[test]
-fn what_was_asked_for_and_is_taken_back_may_have_been_there() {
+fn undone_join_reports_an_unknown_effect() {
     let cluster = quick(3);
     let node = cluster.node(0);
     let session = node.open_session().block().unwrap();

@@ -14,7 +14,7 @@ use bowline::{
 use super::{LONG, give_up, on_all, quick, wait_for_keys};
 
 #[test]
-fn every_sum_is_given_once_whoever_adds_at_the_same_time() {
+fn concurrent_increments_return_each_sum_once() {
     let cluster = quick(3);
     let counters: Vec<_> =
         cluster.running().map(|(_, node)| node.client().counter("visits")).collect();
@@ -28,7 +28,7 @@ fn every_sum_is_given_once_whoever_adds_at_the_same_time() {
 }
 
 #[test]
-fn who_adds_on_the_leaders_node_all_the_time_does_not_starve_the_others() {
+fn busy_writer_on_the_leader_does_not_starve_others() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let (far, near) = (cluster.node((leader + 1) % 3), cluster.node(leader));
@@ -49,7 +49,7 @@ fn who_adds_on_the_leaders_node_all_the_time_does_not_starve_the_others() {
 }
 
 #[test]
-fn a_counter_ends_where_numbers_do_and_takes_nothing_else_for_one() {
+fn counter_rejects_overflow_and_foreign_values() {
     let cluster = quick(1);
     let kv = cluster.node(0).client();
     let counter = kv.counter("n");
@@ -75,7 +75,7 @@ fn a_counter_ends_where_numbers_do_and_takes_nothing_else_for_one() {
 }
 
 #[test]
-fn what_a_counter_says_was_added_was_added_over_crashes_of_leaders_too() {
+fn acknowledged_increments_survive_leader_crashes() {
     let mut cluster = quick(3);
     let client = |cluster: &Cluster, member| cluster.node(member).client().counter("n");
     let leader = cluster.leader().block().unwrap();
@@ -108,7 +108,7 @@ fn what_a_counter_says_was_added_was_added_over_crashes_of_leaders_too() {
 }
 
 #[test]
-fn numbers_of_a_sequence_are_dense_and_never_given_twice() {
+fn sequence_numbers_are_dense_and_unique() {
     let cluster = quick(3);
     let made = on_all(&cluster, 3, |node, task| {
         let jobs = node.client().sequential_prefix("jobs/j");
@@ -136,7 +136,7 @@ fn numbers_of_a_sequence_are_dense_and_never_given_twice() {
 }
 
 #[test]
-fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
+fn sequential_key_bound_to_a_session_is_deleted_with_it() {
     let mut cluster = quick(3);
     let node = cluster.node(0);
     let session = node.session().block().unwrap();
@@ -156,7 +156,7 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
 }
 
 #[test]
-fn a_bound_key_that_is_taken_back_may_have_taken_a_number() {
+fn undone_bound_key_may_have_used_a_number() {
     let cluster = quick(3);
     let node = cluster.node(0);
     let session = node.session().block().unwrap();

@@ -12,7 +12,7 @@ use super::{LONG, begin, late_error, on_all, poll, quick, wait_for_keys};
 type Never = std::convert::Infallible;
 
 #[test]
-fn of_many_who_run_something_once_one_does_and_all_get_what_came_of_it() {
+fn run_once_runs_once_and_all_callers_get_the_result() {
     let cluster = quick(3);
     let runs = AtomicUsize::new(0);
     let ran = on_all(&cluster, 4, |node, task| {
@@ -35,7 +35,7 @@ fn of_many_who_run_something_once_one_does_and_all_get_what_came_of_it() {
 }
 
 #[test]
-fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
+fn failed_or_crashed_run_once_is_taken_over() {
     let mut cluster = quick(3);
     let once = |cluster: &Cluster, member| {
         let node: &Node = cluster.node(member);

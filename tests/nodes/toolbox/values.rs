@@ -13,7 +13,7 @@ use super::{LONG, begin_to_wait, on_all, poll, quick};
 use crate::stage::until_true;
 
 #[test]
-fn a_cell_is_changed_by_who_has_seen_it_last() {
+fn cell_compare_and_set_needs_the_latest_version() {
     let cluster = quick(3);
     let cell = |member| cluster.node(member).client().cell("c");
     assert_eq!(cell(0).get().block(), Ok(None));
@@ -47,7 +47,7 @@ fn a_cell_is_changed_by_who_has_seen_it_last() {
 }
 
 #[test]
-fn who_waits_for_a_cell_to_change_sees_the_change() {
+fn changed_returns_the_change_of_a_cell() {
     let cluster = quick(3);
     let cell = |member| cluster.node(member).client().cell("c");
     let version = cell(0).set("old").block().unwrap();
@@ -59,7 +59,7 @@ fn who_waits_for_a_cell_to_change_sees_the_change() {
 }
 
 #[test]
-fn of_those_who_put_if_absent_one_wins_and_the_others_leave_no_lease() {
+fn one_put_if_absent_wins_and_the_others_leave_no_lease() {
     let cluster = quick(3);
     let ttl = Duration::from_secs(3600);
     let wins = on_all(&cluster, 4, |node, task| {
@@ -123,7 +123,7 @@ fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
 }
 
 #[test]
-fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
+fn conditional_change_applies_only_to_the_expected_state() {
     let cluster = quick(1);
     let (kv, node) = (cluster.node(0).client().with_prefix("app/"), cluster.node(0));
     let lease = node.session().block().unwrap().lease();
@@ -152,7 +152,7 @@ fn lease_of(kv: &Client) -> Option<LeaseId> {
 }
 
 #[test]
-fn what_changes_a_key_leaves_it_its_lease_and_what_sets_it_does_not() {
+fn update_keeps_the_lease_and_set_removes_it() {
     let cluster = quick(1);
     let (kv, hour) = (cluster.node(0).client(), Duration::from_secs(3600));
     assert!(kv.put_if_absent("k", "3").ttl(hour).block().unwrap().is_done());
@@ -180,7 +180,7 @@ fn what_changes_a_key_leaves_it_its_lease_and_what_sets_it_does_not() {
 }
 
 #[test]
-fn a_change_with_a_time_to_live_binds_the_key_to_it_and_leaves_no_lease_where_it_is_not_made() {
+fn conditional_change_with_a_ttl_leaves_no_lease_on_failure() {
     let cluster = quick(1);
     let (kv, node, hour) = (cluster.node(0).client(), cluster.node(0), Duration::from_secs(3600));
     kv.put("k", "mine").block().unwrap();

@@ -12,7 +12,7 @@ use bowline::{
 use super::{LONG, begin_to_wait, deadline, give_up, on_all, quick, wait_for_keys};
 
 #[test]
-fn a_latch_is_counted_down_once_for_each_call_and_opens_at_the_last() {
+fn latch_counts_down_once_per_call_and_opens_at_zero() {
     let cluster = quick(3);
     let latch = |node: &Node| node.client().latch("phase");
     assert_eq!(latch(cluster.node(0)).count_down().block(), Ok(0), "at 0 it stays 0");
@@ -41,7 +41,7 @@ fn a_latch_is_counted_down_once_for_each_call_and_opens_at_the_last() {
 }
 
 #[test]
-fn who_waits_for_a_round_of_a_latch_is_not_caught_in_the_next() {
+fn latch_waiter_of_one_round_is_not_caught_by_the_next() {
     let cluster = quick(3);
     let (here, there) = (cluster.node(0), cluster.node(1));
     let latch = there.client().latch("l");
@@ -60,7 +60,7 @@ fn who_waits_for_a_round_of_a_latch_is_not_caught_in_the_next() {
 }
 
 #[test]
-fn a_barrier_lets_all_through_when_it_is_released_or_its_holder_crashes() {
+fn barrier_opens_on_release_or_holder_crash() {
     let mut cluster = quick(3);
     let gate = |member| cluster.node(member).client().barrier("gate");
     assert_eq!(gate(0).wait().block(), Ok(()), "it is open");

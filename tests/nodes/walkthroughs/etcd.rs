@@ -52,7 +52,7 @@ fn enter(kv: &Client, lease: LeaseId, who: &str) -> (String, Revision) {
 }
 
 #[test]
-fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
+fn six_steps_by_hand_serve_in_order() {
     let cluster = lasting(3);
     let mut last = Revision(0);
     let (mut keys, mut sessions) = (Vec::new(), Vec::new());
@@ -88,7 +88,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
 }
 
 #[test]
-fn or_the_holder_dies_and_its_lease_deletes_the_key() {
+fn lease_of_a_dead_holder_deletes_its_key() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     // This lease is not renewed.
@@ -101,7 +101,7 @@ fn or_the_holder_dies_and_its_lease_deletes_the_key() {
 }
 
 #[test]
-fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one() {
+fn six_steps_with_the_mutex_serve_in_order_and_wake_one() {
     let cluster = lasting(3);
     let sessions: Vec<Session> =
         (1..=4).map(|i| another_session(&cluster, i % 3, &i.to_string())).collect();
@@ -135,7 +135,7 @@ fn the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one()
 }
 
 #[test]
-fn two_sessions_one_lock_the_second_gets_it_when_the_first_lets_go() {
+fn second_session_acquires_the_lock_once_the_first_releases() {
     let cluster = lasting(3);
     let first = another_session(&cluster, 0, "first").mutex("/lock").lock().block().unwrap();
     let second = another_session(&cluster, 1, "second");
@@ -185,7 +185,7 @@ impl Instance {
 }
 
 #[test]
-fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
+fn leader_elected_cron_runs_once_and_its_successor_takes_over() {
     let mut cluster = steady(3);
     let (inside, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (sender, ran) = mpsc::channel();
@@ -240,7 +240,7 @@ fn randomized_elections_have_at_most_one_leader_a_term() {
 }
 
 #[test]
-fn a_campaign_that_is_dropped_is_no_candidacy() {
+fn dropped_campaign_leaves_no_candidacy() {
     let cluster = lasting(3);
     let leads = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
     let other = another_session(&cluster, 1, "b");

@@ -37,7 +37,7 @@ fn mutual_exclusion() {
 }
 
 #[test]
-fn freed_after_a_crash() {
+fn crashed_holder_frees_the_lock() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let guard = mortal(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -59,7 +59,7 @@ fn available_while_a_minority_is_down() {
 }
 
 #[test]
-fn only_the_owner_unlocks() {
+fn only_the_owner_unlocks_the_lock() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     // There is no release by name alone. A release with a wrong key or revision changes nothing, and a cancelled wait
@@ -167,7 +167,7 @@ fn reentrant_where_asked() {
 
 /// While another node waits, the lock is passed on inside its node at most 16 times. Then it goes to the other node.
 #[test]
-fn unfair_inside_a_node_and_only_so_far() {
+fn local_handoffs_are_bounded_when_other_nodes_wait() {
     let cluster = lasting(3);
     let (here, there) = (session(&cluster, 0), session(&cluster, 1));
     let gate = here.mutex("lock").lock().block().unwrap();

@@ -8,7 +8,7 @@ use bowline::{Blocking, Compare, Error, LeaseId, LockError, LostReason, Rejectio
 use crate::stage::{STEADY, another_session, lasting, roles, session, stand_in_line, timed_out};
 
 #[test]
-fn the_id_of_a_lock_finds_it_again_after_a_restart() {
+fn saved_lock_id_resumes_the_lock_after_a_restart() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let owner = another_session(&cluster, one, "importer");
@@ -31,7 +31,7 @@ fn the_id_of_a_lock_finds_it_again_after_a_restart() {
 }
 
 #[test]
-fn an_unknown_id_is_refused() {
+fn unknown_session_id_is_rejected() {
     let cluster = lasting(1);
     let unknown = LeaseId::new(4_711).unwrap();
     let error = cluster.node(0).resume_session(unknown).block().unwrap_err();
@@ -39,7 +39,7 @@ fn an_unknown_id_is_refused() {
 }
 
 #[test]
-fn the_release_of_what_is_gone_is_quiet() {
+fn release_of_a_lost_lock_succeeds() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     cluster.node(1).client().delete(guard.key().clone()).block().unwrap();
@@ -49,7 +49,7 @@ fn the_release_of_what_is_gone_is_quiet() {
 
 /// `with lock:` corresponds to a guard in a scope.
 #[test]
-fn the_end_of_a_scope_releases() {
+fn end_of_scope_releases_the_lock() {
     let cluster = lasting(3);
     let other = session(&cluster, 1);
     let waiting = {
@@ -60,7 +60,7 @@ fn the_end_of_a_scope_releases() {
 }
 
 #[test]
-fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
+fn acquire_tries_once_waits_with_a_deadline_or_blocks() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let other = session(&cluster, 1);
@@ -75,7 +75,7 @@ fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
 
 /// A TTL of the hold, `lock_ttl`. Without one, the hold lasts as long as its owner.
 #[test]
-fn a_hold_may_have_a_time_to_live_of_its_own() {
+fn hold_may_have_its_own_ttl() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
     let guard = mutex.lock().max_hold(STEADY).block().unwrap();
@@ -85,7 +85,7 @@ fn a_hold_may_have_a_time_to_live_of_its_own() {
 
 /// A repeated acquisition by the same owner is the same hold.
 #[test]
-fn the_owner_acquires_again_what_it_holds() {
+fn owner_reenters_its_lock() {
     let cluster = lasting(3);
     let session = session(&cluster, 0);
     let owner = session.owner("importer");

@@ -43,7 +43,7 @@ fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bo
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);
 
 #[test]
-fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
+fn set_nx_px_value_is_required_to_release_or_extend() {
     let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     assert!(set_nx_px(&a, "name", "a", HALF_A_MINUTE).is_some());
@@ -58,7 +58,7 @@ fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
 }
 
 #[test]
-fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
+fn late_holder_cannot_release_the_lock_of_another() {
     let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     assert!(set_nx_px(&a, "name", "a", STEADY).is_some());
@@ -71,7 +71,7 @@ fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
 /// SETNX, then EXPIRE: a client that dies in between leaves a key permanently. Here the lease comes first, and the
 /// key is bound to it in the entry that creates it.
 #[test]
-fn a_key_and_its_expiry_cannot_come_apart() {
+fn key_and_its_expiry_are_set_atomically() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let lease = set_nx_px(&kv, "name", "a", STEADY).unwrap();
@@ -88,7 +88,7 @@ fn a_key_and_its_expiry_cannot_come_apart() {
 /// GETSET with the expiry time as the value needs synchronised clocks. Here no two clocks are compared; only
 /// durations on one machine are measured.
 #[test]
-fn clocks_that_are_hours_apart_change_nothing() {
+fn clocks_hours_apart_have_no_effect() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
     clocks[one].jump(Duration::from_secs(7_200));
@@ -107,7 +107,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
 
 /// Redlock: the clock of a store jumps, the key expires early, and a second client gets a majority.
 #[test]
-fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
+fn clock_jump_on_the_leader_grants_no_second_holder() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -120,7 +120,7 @@ fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
 
 /// The holder's own clock jumps: it gives up too early rather than too late.
 #[test]
-fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
+fn clock_jump_at_the_holder_ends_its_hold_before_the_next() {
     let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
@@ -160,7 +160,7 @@ fn members_that_restart_forget_no_lock() {
 
 /// Redlock: a client pauses for longer than the TTL, and writes when it resumes.
 #[test]
-fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
+fn holder_paused_beyond_the_ttl_writes_nothing_late() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut outside = Outside::default();
@@ -203,7 +203,7 @@ fn set_nx_px_and_its_release_are_one_call_each() {
 
 /// Redisson's watchdog: a lock with a lease time of its own is not renewed.
 #[test]
-fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
+fn lock_with_max_hold_is_not_renewed() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
     let mine = session(&cluster, one);

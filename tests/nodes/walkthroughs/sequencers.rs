@@ -49,7 +49,7 @@ fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
 
 /// For servers that cannot check sequencers: after an unclean end, the lock stays unavailable for a while.
 #[test]
-fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release() {
+fn lock_delay_applies_after_a_loss_but_not_after_a_release() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let delay = SHORT * 2;
@@ -73,7 +73,7 @@ fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release(
 
 /// Chubby's jeopardy: between "held" and "lost" there is time to stop in an orderly way.
 #[test]
-fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
+fn overdue_session_reports_at_risk_before_it_ends() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
     // Long enough for this thread to query between the warning and the loss.
@@ -92,7 +92,7 @@ fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
 
 /// The lease is longer than the renewal deadline, so the leader gives up before another instance may lead.
 #[test]
-fn who_cannot_renew_gives_up_leading_before_another_leads() {
+fn leader_that_cannot_renew_stops_before_another_leads() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let leads = mortal(&cluster, one).election("kube").campaign("one").block().unwrap();
@@ -111,7 +111,7 @@ fn who_cannot_renew_gives_up_leading_before_another_leads() {
 
 /// The callbacks for the start and end of leading, and for each new leader.
 #[test]
-fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
+fn observers_see_each_new_leader_and_the_leader_its_end() {
     let cluster = lasting(3);
     let (one, two) = (session(&cluster, 0), another_session(&cluster, 1, "two"));
     let mut seen = session(&cluster, 2).election("kube").observe();
@@ -134,7 +134,7 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
 
 /// Release on cancel: after an orderly stop, the successor does not wait for the lease.
 #[test]
-fn who_stops_in_good_order_is_followed_at_once() {
+fn resigned_leader_is_replaced_at_once() {
     let cluster = lasting(3);
     let first = session(&cluster, 0).mutex("kube").lock().block().unwrap();
     let second = session(&cluster, 1);

@@ -6,7 +6,7 @@ use crate::stage::{Begun, another_session, lasting, session, stand_in_line, unti
 
 /// `INSERT` with a unique key: the second client is rejected at once.
 #[test]
-fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
+fn unique_key_insert_succeeds_once_without_waiting() {
     let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let insert = |kv: &Client, owner: &'static str| {
@@ -20,7 +20,7 @@ fn the_insert_of_a_unique_key_succeeds_once_and_does_not_wait() {
 
 /// `SELECT ... FOR UPDATE`, work, `COMMIT`: the lock ends with its connection.
 #[test]
-fn a_row_selected_for_update_is_free_when_its_connection_dies() {
+fn select_for_update_lock_is_freed_when_its_connection_dies() {
     let cluster = lasting(3);
     let first = another_session(&cluster, 0, "connection");
     let guard = first.mutex("rows/42").lock().block().unwrap();
@@ -68,7 +68,7 @@ fn a_version_column_loses_no_update() {
 
 /// The columns for owner and time: the queue shows the holder and the time of its acquisition to every client.
 #[test]
-fn owner_and_time_stand_in_the_line() {
+fn owner_and_time_are_in_the_lock_queue() {
     let cluster = lasting(3);
     let guard = another_session(&cluster, 0, "billing-7").mutex("rows/42").lock();
     let guard = guard.reason("monthly invoice").block().unwrap();
@@ -83,7 +83,7 @@ fn owner_and_time_stand_in_the_line() {
 
 /// `UPDATE`, `COMMIT`: the write and the release are one step.
 #[test]
-fn the_write_and_the_release_are_one_step() {
+fn write_and_release_are_one_revision() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("rows/42").lock().block().unwrap();
     let key = guard.key().clone();
@@ -99,7 +99,7 @@ fn the_write_and_the_release_are_one_step() {
 
 /// Postgres and MySQL reject one transaction of a deadlock at once and report the cycle.
 #[test]
-fn a_deadlock_is_refused_with_its_circle() {
+fn deadlock_is_rejected_with_its_chain() {
     let cluster = lasting(3);
     let (one, two) = (session(&cluster, 0), session(&cluster, 1));
     let (left, right) = (one.owner("left"), two.owner("right"));

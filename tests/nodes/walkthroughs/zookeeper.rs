@@ -35,7 +35,7 @@ fn append(kv: &Client, name: &str, lease: LeaseId) -> String {
 }
 
 #[test]
-fn sequential_keys_are_numbered_without_gaps_and_never_twice() {
+fn sequential_keys_are_dense_and_unique() {
     let cluster = lasting(3);
     let mut keys: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3)
@@ -54,7 +54,7 @@ fn sequential_keys_are_numbered_without_gaps_and_never_twice() {
 }
 
 #[test]
-fn the_smallest_child_holds_and_each_waits_on_its_nearest_smaller_neighbour() {
+fn smallest_child_holds_and_each_waits_on_its_predecessor() {
     let cluster = lasting(3);
     let keys: Vec<String> = (0..4)
         .map(|i| append(&cluster.node(i % 3).client(), "lock/", session(&cluster, i % 3).lease()))
@@ -82,7 +82,7 @@ fn the_smallest_child_holds_and_each_waits_on_its_nearest_smaller_neighbour() {
 }
 
 #[test]
-fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() {
+fn only_a_leased_key_is_freed_after_a_crash() {
     let mut cluster = lasting(3);
     let session = mortal(&cluster, 1);
     let kv = cluster.node(1).client();
@@ -106,7 +106,7 @@ fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() 
 
 /// Shows why clients should not all wait for one key: all wake, and only one of them succeeds.
 #[test]
-fn who_all_watch_one_key_all_wake_and_one_wins() {
+fn waiters_on_one_key_all_wake_and_one_wins() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
     let held = kv.put("node", "holder").block().unwrap().revision;
@@ -136,7 +136,7 @@ fn who_all_watch_one_key_all_wake_and_one_wins() {
 }
 
 #[test]
-fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
+fn sequential_keys_take_one_call_and_die_with_their_session() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let dying = mortal(&cluster, one);
@@ -173,7 +173,7 @@ fn a_shared_counter_counts_each_call_once() {
 
 /// Curator's PathChildrenCache.
 #[test]
-fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
+fn cached_prefix_follows_changes() {
     let cluster = lasting(3);
     let mut view = cluster.node(1).client().cached_prefix("config/").block().unwrap();
     let rate = cluster.node(0).client().put("config/rate", "100").block().unwrap();
@@ -192,7 +192,7 @@ fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
 
 /// Curator's group membership and persistent ephemeral node.
 #[test]
-fn members_of_a_group_come_and_go_with_their_sessions() {
+fn group_members_leave_with_their_sessions() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let group = session(&cluster, two).group("workers");
@@ -230,7 +230,7 @@ fn an_inter_process_mutex_is_re_entrant_for_its_owner_on_any_thread() {
 
 /// Curator's Revocable: a holder is asked to release, and decides itself.
 #[test]
-fn a_holder_hears_that_somebody_asks_for_the_lock() {
+fn revocable_lock_notifies_its_holder_of_a_request() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().block().unwrap();
     let locks = cluster.node(1).locks();
@@ -245,7 +245,7 @@ fn a_holder_hears_that_somebody_asks_for_the_lock() {
 
 /// The double barrier: all start together, and all leave together.
 #[test]
-fn nobody_passes_a_double_barrier_alone() {
+fn double_barrier_needs_all_participants() {
     let cluster = lasting(3);
     let inside = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -264,7 +264,7 @@ fn nobody_passes_a_double_barrier_alone() {
 
 /// The distributed queue: an item that was taken and not acknowledged is delivered again.
 #[test]
-fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
+fn item_of_a_dead_consumer_goes_to_another() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     cluster.node(leader).client().queue("jobs").put("job").block().unwrap();
@@ -279,7 +279,7 @@ fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
 
 /// Curator's InterProcessReadWriteLock.
 #[test]
-fn readers_share_and_a_writer_is_alone() {
+fn read_write_lock_shares_readers_and_excludes_writers() {
     let cluster = lasting(3);
     let lock = |member| session(&cluster, member).rw_lock("page");
     let readers = [0, 1, 2].map(|member| lock(member).read().block().unwrap());
@@ -295,7 +295,7 @@ fn readers_share_and_a_writer_is_alone() {
 
 /// Curator's InterProcessSemaphoreV2.
 #[test]
-fn a_semaphore_has_so_many_permits_and_no_more() {
+fn semaphore_grants_at_most_its_permits() {
     let cluster = lasting(3);
     let permits = [0, 1]
         .map(|member| session(&cluster, member).semaphore("gpu", 2).acquire().block().unwrap());

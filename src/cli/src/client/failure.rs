@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_status_says_of_a_change() {
+    fn status_determines_the_outcome_of_a_change() {
         let table = [
             (Code::Unavailable, "etcdserver: no leader", Outcome::Elsewhere),
             (Code::Unavailable, "etcdserver: request timed out", Outcome::Unknown),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_to_do_and_its_code_whether_anything_changed() {
+    fn error_has_a_hint_and_an_exit_code() {
         let compacted = "etcdserver: mvcc: required revision has been compacted";
         let refused = Failure::Refused(Status::new(Code::OutOfRange, compacted));
         assert_eq!((refused.to_string().as_str(), refused.code()), (compacted, 1));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_told_from_what_stays() {
+    fn transient_failures_differ_from_permanent_ones() {
         let refused = |code, text: &str| Failure::Refused(Status::new(code, text));
         for (failure, is_passing) in [
             (Failure::Unreachable(Vec::new()), true),

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_counts_before_a_variable_and_ours_before_etcdctls() {
+    fn flag_overrides_bowline_and_etcdctl_variables() {
         let both = [("ETCDCTL_ENDPOINTS", "a:1"), ("BOWLINE_ENDPOINTS", "b:1, c:2")];
         let silent = Globals::default();
         assert_eq!(settled(&silent, &[]).endpoints, [ENDPOINT_DEFAULT]);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_behind_the_colon_or_elsewhere() {
+    fn password_follows_the_colon_or_the_password_flag() {
         let login = |user: &str, password: Option<&str>| {
             let login = super::login(user.to_owned(), password.map(str::to_owned));
             (login.name, login.password)
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_go_writes_them() {
+    fn durations_are_parsed_as_in_go() {
         let table = [("500ms", 500), ("5s", 5000), ("1m30s", 90_000), ("7", 7000), ("1.5s", 1500)];
         for (text, millis) in table {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_of_old_servers_about_progress_is_not_believed() {
+    fn progress_of_old_servers_is_not_trusted() {
         for (version, is_ordered) in [
             ("3.4.23", false),
             ("3.5.9", false),

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_stands_behind_its_name_and_nothing_else() {
+    fn metric_value_is_matched_by_its_exact_name() {
         let text = "HTTP/1.0 200 OK\r\n\r\n# HELP x a x\nx_total 3\nx{a=\"b\"} 4\nx 1.5e+07\nx 9\n";
         assert_eq!(value_of(text, "x"), Some(1.5e7));
         assert_eq!(value_of(text, "y"), None);

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_are_written_as_go_writes_them_and_read_back() {
+    fn go_quoting_round_trips() {
         let table: [(&[u8], &str); 5] = [
             (b"a\xff\n\"\t\xc3\xbc\x7f", r#""a\xff\n\"\tü\x7f""#),
             (b"", r#""""#),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_escaped_as_go_does() {
+    fn json_is_escaped_as_in_go() {
         assert_eq!(json("<a>&\"\n\u{1}é"), r#""\u003ca\u003e\u0026\"\n\u0001é""#);
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_ends_before_the_next_key_that_does_not_begin_so() {
+    fn prefix_end_is_the_next_key_without_the_prefix() {
         let table: [(&[u8], &[u8]); 4] =
             [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")];
         for (prefix, end) in table {

@@ -153,7 +153,7 @@ mod tests {
     use bowline::{Blocking, Config, Node};
 
     #[test]
-    fn what_the_library_writes_is_read_and_what_is_written_is_read_by_the_library() {
+    fn lock_metadata_round_trips_with_the_library() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let session = node.session().block().unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_is_decided_by_those_before() {
+    fn lock_listing_derives_holders_from_the_entries_ahead() {
         use Rule::{Alone, Read, Write};
         let permits = |limit, wants| Rule::Permits { limit, wants };
         let table: [(Rule, &[Rule], bool); 9] = [

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_is_three_blocks() {
+    fn transaction_text_has_three_blocks() {
         let txn = "mod(\"k\") > \"0\"\nval( \"a)\\x00\" )!=\"x y\"\n\nget k --prefix\nput x \"a b\"\n\ndel q\n";
         let txn = parsed(txn).unwrap();
         assert_eq!(txn.compare[1].key, &b"a)\0"[..]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_transaction_line_is_named() {
         for text in
             ["mod(\"k\") ~ \"1\"", "mod(k) = \"1\"", "mod(\"k\") = \"x\"", "size(\"k\") = \"1\""]
         {

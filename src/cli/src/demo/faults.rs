@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_schedule() {
+    fn seed_determines_the_fault_schedule() {
         assert_eq!(drawn(7, 3, 20), drawn(7, 3, 20));
         assert_ne!(drawn(7, 3, 20), drawn(8, 3, 20));
     }
 
     #[test]
-    fn every_kind_of_fault_comes_among_the_first_three() {
+    fn first_three_faults_cover_every_kind() {
         for seed in 0..50 {
             let mut kinds: Vec<_> = drawn(seed, 3, 3).iter().map(|round| round.fault).collect();
             kinds.sort_unstable();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_process_is_never_stopped_beyond_its_lease() {
+    fn single_process_is_never_paused_beyond_its_lease() {
         let rounds = drawn(3, 1, 40);
         assert!(rounds.iter().all(|round| round.fault != Fault::StopHolder));
         assert!(rounds.iter().all(|round| round.seat == Seat(0)));

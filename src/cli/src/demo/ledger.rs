@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_lower_than_the_highest_is_refused_and_kept() {
+    async fn ledger_rejects_and_records_a_lower_token() {
         let place = Workplace::make(None, false).unwrap();
         let ledger = Ledger::open(&place.ledger()).await.unwrap();
         let mut worker = LedgerClient::connect(ledger.address()).await.unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_request_is_not_kept() {
+    async fn malformed_ledger_request_is_not_recorded() {
         let place = Workplace::make(None, false).unwrap();
         let ledger = Ledger::open(&place.ledger()).await.unwrap();
         for garbage in ["hello\n".to_owned(), "{\"op\":\"x\"".to_owned(), "x".repeat(10_000)] {

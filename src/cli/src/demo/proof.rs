@@ -357,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_run_is_proven() {
+    fn valid_demo_run_is_proven() {
         for claim in judge(&sound()) {
             assert!(matches!(claim.finding, Finding::Proven { .. }), "{claim:?}");
         }
     }
 
     #[test]
-    fn doctored_evidence_is_found_out() {
+    fn tampered_evidence_is_disproven() {
         type Doctor = fn(&mut Evidence);
         let cases: &[(&str, Doctor, &str)] = &[
             (
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_stopped_holder_late_writes_are_not_tested() {
+    fn late_writes_are_untested_without_a_paused_holder() {
         let mut evidence = sound();
         evidence.late.clear();
         assert_eq!(disproven(&evidence), Vec::<&str>::new());
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn many_counterexamples_become_a_few_and_a_number() {
+    fn many_counterexamples_are_abbreviated() {
         let against = (0..12).map(|number| number.to_string()).collect();
         let claim = Claim::judged("c", String::new(), against);
         let Finding::Disproven { because } = claim.finding else { panic!("{claim:?}") };

@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_names_the_least_the_middle_and_the_most() {
+    fn spread_has_minimum_median_and_maximum() {
         let ms = |ms: &[u64]| -> Vec<Duration> {
             ms.iter().map(|ms| Duration::from_millis(*ms)).collect()
         };

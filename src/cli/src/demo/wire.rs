@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn worker_report_round_trips() {
         let token = Fence("7.3".parse().unwrap());
         let op = OpId::new(&Worker::new("n2", 1, 2), 17);
         assert_eq!(op.to_string(), "n2.1.w2.17");

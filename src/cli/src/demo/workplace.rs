@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_made_is_removed() {
+    fn demo_removes_only_its_own_files() {
         let outer = Workplace::make(None, false).unwrap();
         let deep = outer.dir().join("a/b");
         {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_empty_is_left_alone() {
+    fn nonempty_directory_is_rejected_and_kept() {
         let outer = Workplace::make(None, false).unwrap();
         fs::write(outer.ledger(), "mine").unwrap();
         let error = Workplace::make(Some(outer.dir()), false).unwrap_err();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_differ() {
+    fn free_addresses_are_distinct() {
         let addresses = free_addresses(5, std::process::id()).unwrap();
         let distinct: std::collections::BTreeSet<_> = addresses.iter().collect();
         assert_eq!(distinct.len(), 5);

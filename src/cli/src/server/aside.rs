@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn others_have_their_turn_beside_what_takes_long() {
+    fn other_tasks_run_during_long_work() {
         let (says, told) = channel();
         let holds = async move {
             let told = told.recv_timeout(Duration::from_secs(20));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_have_their_turn_as_there_are_and_all_have_it_at_last() {
+    fn cpu_permits_bound_concurrency_and_all_tasks_finish() {
         for count in [1, 2, 3] {
             let turns = Turns::of(count);
             assert_eq!(most_of(vec![turns; 60]), count);
@@ -243,7 +243,7 @@ mod tests {
 
     /// Even if many requests wait on another connection.
     #[test]
-    fn who_comes_by_another_connection_is_the_next() {
+    fn request_on_another_connection_runs_next() {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
         let turns = Turns::of(1);
         let other = turns.of_another();

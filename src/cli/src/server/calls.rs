@@ -300,7 +300,7 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn clients_that_make_up_versions_do_not_fill_the_table_and_known_ones_are_counted_on() {
+    fn unknown_client_versions_do_not_fill_the_table() {
         let calls = Calls::new();
         let ask = |version: &str| {
             let mut headers = HeaderMap::new();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_broken_off_is_counted_as_one_that_was_cancelled() {
+    fn aborted_call_counts_as_canceled() {
         let calls = Calls::new();
         let path = "/v3lockpb.Lock/Lock";
         drop(calls.begins(path).unwrap());

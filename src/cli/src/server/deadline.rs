@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_a_number_and_its_unit() {
+    fn grpc_timeout_is_a_number_with_a_unit() {
         for (text, nanos) in [
             ("1H", 3_600_000_000_000_u64),
             ("2M", 120_000_000_000),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_done_in_time_is_dropped_and_that_is_said() {
+    async fn work_past_its_deadline_is_dropped_with_an_error() {
         let held = Arc::new(());
         let works = Arc::clone(&held);
         let work = async move {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_goes_on_ends_with_its_time_and_so_does_what_makes_it() {
+    async fn stream_past_its_deadline_ends_and_drops_its_producer() {
         let held = Arc::new(());
         let works = Arc::clone(&held);
         let answers = Driven::by(move |answers| async move {

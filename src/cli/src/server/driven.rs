@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_comes_between_the_pieces_of_an_answer_however_little_room_there_is() {
+    async fn fragments_of_one_response_are_never_interleaved() {
         for rows_max in [1, 2, 16] {
             let driven = Driven::with_room(rows_max, |answers| async move {
                 let rows = async {

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_and_what_is_meant_for_the_service_are_passed_on_and_nothing_else() {
+    fn gateway_forwards_only_the_token_and_grpc_metadata() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("authorization", "token.1"),

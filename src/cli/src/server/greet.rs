@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_word_over_http2_is_as_long_as_it_says() {
+    fn http2_rejection_frames_have_correct_lengths() {
         let length = |at: usize| {
             u32::from_be_bytes([0, NOT_TLS_HTTP2[at], NOT_TLS_HTTP2[at + 1], NOT_TLS_HTTP2[at + 2]])
         };

@@ -280,7 +280,7 @@ mod tests {
     use crate::generated::mvccpb::KeyValue;
 
     #[test]
-    fn only_a_large_answer_is_sent_aside() {
+    fn only_large_responses_take_a_cpu_permit() {
         for (bytes, expected) in [(LARGE_BYTES, true), (1000, false)] {
             let row = KeyValue { value: vec![0; bytes].into(), ..Default::default() };
             let answer = RangeResponse { kvs: vec![row], ..Default::default() };
@@ -292,7 +292,7 @@ mod tests {
 
     /// A limit restricts the result, not the scan.
     #[tokio::test]
-    async fn what_passes_over_many_keys_is_long_however_little_it_answers() {
+    async fn scan_of_many_keys_is_long_despite_a_small_limit() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).await.unwrap();
         for some in 0..11 {

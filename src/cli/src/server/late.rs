@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_drips_in_without_end_is_not_waited_for() {
+    async fn slowly_dripping_message_times_out() {
         let patience = Patience::Of(Duration::from_millis(100));
         let late = Late::new(Drip(None), None, patience);
         let collected = tokio::time::timeout(Duration::from_secs(20), late.collect()).await;

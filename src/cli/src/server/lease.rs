@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn less_than_the_whole_ttl_is_left_right_after_a_grant() {
+    fn remaining_ttl_is_below_the_full_ttl_after_a_grant() {
         let millis = Duration::from_millis;
         for (left, seconds) in
             [(90_000, 89), (89_999, 89), (89_001, 89), (89_000, 88), (1, 0), (0, 0)]

@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_listened_on_where_clients_that_do_not_know_of_ipv6_look() {
+    fn hostname_listens_on_ipv4_first() {
         let of = |addresses: &[&str]| in_turn(addresses.iter().map(|at| at.parse().unwrap()));
         let said = |addresses: Vec<SocketAddr>| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()

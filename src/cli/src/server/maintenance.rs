@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hash_of_many_keys_lets_others_have_their_turn_between_its_pages() {
+    fn hash_of_many_keys_yields_between_pages() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let client = node.client();

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_too_many_ends_the_oldest_of_those_who_are_there() {
+    async fn excess_connection_evicts_the_oldest_pending_one() {
         let newcomers = Arc::new(Newcomers::default());
         let first = newcomers.enter();
         let second = newcomers.enter();

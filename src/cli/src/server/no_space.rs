@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_lasts_from_a_refusal_until_the_state_is_smaller_or_an_operator_ends_it() {
+    fn no_space_alarm_ends_when_state_shrinks_or_operator_disarms() {
         let alarm = NoSpace::default();
         assert!(!alarm.is_raised(1000) && !alarm.end());
         alarm.refused(900);

@@ -124,7 +124,7 @@ mod tests {
     const CHEAP: u32 = 4;
 
     #[tokio::test]
-    async fn a_password_is_right_for_its_own_hash_only() {
+    async fn password_matches_only_its_own_hash() {
         let passwords = Passwords::new(CHEAP);
         let hash = passwords.hash("one".to_owned()).await.unwrap();
         assert!(passwords.is_right("one".to_owned(), Some(&hash)).await.unwrap());
@@ -145,7 +145,7 @@ mod tests {
 
     /// A single login with such a hash would occupy a thread for a day.
     #[test]
-    fn a_hash_that_costs_too_much_is_refused() {
+    fn hash_with_excessive_cost_is_rejected() {
         let hash = |cost: u32| format!("$2b${cost:02}${}", ".".repeat(53)).into_bytes();
         for (own, cost_max) in [(CHEAP, 14), (10, 14), (12, 16)] {
             let passwords = Passwords::new(own);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_comes_when_too_many_wait_is_sent_away() {
+    async fn login_is_rejected_when_too_many_wait() {
         let passwords = Passwords::new(CHEAP);
         let turns = passwords.logins.turns.available_permits() as u32;
         let busy = Arc::clone(&passwords.logins.turns).acquire_many_owned(turns).await.unwrap();

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_what_is_looked_at() {
+    fn probe_path_selects_its_checks() {
         assert_eq!(checks("/livez").unwrap(), LIVE);
         assert_eq!(checks("/readyz").unwrap(), READY);
         assert_eq!(checks("/readyz/non_learner").unwrap(), [Check::NonLearner]);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_takes_along_what_would_fail_for_the_same_reason() {
+    fn excluded_check_also_excludes_its_dependents() {
         use Check::*;
         for (path, query, expected) in [
             ("/livez", "exclude=serializable_read", &[][..]),

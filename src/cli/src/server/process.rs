@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_blanks_and_parentheses_does_not_shift_the_fields() {
+    fn process_name_with_spaces_does_not_shift_the_fields() {
         let line =
             "42 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 110 12 13 14 15 16 17 18 1900 20000 300 22";
         let stat = Stat::parse(line).unwrap();
@@ -85,7 +85,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn this_process_has_a_beginning_and_takes_memory() {
+    fn process_stats_report_start_time_and_memory() {
         let process = Process::now().unwrap();
         assert!(
             process.resident_bytes > 1 << 20 && process.virtual_bytes >= process.resident_bytes

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_has_its_room_until_its_last_bytes_have_gone() {
+    async fn response_keeps_its_budget_until_its_last_bytes_are_sent() {
         let room = Room::new();
         assert!(room.keep(COUNTED_BYTES - 1, None).unwrap().is_none(), "a small one");
         // Larger than the whole budget, and the only one.
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_has_what_is_kept_for_it_and_comes_before_who_does_not() {
+    async fn waiter_has_priority_and_keeps_its_reserved_budget() {
         let room = Arc::new(Room::new());
         let half = room.keep(ROOM_BYTES / 2, None).unwrap();
         let waits = tokio::spawn({

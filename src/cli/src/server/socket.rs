@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stale_socket_file_is_replaced_and_nothing_else() {
+    async fn only_a_stale_socket_file_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let first = Listener::unix(&path).unwrap();

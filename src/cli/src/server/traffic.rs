@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_messages_are_counted_however_they_are_cut() {
+    fn only_message_bytes_are_counted_for_any_chunking() {
         let mut bytes = Vec::new();
         for length in [6_u32, 0, 300] {
             bytes.push(0);

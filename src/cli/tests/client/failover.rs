@@ -33,7 +33,7 @@ fn broken(hangs_up: bool) -> String {
 }
 
 #[test]
-fn who_cannot_be_reached_is_passed_over() {
+fn unreachable_endpoint_is_skipped() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let both = format!("{CLOSED}, {}", server.address);
@@ -54,7 +54,7 @@ fn who_cannot_be_reached_is_passed_over() {
 }
 
 #[test]
-fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
+fn change_with_unknown_outcome_is_not_retried_elsewhere() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for hangs_up in [true, false] {
@@ -87,7 +87,7 @@ pub(crate) fn hang_up(address: &str, count: usize) {
 }
 
 #[test]
-fn who_says_nothing_does_not_keep_anybody_from_the_next() {
+fn silent_endpoint_does_not_block_the_next() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let [port] = free_ports();
@@ -105,7 +105,7 @@ fn who_says_nothing_does_not_keep_anybody_from_the_next() {
 }
 
 #[test]
-fn a_change_that_may_be_repeated_is_not_said_to_be_none() {
+fn idempotent_change_reports_an_unknown_outcome() {
     let unsure = format!("{},{CLOSED}", broken(true));
     for arguments in [["auth", "enable"], ["auth", "disable"]] {
         let mut change = command_at(&unsure);
@@ -117,7 +117,7 @@ fn a_change_that_may_be_repeated_is_not_said_to_be_none() {
 }
 
 #[test]
-fn a_change_whose_answer_cannot_be_printed_is_not_said_to_be_none() {
+fn change_with_an_unprintable_reply_reports_an_unknown_outcome() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let into_full = |arguments: &[&str]| {
@@ -131,7 +131,7 @@ fn a_change_whose_answer_cannot_be_printed_is_not_said_to_be_none() {
 }
 
 #[test]
-fn a_lease_is_kept_alive_whatever_befalls_its_server() {
+fn lease_keep_alive_survives_server_restarts() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -154,7 +154,7 @@ fn a_lease_is_kept_alive_whatever_befalls_its_server() {
 }
 
 #[test]
-fn a_watch_that_was_open_goes_on_whatever_befalls_its_server() {
+fn open_watch_survives_server_failures() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -175,7 +175,7 @@ fn a_watch_that_was_open_goes_on_whatever_befalls_its_server() {
 }
 
 #[test]
-fn a_watch_goes_on_behind_what_it_was_told_of_though_that_is_compacted() {
+fn watch_resumes_after_its_last_event_despite_compaction() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -205,7 +205,7 @@ fn a_watch_goes_on_behind_what_it_was_told_of_though_that_is_compacted() {
 }
 
 #[test]
-fn options_are_taken_from_variables_and_wrong_ones_are_named() {
+fn options_come_from_variables_and_invalid_ones_are_named() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut put = crate::process::bowline();

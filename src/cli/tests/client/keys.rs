@@ -10,7 +10,7 @@ use crate::ask::{Going, ask, command, run};
 use crate::process::{Server, flags, free_ports};
 
 #[test]
-fn any_bytes_go_in_and_come_out() {
+fn arbitrary_bytes_round_trip() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let value: Vec<u8> = (0..=255).collect();
@@ -54,7 +54,7 @@ fn any_bytes_go_in_and_come_out() {
 }
 
 #[test]
-fn a_transaction_is_read_from_a_file_and_says_which_way_it_went() {
+fn transaction_from_a_file_reports_its_branch() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let file = dir.path().join("txn");
@@ -76,7 +76,7 @@ fn a_transaction_is_read_from_a_file_and_says_which_way_it_went() {
 }
 
 #[test]
-fn a_watch_runs_a_command_for_each_change_and_goes_on_where_its_server_was_restarted() {
+fn watch_runs_a_command_per_change_and_survives_a_restart() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -95,7 +95,7 @@ fn a_watch_runs_a_command_for_each_change_and_goes_on_where_its_server_was_resta
 }
 
 #[test]
-fn the_command_of_a_watch_reads_nothing_that_is_meant_for_the_watch() {
+fn watch_command_does_not_read_the_input_of_the_watch() {
     use std::io::Write;
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
@@ -112,7 +112,7 @@ fn the_command_of_a_watch_reads_nothing_that_is_meant_for_the_watch() {
 }
 
 #[test]
-fn a_watch_that_reads_lines_watches_several_and_tells_how_far_it_has_come() {
+fn interactive_watch_follows_several_keys_and_reports_progress() {
     use std::io::Write;
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
@@ -131,7 +131,7 @@ fn a_watch_that_reads_lines_watches_several_and_tells_how_far_it_has_come() {
 }
 
 #[test]
-fn a_lease_takes_its_keys_with_it() {
+fn lease_revocation_deletes_its_keys() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let granted = ask(&server, &["lease", "grant", "60"]).done();
@@ -153,7 +153,7 @@ fn a_lease_takes_its_keys_with_it() {
 
 /// With the error texts of etcdctl 3.6.
 #[test]
-fn a_question_that_contradicts_itself_is_refused() {
+fn contradictory_get_options_are_rejected() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for (line, why) in [

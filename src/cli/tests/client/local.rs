@@ -10,7 +10,7 @@ use crate::ask::{Going, ask, command_at, run};
 use crate::process::{Server, bowline, flags, free_ports};
 
 #[test]
-fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
+fn snapshot_is_saved_inspected_and_restored() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     for key in ["a", "b", "c"] {
@@ -36,7 +36,7 @@ fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
 }
 
 #[test]
-fn what_was_restored_is_served_with_nothing_more_said() {
+fn restored_data_is_served_without_more_flags() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     ask(&server, &["put", "k", "v"]).done();
@@ -57,7 +57,7 @@ fn what_was_restored_is_served_with_nothing_more_said() {
 }
 
 #[test]
-fn a_snapshot_takes_the_time_it_takes_unless_a_limit_is_given() {
+fn snapshot_has_no_timeout_unless_a_limit_is_given() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     let save = |more: &[&str]| {
@@ -84,7 +84,7 @@ fn a_snapshot_takes_the_time_it_takes_unless_a_limit_is_given() {
 }
 
 #[test]
-fn a_snapshot_is_for_its_owner_and_touches_nothing_of_others() {
+fn snapshot_file_is_private_and_spares_other_files() {
     use std::os::unix::fs::PermissionsExt;
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
@@ -112,7 +112,7 @@ fn six_ports(test: u32) -> u16 {
 }
 
 #[test]
-fn a_cluster_is_started_with_one_command_and_keeps_what_it_has() {
+fn up_command_starts_a_cluster_and_keeps_its_data() {
     let place = tempdir().unwrap();
     let first = six_ports(0);
     let port = first.to_string();
@@ -150,7 +150,7 @@ fn a_cluster_is_started_with_one_command_and_keeps_what_it_has() {
 
 /// The certificates are created at each start, and earlier ones become useless.
 #[test]
-fn a_cluster_with_certificates_says_which_ones_clients_need() {
+fn up_command_with_tls_names_the_client_certificates() {
     let place = tempdir().unwrap();
     let port = six_ports(1).to_string();
     let up = || {
@@ -234,7 +234,7 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
 }
 
 #[test]
-fn each_command_has_a_page_of_the_manual() {
+fn each_command_has_a_manual_page() {
     let place = tempdir().unwrap();
     let pages = place.path().join("man1");
     let mut man = bowline();
@@ -256,7 +256,7 @@ fn each_command_has_a_page_of_the_manual() {
 }
 
 #[test]
-fn shells_are_told_what_to_complete() {
+fn shell_completions_cover_commands_and_flags() {
     for shell in ["bash", "zsh", "fish"] {
         let mut completion = bowline();
         completion.args(["completion", shell]);
@@ -266,7 +266,7 @@ fn shells_are_told_what_to_complete() {
 }
 
 #[test]
-fn versions_are_said_as_etcdctl_says_them_and_so_are_options_that_change_nothing() {
+fn version_matches_etcdctl_and_ignored_options_are_accepted() {
     let mut version = command_at("127.0.0.1:1");
     version.arg("version");
     let said = run(version, b"").done();

@@ -50,7 +50,7 @@ fn waits_in_line(server: &Server, name: &str, count: usize) {
 }
 
 #[test]
-fn a_command_runs_while_the_lock_is_held_and_its_exit_code_is_passed_on() {
+fn lock_command_runs_its_child_and_passes_its_exit_code() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let echo = "echo $ETCD_LOCK_KEY $BOWLINE_LOCK_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
@@ -79,7 +79,7 @@ fn a_command_runs_while_the_lock_is_held_and_its_exit_code_is_passed_on() {
 }
 
 #[test]
-fn what_a_command_finds_in_its_environment_is_no_option_of_ours() {
+fn child_environment_variables_are_not_read_as_options() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let own = env!("CARGO_BIN_EXE_bowline");
@@ -111,7 +111,7 @@ fn what_a_command_finds_in_its_environment_is_no_option_of_ours() {
 }
 
 #[test]
-fn who_waits_too_long_or_is_told_to_go_leaves_the_line() {
+fn timed_out_or_interrupted_waiter_leaves_the_queue() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut holds = Going::start(lock(&server, &["m"]));
@@ -133,7 +133,7 @@ fn who_waits_too_long_or_is_told_to_go_leaves_the_line() {
 }
 
 #[test]
-fn etcdctl_and_bowline_stand_in_one_line() {
+fn etcdctl_and_bowline_share_one_lock_queue() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let etcdctl = || {
@@ -158,7 +158,7 @@ fn etcdctl_and_bowline_stand_in_one_line() {
 }
 
 #[test]
-fn signals_are_passed_on_and_nothing_survives_who_holds() {
+fn signals_are_forwarded_and_the_child_dies_with_the_holder() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let trap = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
@@ -188,7 +188,7 @@ fn signals_are_passed_on_and_nothing_survives_who_holds() {
 }
 
 #[test]
-fn a_command_that_stands_still_ends_when_it_is_told_to() {
+fn stopped_child_ends_on_request() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
@@ -210,7 +210,7 @@ fn stands_still(pid: &str) {
 }
 
 #[test]
-fn the_command_is_gone_before_the_hold_ends_while_the_one_that_holds_stands_still() {
+fn child_ends_before_the_hold_when_the_holder_is_paused() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let ttl = Duration::from_secs(10);
@@ -227,7 +227,7 @@ fn the_command_is_gone_before_the_hold_ends_while_the_one_that_holds_stands_stil
 }
 
 #[test]
-fn who_was_started_to_outlive_a_logout_does() {
+fn lock_started_with_nohup_survives_a_hangup() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let nohup = |more: &[&str]| {
@@ -249,7 +249,7 @@ fn who_was_started_to_outlive_a_logout_does() {
 }
 
 #[test]
-fn what_is_left_behind_by_a_command_that_was_told_to_end_ends_with_it() {
+fn descendants_of_a_terminated_child_are_ended() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let leaves = "setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 1000";
@@ -273,7 +273,7 @@ pub(crate) fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
 }
 
 #[test]
-fn who_holds_ends_in_time_where_servers_can_only_be_waited_for() {
+fn holder_ends_before_its_lease_when_servers_are_silent() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let address = server.address.clone();
@@ -309,7 +309,7 @@ fn keeper_of(going: &Going) -> Pid {
 }
 
 #[test]
-fn whatever_is_killed_nothing_that_the_command_has_started_survives() {
+fn killing_the_holder_or_its_supervisor_ends_all_descendants() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let stubborn = ["m", "--ttl", "60", "--", "sh", "-c", STUBBORN];
@@ -331,7 +331,7 @@ fn whatever_is_killed_nothing_that_the_command_has_started_survives() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_and_ends_is_waited_for() {
+fn orphans_of_the_child_are_reaped() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let leaves = "sh -c 'sleep 0.1 & echo $!'; echo $$; exec sleep 1000";
@@ -347,7 +347,7 @@ fn what_a_command_leaves_behind_and_ends_is_waited_for() {
 }
 
 #[test]
-fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
+fn child_ends_before_the_hold_when_the_server_is_paused() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let ttl = Duration::from_secs(15);
@@ -366,7 +366,7 @@ fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
 }
 
 #[test]
-fn the_command_is_killed_when_its_key_is_deleted_and_when_its_lease_is_revoked() {
+fn child_is_killed_when_its_key_is_deleted_or_lease_revoked() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let echo = format!("echo $BOWLINE_LOCK_KEY; echo $BOWLINE_LEASE; {STUBBORN}");
@@ -387,7 +387,7 @@ fn the_command_is_killed_when_its_key_is_deleted_and_when_its_lease_is_revoked()
 }
 
 #[test]
-fn a_hold_goes_on_when_a_server_dies_or_stands_still() {
+fn hold_survives_a_dead_or_paused_server() {
     let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
     let mut servers = Server::three(&dirs);
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
@@ -407,7 +407,7 @@ fn a_hold_goes_on_when_a_server_dies_or_stands_still() {
 }
 
 #[test]
-fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
+fn readers_share_writers_exclude_and_semaphores_limit() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut readers = [0, 1].map(|_| Going::start(lock(&server, &["rw", "--shared"])));
@@ -454,7 +454,7 @@ fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
 }
 
 #[test]
-fn one_leads_and_who_listens_is_told() {
+fn one_candidate_leads_and_observers_see_it() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let elect = |arguments: &[&str]| {
@@ -483,7 +483,7 @@ fn one_leads_and_who_listens_is_told() {
 }
 
 #[test]
-fn who_listens_goes_on_when_the_server_hangs_up_and_comes_again() {
+fn observer_survives_server_restarts() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -507,7 +507,7 @@ fn who_listens_goes_on_when_the_server_hangs_up_and_comes_again() {
 }
 
 #[test]
-fn who_waits_hears_that_a_writer_has_become_a_reader_and_that_the_limit_is_another() {
+fn waiter_notices_a_writer_downgrade_and_a_changed_limit() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let granted = ask(&server, &["lease", "grant", "600"]).done();
@@ -536,7 +536,7 @@ fn who_waits_hears_that_a_writer_has_become_a_reader_and_that_the_limit_is_anoth
 }
 
 #[test]
-fn who_holds_hears_of_the_end_through_another_server_while_its_first_one_stands_still() {
+fn holder_learns_of_its_loss_through_another_server() {
     let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
     let servers = Server::three(&dirs);
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();

@@ -11,7 +11,7 @@ use crate::generated::etcdserverpb as pb;
 use crate::process::Server;
 
 #[test]
-fn members_and_servers_are_shown() {
+fn members_and_servers_are_listed() {
     let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
     let servers = Server::three(&dirs);
     let listed = ask(&servers[0], &["member", "list"]).done();
@@ -76,7 +76,7 @@ fn members_and_servers_are_shown() {
 }
 
 #[test]
-fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
+fn alarms_are_listed_and_disarmed_through_any_member() {
     let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
     let servers = Server::three(&dirs);
     let raise = |server: usize, alarm: &str| {
@@ -112,7 +112,7 @@ fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
 
 /// The status as etcdctl 3.6 prints it.
 #[test]
-fn a_servers_status_has_all_that_it_says() {
+fn endpoint_status_prints_all_fields() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let line = ask(&server, &["endpoint", "status"]).done();
@@ -139,7 +139,7 @@ fn a_servers_status_has_all_that_it_says() {
 }
 
 #[test]
-fn a_hash_is_said_with_the_revision_that_it_is_of() {
+fn hash_is_printed_with_its_revision() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     ask(&server, &["put", "k", "v"]).done();
@@ -152,7 +152,7 @@ fn a_hash_is_said_with_the_revision_that_it_is_of() {
 }
 
 #[test]
-fn a_member_that_is_added_is_said_to_be_a_learner_if_it_is_to_stay_one() {
+fn member_add_reports_a_learner_only_with_the_learner_flag() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let add = |name: &str, more: &[&str]| {
@@ -167,7 +167,7 @@ fn a_member_that_is_added_is_said_to_be_a_learner_if_it_is_to_stay_one() {
 }
 
 #[test]
-fn who_gives_back_room_is_named_and_how_long_it_took() {
+fn defrag_names_each_endpoint_and_its_duration() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut defrag = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
@@ -181,7 +181,7 @@ fn who_gives_back_room_is_named_and_how_long_it_took() {
 }
 
 #[test]
-fn who_is_sick_is_named_and_the_exit_code_says_so() {
+fn unhealthy_endpoint_is_named_and_sets_the_exit_code() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut health = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
@@ -193,7 +193,7 @@ fn who_is_sick_is_named_and_the_exit_code_says_so() {
 }
 
 #[test]
-fn what_a_role_may_do_is_named_in_large_letters_too() {
+fn permission_types_ignore_case() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     ask(&server, &["role", "add", "r"]).done();
@@ -205,7 +205,7 @@ fn what_a_role_may_do_is_named_in_large_letters_too() {
 }
 
 #[test]
-fn the_role_of_who_may_do_all_has_all_keys() {
+fn root_role_covers_all_keys() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for line in [&["role", "add", "root"][..], &["role", "add", "r"]] {
@@ -220,7 +220,7 @@ fn the_role_of_who_may_do_all_has_all_keys() {
 
 /// A user who may read keys but not alarms gets no confirmation that there are none.
 #[test]
-fn a_server_that_does_not_tell_its_alarms_is_not_well() {
+fn server_that_hides_its_alarms_is_unhealthy() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     // A proxy that forwards one request for a key, and no other.
@@ -259,7 +259,7 @@ fn a_server_that_does_not_tell_its_alarms_is_not_well() {
 }
 
 #[test]
-fn authentication_is_off_at_first() {
+fn authentication_is_disabled_by_default() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let status = ask(&server, &["auth", "status"]).done();
@@ -405,7 +405,7 @@ fn compare(etcd: &Asked, formats: &[&str]) {
 }
 
 #[test]
-fn who_asks_says_so_where_it_is_asked_for() {
+fn credentials_are_checked_once_authentication_is_enabled() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     asks_who(&Asked { address: server.address.clone() });
@@ -446,7 +446,7 @@ fn asks_who(etcd: &Asked) {
 }
 
 #[test]
-fn a_load_is_borne_or_not_and_nothing_of_it_stays() {
+fn check_perf_reports_a_verdict_and_leaves_no_keys() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let checked = ask(&server, &["check", "perf", "--time", "1s"]);

@@ -44,7 +44,7 @@ fn shows(end: &OwnedFd) -> bool {
 }
 
 #[test]
-fn a_password_is_asked_for_before_any_time_runs_and_once() {
+fn password_prompt_comes_once_and_before_the_timeout_starts() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for line in [&["user", "add", "root:rp"][..], &["auth", "enable"]] {
@@ -69,7 +69,7 @@ fn a_password_is_asked_for_before_any_time_runs_and_once() {
 }
 
 #[test]
-fn who_does_not_want_to_type_a_password_has_the_terminal_back_as_it_was() {
+fn interrupted_password_prompt_restores_the_terminal() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let (mut keys, end) = terminal();
@@ -86,7 +86,7 @@ fn who_does_not_want_to_type_a_password_has_the_terminal_back_as_it_was() {
 }
 
 #[test]
-fn an_empty_password_is_typed_by_nobody() {
+fn empty_password_cannot_be_typed() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     ask(&server, &["user", "add", "bob:bp"]).done();

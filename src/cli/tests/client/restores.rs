@@ -33,7 +33,7 @@ fn status(place: &Path, form: &str) -> String {
 }
 
 #[test]
-fn snapshot_status_prints_etcdutls_forms_and_names() {
+fn snapshot_status_prints_the_formats_of_etcdutl() {
     let (place, revision) = snapshot();
     let json: Value = serde_json::from_str(&status(place.path(), "json")).unwrap();
     // The file has padding and a hash after it, like etcd's, which are not part of the size.
@@ -89,7 +89,7 @@ fn etcds_runbook_restores_three_members_from_one_file() {
 }
 
 #[test]
-fn bump_revision_raises_the_revision_and_compacts_what_was_before() {
+fn bump_revision_raises_the_revision_and_compacts_old_ones() {
     let (place, revision) = snapshot();
     // Neither a name nor a directory, and flags before the command.
     let line = "--bump-revision 1000 snapshot --mark-compacted restore a.snap --json";
@@ -114,7 +114,7 @@ fn bump_revision_raises_the_revision_and_compacts_what_was_before() {
 }
 
 #[test]
-fn restore_flags_without_their_meaning_here_are_refused() {
+fn unsupported_restore_flags_are_rejected() {
     let (place, _) = snapshot();
     let list = "--name a --initial-cluster a=http://127.0.0.1:1,b=http://127.0.0.1:2";
     let cases = [

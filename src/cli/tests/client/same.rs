@@ -76,7 +76,7 @@ impl Pair {
 }
 
 #[test]
-fn answers_are_printed_as_etcdctl_prints_them() {
+fn replies_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
@@ -146,7 +146,7 @@ fn answers_are_printed_as_etcdctl_prints_them() {
 }
 
 #[test]
-fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
+fn protobuf_output_matches_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
@@ -178,7 +178,7 @@ fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
 }
 
 #[test]
-fn alarms_are_printed_as_etcdctl_prints_them() {
+fn alarms_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
@@ -210,7 +210,7 @@ fn alarms_are_printed_as_etcdctl_prints_them() {
 }
 
 #[test]
-fn watches_are_printed_as_etcdctl_prints_them() {
+fn watches_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }

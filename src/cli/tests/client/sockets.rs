@@ -8,7 +8,7 @@ use crate::ask::{command_at, run};
 use crate::process::{Server, flags, free_ports};
 
 #[test]
-fn clients_reach_a_server_at_a_unix_socket() {
+fn clients_connect_over_a_unix_socket() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let path = dir.path().join("s");
     let url = format!("unix://{}", path.display());

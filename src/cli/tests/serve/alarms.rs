@@ -37,7 +37,7 @@ use AlarmAction::{Activate, Deactivate, Get};
 use AlarmType::{Corrupt, None as Any, Nospace};
 
 #[tokio::test]
-async fn alarms_are_raised_listed_and_ended_as_in_etcd() {
+async fn alarms_are_raised_listed_and_disarmed_as_in_etcd() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -128,7 +128,7 @@ async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
 }
 
 #[tokio::test]
-async fn what_an_alarm_forbids_is_refused_in_etcds_words_on_all_servers_and_the_rest_goes_on() {
+async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let mut channels = Vec::new();
@@ -175,7 +175,7 @@ async fn what_an_alarm_forbids_is_refused_in_etcds_words_on_all_servers_and_the_
 }
 
 #[tokio::test]
-async fn whoever_asks_how_a_server_is_hears_of_alarms() {
+async fn alarms_are_visible_in_status_health_and_metrics() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;

@@ -127,7 +127,7 @@ impl Decoder for Raw {
 
 /// Covers every method, even future ones: without a user it fails, and methods for root fail for other users.
 #[tokio::test]
-async fn no_method_is_open_to_nobody_and_none_of_the_operators_to_users() {
+async fn every_method_rejects_anonymous_callers_and_operator_methods_require_root() {
     let (_dir, _server, channel) = alone().await;
     let bob = login(&channel, "bob").await.unwrap();
     let pool =
@@ -178,7 +178,7 @@ async fn no_method_is_open_to_nobody_and_none_of_the_operators_to_users() {
 }
 
 #[tokio::test]
-async fn keys_are_open_to_those_who_were_granted_them() {
+async fn keys_are_accessible_only_with_a_permission() {
     let (_dir, _server, channel) = alone().await;
     let mut kv = KvClient::new(channel.clone());
     let (root, ann, rob, bob) = (
@@ -227,7 +227,7 @@ async fn keys_are_open_to_those_who_were_granted_them() {
 }
 
 #[tokio::test]
-async fn a_lease_is_ended_and_its_keys_are_named_only_for_who_may_touch_them() {
+async fn lease_calls_require_permission_for_the_attached_keys() {
     let (_dir, _server, channel) = alone().await;
     let (root, ann) =
         (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
@@ -276,7 +276,7 @@ async fn a_lease_is_ended_and_its_keys_are_named_only_for_who_may_touch_them() {
 }
 
 #[tokio::test]
-async fn a_watch_is_refused_beyond_what_may_be_read_and_ends_when_it_may_not_be_any_more() {
+async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     let (_dir, _server, channel) = alone().await;
     let (root, rob) =
         (login(&channel, "root").await.unwrap(), login(&channel, "rob").await.unwrap());
@@ -318,7 +318,7 @@ async fn a_watch_is_refused_beyond_what_may_be_read_and_ends_when_it_may_not_be_
 }
 
 #[tokio::test]
-async fn a_lock_needs_the_keys_below_its_name() {
+async fn lock_requires_permission_for_its_key_prefix() {
     let (_dir, _server, channel) = alone().await;
     let (ann, rob) = (login(&channel, "ann").await.unwrap(), login(&channel, "rob").await.unwrap());
     let mut locks = LockClient::new(channel);
@@ -333,7 +333,7 @@ async fn a_lock_needs_the_keys_below_its_name() {
 }
 
 #[tokio::test]
-async fn a_token_is_void_when_its_user_has_another_password_and_all_are_when_it_is_off() {
+async fn password_change_or_auth_disable_invalidates_tokens() {
     let (_dir, _server, channel) = alone().await;
     let (root, ann) =
         (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
@@ -364,7 +364,7 @@ async fn a_token_is_void_when_its_user_has_another_password_and_all_are_when_it_
 }
 
 #[tokio::test]
-async fn users_are_the_same_on_all_members() {
+async fn users_are_replicated_to_all_members() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     guarded(&servers[0]).await;
@@ -392,7 +392,7 @@ async fn users_are_the_same_on_all_members() {
 
 /// As in etcd, an empty password allows no login.
 #[tokio::test]
-async fn whose_password_is_empty_does_not_get_in() {
+async fn user_with_an_empty_password_cannot_log_in() {
     let (_dir, _server, channel) = alone().await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());
@@ -426,7 +426,7 @@ async fn whose_password_is_empty_does_not_get_in() {
 }
 
 #[tokio::test]
-async fn what_is_changed_at_once_is_all_changed_and_leases_are_granted_meanwhile() {
+async fn concurrent_auth_changes_all_apply_while_leases_are_granted() {
     let (_dir, _server, channel) = alone().await;
     let (root, bob) =
         (login(&channel, "root").await.unwrap(), login(&channel, "bob").await.unwrap());
@@ -452,7 +452,7 @@ async fn what_is_changed_at_once_is_all_changed_and_leases_are_granted_meanwhile
 }
 
 #[tokio::test]
-async fn a_permission_of_no_known_kind_and_a_hash_that_costs_too_much_are_refused() {
+async fn unknown_permission_type_and_costly_hash_are_rejected() {
     let (_dir, _server, channel) = alone().await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());

@@ -31,7 +31,7 @@ fn put(value: Vec<u8>) -> pb::PutRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn puts_ranges_watches_and_leases_speak_gzip() {
+async fn puts_ranges_watches_and_leases_support_gzip() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -69,7 +69,7 @@ async fn puts_ranges_watches_and_leases_speak_gzip() {
 
 /// Like Go servers: a client that accepts gzip need not send it.
 #[tokio::test]
-async fn answers_to_uncompressed_requests_are_not_compressed() {
+async fn replies_to_uncompressed_requests_are_uncompressed() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut kv = KvClient::new(server.channel().await).accept_compressed(Gzip);
@@ -122,7 +122,7 @@ async fn send(mut channel: Channel, path: String, message: &[u8]) -> Status {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
+async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -170,7 +170,7 @@ async fn zip_bombs_are_refused_by_every_method_in_bounded_memory() {
 
 /// A stream keeps the memory of its largest message. Small messages must not become large ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compressed_requests_of_open_streams_keep_little_memory() {
+async fn open_compressed_streams_keep_little_memory() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;

@@ -214,7 +214,7 @@ fn holds_again(ring: &Ring, kind: &'static str) {
 }
 
 #[test]
-fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
+fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let inside = runtime.enter();
     let crew = Crew::still(3, 4);
@@ -277,7 +277,7 @@ fn is_alive(name: &str) -> bool {
 
 /// Two terminals, one lock, and three servers killed one after the other.
 #[test]
-fn two_terminals_hold_one_lock_in_turn_while_servers_are_killed() {
+fn two_terminals_alternate_on_one_lock_during_server_kills() {
     if !etcdctl_is_installed() {
         return;
     }

@@ -301,7 +301,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn etcd_and_bowline_answer_the_same() {
+async fn etcd_and_bowline_give_the_same_answers() {
     let Some(etcd) = Etcd::alone() else { return };
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

@@ -27,7 +27,7 @@ fn code(address: &str, path: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn json_and_http_may_have_a_port_of_their_own_and_health_another() {
+async fn json_and_health_may_have_their_own_ports() {
     let dir = tempdir().unwrap();
     let [json, health] = free_ports();
     let http_urls = format!("--listen-client-http-urls=http://127.0.0.1:{json}");
@@ -59,7 +59,7 @@ async fn json_and_http_may_have_a_port_of_their_own_and_health_another() {
 }
 
 #[tokio::test]
-async fn where_nothing_else_is_said_all_is_at_one_port_and_health_at_another_too() {
+async fn default_port_serves_everything_and_metrics_port_serves_health_too() {
     let dir = tempdir().unwrap();
     let [health] = free_ports();
     let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
@@ -152,7 +152,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn a_member_without_a_quorum_says_how_it_is() {
+fn member_without_a_quorum_reports_its_health() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
     let [health] = free_ports();
@@ -196,7 +196,7 @@ fn a_member_without_a_quorum_says_how_it_is() {
 }
 
 #[tokio::test]
-async fn one_port_can_speak_with_tls_and_without() {
+async fn one_port_serves_tls_and_plaintext() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let card = office.issue(GOOD);
     let [peer, client] = free_ports();
@@ -229,7 +229,7 @@ async fn one_port_can_speak_with_tls_and_without() {
 
 /// Connection pools keep idle connections for longer than the default of the HTTP library, 30 s.
 #[test]
-fn a_connection_of_http_without_a_request_is_kept() {
+fn idle_http_connection_is_kept_open() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut stream = TcpStream::connect(&server.address).unwrap();
@@ -245,7 +245,7 @@ fn a_connection_of_http_without_a_request_is_kept() {
 }
 
 #[test]
-fn it_says_which_version_it_is_and_whose_behaviour_that_is() {
+fn version_flag_prints_both_versions() {
     let output = bowline().args(["serve", "--version"]).output().unwrap();
     assert!(output.status.success());
     let said = String::from_utf8(output.stdout).unwrap();
@@ -254,7 +254,7 @@ fn it_says_which_version_it_is_and_whose_behaviour_that_is() {
 }
 
 #[test]
-fn founding_member_is_alive_and_names_whom_it_waits_for() {
+fn bootstrapping_member_is_live_and_names_absent_peers() {
     let dir = tempdir().unwrap();
     let (peers, [client, health]): ([u16; 3], _) = (free_ports(), free_ports());
     let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");

@@ -320,7 +320,7 @@ fn ask_all(address: &str, side: Where) {
 }
 
 #[test]
-fn json_is_answered_as_grpc_is() {
+fn json_answers_match_grpc() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     ask_all(&server.address, Ours);
@@ -343,13 +343,13 @@ fn json_is_answered_as_grpc_is() {
 
 /// Checks the table against etcd.
 #[test]
-fn etcd_answers_json_in_the_same_way() {
+fn etcd_gives_the_same_json_answers() {
     let Some(etcd) = Etcd::alone() else { return };
     ask_all(&etcd.address, Theirs);
 }
 
 #[test]
-fn a_watch_is_a_line_for_each_answer() {
+fn json_watch_sends_one_line_per_response() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let put = |value: &str| {
@@ -376,7 +376,7 @@ fn a_watch_is_a_line_for_each_answer() {
 
 /// Requests that arrive one by one, in pieces, over one connection whose responses are read at the same time.
 #[test]
-fn a_stream_is_asked_and_answers_at_the_same_time() {
+fn json_stream_reads_and_writes_concurrently() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let stream = TcpStream::connect(&server.address).unwrap();
@@ -414,7 +414,7 @@ fn a_stream_is_asked_and_answers_at_the_same_time() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
+fn oversized_json_is_rejected_and_the_largest_allowed_passes() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--max-request-bytes=40000"]);
     let put = |zeros: usize| {
@@ -454,7 +454,7 @@ fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
 
 /// A client that receives the response while it still sends can take that for a broken connection, as curl does.
 #[test]
-fn a_small_request_that_is_refused_has_been_read_when_it_is_answered() {
+fn rejected_small_request_is_read_before_the_reply() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--bcrypt-cost=4"]);
     for (method, body) in [
@@ -489,7 +489,7 @@ fn a_small_request_that_is_refused_has_been_read_when_it_is_answered() {
 
 /// Headers that begin with `Grpc-Metadata-` become metadata. A token is sent in `Authorization`.
 #[test]
-fn headers_reach_the_service() {
+fn grpc_metadata_headers_reach_the_service() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let mut servers = Server::three(&dirs);
     let ask = |server: &Server, header: &str| {
@@ -521,7 +521,7 @@ fn headers_reach_the_service() {
 
 /// After the time in `Grpc-Timeout`, the call ends as if the client had disconnected, and the client gets an error.
 #[test]
-fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
+fn call_ends_at_its_grpc_timeout() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let ask = |path: &str, timeout: &str, body: &str| {
@@ -558,7 +558,7 @@ fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
 }
 
 #[test]
-fn an_empty_password_opens_nothing_in_json_either() {
+fn empty_password_is_rejected_over_json() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &crate::auth::CHEAP);
     let ask = |path: &str, body: &str| server.http("POST", &format!("/v3/auth/{path}"), body);
@@ -592,7 +592,7 @@ fn an_empty_password_opens_nothing_in_json_either() {
 
 /// JSON parsers disagree about which of two values counts, so a deletion could mean two ranges.
 #[test]
-fn json_field_given_twice_is_refused_and_named() {
+fn duplicate_json_field_is_rejected_and_named() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     assert_eq!(server.http("POST", "/v3/kv/put", r#"{"key":"YQ=="}"#).0, 200);
@@ -645,7 +645,7 @@ fn json_field_given_twice_is_refused_and_named() {
 }
 
 #[test]
-fn json_field_given_twice_ends_a_stream() {
+fn duplicate_json_field_ends_a_stream() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for (path, body) in [
@@ -707,7 +707,7 @@ fn paths_are_cleaned_and_decoded_as_in_etcd() {
 }
 
 #[test]
-fn json_is_off_without_the_grpc_gateway() {
+fn json_is_disabled_without_the_grpc_gateway() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--enable-grpc-gateway=false"]);
     for path in ["/v3/kv/range", "/v3beta/kv/range", "/v3/watch", "/v3/auth/authenticate"] {

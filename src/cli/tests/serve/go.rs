@@ -158,12 +158,12 @@ fn play(nodes: usize) {
 }
 
 #[test]
-fn programs_in_go_go_on_while_one_of_three_servers_after_the_other_is_killed() {
+fn go_programs_survive_kills_of_each_of_three_servers() {
     play(3);
 }
 
 #[test]
-fn programs_in_go_go_on_when_the_only_server_is_killed_and_comes_back() {
+fn go_programs_survive_a_kill_of_the_only_server() {
     play(1);
 }
 

@@ -101,7 +101,7 @@ fn is_well(server: Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else() {
+async fn garbage_ends_only_its_own_connection() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let server = Server::start(&flags(0, &[peer], client, dir.path()), client, &[]).ready();
     let channel = server.channel().await;
@@ -192,7 +192,7 @@ async fn transact(channel: &Channel, message: Bytes) -> Result<Bytes, Status> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_nested_too_deeply_is_refused_in_either_language() {
+async fn deep_nesting_is_rejected_in_protobuf_and_json() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -237,7 +237,7 @@ async fn framed(channel: &Channel, message: Vec<u8>) -> Result<(), Status> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_large_is_refused_before_it_costs() {
+async fn oversized_requests_are_rejected_before_they_use_memory() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -279,7 +279,7 @@ async fn what_is_too_large_is_refused_before_it_costs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn absurd_headers_are_refused_or_passed_over() {
+async fn absurd_headers_are_rejected_or_ignored() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -336,7 +336,7 @@ async fn absurd_headers_are_refused_or_passed_over() {
 /// A JSON stream request that arrives one byte at a time: a parser that restarts with each byte would take quadratic
 /// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
+async fn dripping_json_request_costs_linear_time() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut stream = TcpStream::connect(&server.address).unwrap();
@@ -411,7 +411,7 @@ fn half(channel: &Channel, path: &'static str, body: Half) -> JoinHandle<Option<
 
 /// Methods that need no token while authentication is enabled must be cheap, however many calls are begun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little() {
+async fn unfinished_logins_and_unread_health_watches_are_cheap() {
     let many = 400;
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
@@ -518,7 +518,7 @@ async fn idle(server: &Server, count: usize) -> u64 {
 /// fragments, so the second batch may need a part of it again. If the server leaked connections, the second batch would
 /// need as much again, or more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_cost_little_and_leave_nothing() {
+async fn idle_connections_are_cheap_and_leave_no_memory() {
     let wanted = 10_000;
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
@@ -548,7 +548,7 @@ async fn idle_connections_cost_little_and_leave_nothing() {
 /// In JSON over HTTP/1, a stream's requests and responses share a connection, and only the side that writes notices
 /// that the client has disconnected.
 #[test]
-fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
+fn client_that_disconnects_mid_request_leaves_nothing() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let before = server.descriptors();
@@ -577,7 +577,7 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
 /// A byte after a request belongs to the next request, which is not read before the first one is answered; and these
 /// requests wait for something that never happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_away_with_something_unread_leaves_nothing() {
+async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let lock = |lease: u64| format!(r#"{{"name":"bQ==","lease":"{lease}"}}"#);
@@ -632,7 +632,7 @@ async fn who_goes_away_with_something_unread_leaves_nothing() {
 /// After a pause that is longer than its clients' timeouts, a server finds calls that were cancelled before it read
 /// them. That is no reason to close the connection and with it all other calls.
 #[test]
-fn calls_that_are_given_up_unseen_end_no_connection() {
+fn canceled_unread_calls_do_not_end_the_connection() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut words = HTTP2.to_vec();
@@ -673,7 +673,7 @@ fn with_few_descriptors(dir: &TempDir) -> Server {
 
 /// A silent connection keeps its place until an active client needs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connections_take_no_seat_from_who_has_something_to_say() {
+async fn silent_connections_yield_their_slot_to_active_ones() {
     let dir = tempdir().unwrap();
     let server = with_few_descriptors(&dir);
     let silent: Vec<TcpStream> =
@@ -685,7 +685,7 @@ async fn silent_connections_take_no_seat_from_who_has_something_to_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_never_get_the_last_descriptors() {
+async fn clients_never_get_the_last_file_descriptors() {
     let dir = tempdir().unwrap();
     let server = with_few_descriptors(&dir);
     let channel = server.channel().await;
@@ -729,7 +729,7 @@ fn watch_request(union: RequestUnion) -> pb::WatchRequest {
 
 /// Each progress request concerns all watches of the stream, and the client sends many at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_anything() {
+async fn unread_progress_requests_do_not_slow_other_clients() {
     let (watches, asks) = (200, 100_000);
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
@@ -787,7 +787,7 @@ async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_a
 
 /// JSON values of every kind where another kind is expected: each is the client's error, never an internal error.
 #[test]
-fn json_of_the_wrong_kind_is_the_clients_mistake() {
+fn json_of_the_wrong_type_is_a_client_error() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let strange: [Value; 8] = [
@@ -814,7 +814,7 @@ fn json_of_the_wrong_kind_is_the_clients_mistake() {
 
 /// A range of all keys, requested on many streams and never read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_answers_that_nobody_takes_have_so_much_room_and_no_more() {
+async fn unread_large_responses_stay_within_the_response_budget() {
     let (rows, streams) = (48, 30);
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

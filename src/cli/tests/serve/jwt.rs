@@ -58,7 +58,7 @@ async fn add_role(channel: &Channel, token: &str) {
 }
 
 #[tokio::test]
-async fn a_token_of_one_member_is_good_at_all_until_users_change_and_who_only_checks_makes_none() {
+async fn jwt_is_valid_at_all_members_until_users_change() {
     let dirs: [TempDir; 3] = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
     let keys = [("p256.pem", ""), ("p256.pem", "p256.pub.pem"), ("", "p256.pub.pem")];
@@ -104,7 +104,7 @@ async fn a_token_of_one_member_is_good_at_all_until_users_change_and_who_only_ch
 }
 
 #[tokio::test]
-async fn a_token_ends_at_its_time_however_much_it_is_used() {
+async fn jwt_expires_despite_use() {
     let dir = tempdir().unwrap();
     let [method, cost] = tokens("HS256", "rsa.pub.pem", "");
     let server = Server::alone(&dir, &[&format!("{method},ttl=2s"), &cost]);
@@ -126,7 +126,7 @@ async fn a_token_ends_at_its_time_however_much_it_is_used() {
 /// The same changes of users in the same order lead to the same auth revision in etcd and in Bowline, so each accepts
 /// the other's tokens.
 #[tokio::test]
-async fn tokens_of_etcd_are_known_here_and_ours_there() {
+async fn jwt_of_etcd_is_valid_here_and_vice_versa() {
     let cases = [
         ("RS256", "rsa1.pem", "rsa.pub.pem"),
         ("RS512", "rsa.pem", "rsa.pub.pem"),
@@ -167,7 +167,7 @@ async fn tokens_of_etcd_are_known_here_and_ours_there() {
 }
 
 #[test]
-fn keys_that_cannot_be_used_are_refused_before_anything_is_touched() {
+fn unusable_jwt_keys_are_rejected_before_startup() {
     let dir = tempdir().unwrap();
     let data = dir.path().join("data");
     for (flags, words) in [

@@ -36,7 +36,7 @@ fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) 
 }
 
 #[tokio::test]
-async fn keys_are_put_read_and_deleted_with_revisions_as_etcd_gives_them() {
+async fn puts_reads_and_deletes_have_the_revisions_of_etcd() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut kv = KvClient::new(server.channel().await);
@@ -77,7 +77,7 @@ async fn keys_are_put_read_and_deleted_with_revisions_as_etcd_gives_them() {
 }
 
 #[tokio::test]
-async fn what_etcd_refuses_is_refused_with_its_codes_and_texts() {
+async fn rejections_have_the_codes_and_texts_of_etcd() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--max-request-bytes=4096"]);
     let mut kv = KvClient::new(server.channel().await);
@@ -213,7 +213,7 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
 }
 
 #[tokio::test]
-async fn a_server_stops_when_it_is_told_and_starts_again_from_its_directory() {
+async fn server_stops_on_request_and_restarts_from_its_directory() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let flags = flags(0, &[peer], client, dir.path());
@@ -228,7 +228,7 @@ async fn a_server_stops_when_it_is_told_and_starts_again_from_its_directory() {
 }
 
 #[tokio::test]
-async fn three_servers_are_one_store() {
+async fn three_servers_form_one_store() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let mut clusters = Vec::new();
@@ -245,7 +245,7 @@ async fn three_servers_are_one_store() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_and_not_done() {
+fn invalid_flags_are_rejected_before_startup() {
     let said = |arguments: &[&str]| {
         let output = bowline().arg("serve").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
@@ -259,7 +259,7 @@ fn what_cannot_be_done_is_said_and_not_done() {
 
 /// The command line of etcd's quick start, for one member in a container.
 #[test]
-fn one_member_may_be_told_to_be_at_all_interfaces() {
+fn single_member_may_advertise_all_interfaces() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let at = |port: u16| format!("http://0.0.0.0:{port}");
     let flags = [
@@ -286,7 +286,7 @@ fn one_member_may_be_told_to_be_at_all_interfaces() {
 }
 
 #[test]
-fn version_and_health_are_told_over_plain_http() {
+fn version_and_health_are_served_over_plain_http() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     server.until_well("/readyz");
@@ -338,7 +338,7 @@ fn version_and_health_are_told_over_plain_http() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_are_counted_under_the_names_that_servers_in_go_give_them() {
+async fn calls_are_counted_under_the_metric_names_of_go_servers() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut kv = KvClient::new(server.channel().await);

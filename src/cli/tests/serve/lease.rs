@@ -44,7 +44,7 @@ async fn count(kv: &mut KvClient<Channel>) -> i64 {
 }
 
 #[tokio::test]
-async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
+async fn lease_ttl_is_granted_as_requested_or_slightly_longer() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -95,7 +95,7 @@ async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
 }
 
 #[tokio::test]
-async fn a_stream_of_renewals_is_answered_in_its_order() {
+async fn keep_alive_stream_answers_in_order() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut lease = LeaseClient::new(server.channel().await);
@@ -133,7 +133,7 @@ async fn a_stream_of_renewals_is_answered_in_its_order() {
 /// The HTTP/2 library closes a connection, with all its calls, if some thousands of small messages on it are unread. A
 /// client that renews leases without a quorum would otherwise break all other calls on its connection.
 #[tokio::test]
-async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
+async fn keep_alives_without_a_quorum_are_still_read() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let mut servers = Server::three(&dirs);
     let mut lease = LeaseClient::new(servers[0].channel().await);
@@ -201,7 +201,7 @@ async fn kept_alive(through: &mut [Lease], kv: &mut KvClient<Channel>) -> Option
 }
 
 #[tokio::test]
-async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
+async fn lease_lives_while_any_member_renews_it() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let mut kv = KvClient::new(servers[0].channel().await);
@@ -237,7 +237,7 @@ async fn writer(channel: Channel, number: usize) {
 
 /// A client that watches from the next revision must not miss what others have written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn revoke_answers_with_the_revision_that_deleted_the_keys() {
+async fn revoke_returns_the_revision_that_deleted_the_keys() {
     const LEASES: i64 = 200;
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
@@ -283,7 +283,7 @@ async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
 
 /// Go's sessions compare the remaining TTL with the granted one.
 #[tokio::test]
-async fn ttl_right_after_a_grant_is_below_the_whole() {
+async fn ttl_after_a_grant_is_below_the_full_ttl() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut lease = LeaseClient::new(server.channel().await);

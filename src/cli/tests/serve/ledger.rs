@@ -80,7 +80,7 @@ pub(crate) async fn count(channel: &Channel, key: &str, counter: &str) -> Count 
 }
 
 #[test]
-fn a_ledger_is_refused_if_anything_is_lost_doubled_or_out_of_turn() {
+fn ledger_with_lost_duplicate_or_reordered_entries_is_rejected() {
     let count = |put, value, created| Count { put, value, created };
     let good = vec![count(3, 1, 2), count(9, 3, 5), count(7, 2, 5)];
     assert_eq!(judge(good.clone(), 3), Ok(()));

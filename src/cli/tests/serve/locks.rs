@@ -37,7 +37,7 @@ fn lock(name: &'static str, lease: i64) -> v3lockpb::LockRequest {
 }
 
 #[tokio::test]
-async fn a_lock_is_held_by_one_and_passes_in_the_order_of_the_line() {
+async fn lock_has_one_holder_and_passes_in_queue_order() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -66,7 +66,7 @@ async fn a_lock_is_held_by_one_and_passes_in_the_order_of_the_line() {
 }
 
 #[tokio::test]
-async fn who_gives_up_or_loses_its_lease_leaves_the_line() {
+async fn canceled_or_expired_waiter_leaves_the_queue() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -93,7 +93,7 @@ async fn who_gives_up_or_loses_its_lease_leaves_the_line() {
 /// A client whose call has timed out calls again with its lease: the cancelled call must not delete the key of the new
 /// one.
 #[tokio::test]
-async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() {
+async fn canceled_lock_call_spares_the_next_call_of_its_lease() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -132,7 +132,7 @@ async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() 
 /// All calls of a lease wait for the same key. When the last of them is cancelled the key is deleted, no matter which
 /// call created it.
 #[tokio::test]
-async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
+async fn canceled_lock_calls_of_one_lease_leave_no_key() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -176,7 +176,7 @@ async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
 /// A call that has timed out without a quorum may still be applied when the other members are back. Its key is then
 /// deleted.
 #[tokio::test]
-async fn calls_of_one_lease_that_time_out_together_hold_nothing_in_the_end() {
+async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let channel = servers[0].channel().await;
@@ -281,7 +281,7 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
 
 /// etcd's clients format a lease ID as Go does, with a sign: both formats must mean the same queue entry.
 #[tokio::test]
-async fn a_lease_below_zero_stands_where_etcds_clients_put_it() {
+async fn negative_lease_id_maps_to_the_queue_entry_of_etcd_clients() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -297,7 +297,7 @@ async fn a_lease_below_zero_stands_where_etcds_clients_put_it() {
 
 /// An observer that requires a leader gets an error when there is none. Other observers go on waiting.
 #[tokio::test]
-async fn who_observes_and_wants_a_leader_is_told_when_there_is_none() {
+async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let mut servers = Server::three(&dirs);
     let channel = servers[0].channel().await;
@@ -323,7 +323,7 @@ async fn who_observes_and_wants_a_leader_is_told_when_there_is_none() {
 
 /// As in etcd: no key was created at such a revision, whether the key exists or not.
 #[tokio::test]
-async fn a_leadership_of_a_revision_below_zero_is_none() {
+async fn leadership_with_a_negative_revision_is_invalid() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;

@@ -25,7 +25,7 @@ fn run(dir: &TempDir, more: &[&str]) -> String {
 }
 
 #[test]
-fn the_log_goes_to_standard_error_and_to_files_at_once() {
+fn log_is_written_to_stderr_and_files() {
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let paths = ["a.log", "b.log"].map(|name| logs.path().join(name));
     let outputs = format!("--log-outputs=stderr,{},{}", text(&paths[0]), text(&paths[1]));
@@ -44,7 +44,7 @@ fn the_log_goes_to_standard_error_and_to_files_at_once() {
 }
 
 #[test]
-fn a_log_file_is_appended_to_and_only_the_ready_line_goes_to_standard_error() {
+fn log_file_is_appended_and_stderr_gets_only_the_ready_line() {
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let path = logs.path().join("etcd.log");
     let outputs = format!("--log-outputs={}", text(&path));
@@ -58,7 +58,7 @@ fn a_log_file_is_appended_to_and_only_the_ready_line_goes_to_standard_error() {
 }
 
 #[test]
-fn a_log_file_that_cannot_be_opened_ends_the_start_with_the_reason() {
+fn unopenable_log_file_fails_the_start_with_the_reason() {
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let [peer, client] = free_ports();
     let all = flags(0, &[peer], client, dir.path());
@@ -81,7 +81,7 @@ fn a_log_file_that_cannot_be_opened_ends_the_start_with_the_reason() {
 }
 
 #[test]
-fn the_reason_of_a_failed_start_is_in_the_log_file_and_on_standard_error() {
+fn failed_start_is_logged_to_file_and_stderr() {
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let [peer, client] = free_ports();
     let _taken = std::net::TcpListener::bind(("127.0.0.1", client)).unwrap();
@@ -100,7 +100,7 @@ fn the_reason_of_a_failed_start_is_in_the_log_file_and_on_standard_error() {
 }
 
 #[test]
-fn a_log_file_is_rotated_when_a_line_makes_it_too_long() {
+fn log_file_is_rotated_at_its_size_limit() {
     const MIB: usize = 1 << 20;
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let path = logs.path().join("new").join("etcd.log");
@@ -139,7 +139,7 @@ fn a_log_file_is_rotated_when_a_line_makes_it_too_long() {
 }
 
 #[test]
-fn a_log_file_on_a_full_disk_costs_its_own_lines_and_nothing_else() {
+fn full_log_disk_loses_only_log_lines() {
     let dir = tempdir().unwrap();
     let said = run(&dir, &["--log-outputs=/dev/full,stderr"]);
     assert!(said.contains(READY) && said.contains(STOPPED), "{said}");

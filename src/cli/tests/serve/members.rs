@@ -52,7 +52,7 @@ async fn put(channel: &Channel) {
 }
 
 #[tokio::test]
-async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
+async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
     let first = Server::start(&flags(0, &peers[..1], clients[0], dirs[0].path()), clients[0], &[]);
@@ -143,7 +143,7 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
 }
 
 #[test]
-fn etcdctl_says_how_the_member_that_it_has_added_is_to_be_started() {
+fn etcdctl_member_add_prints_the_start_flags() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let Some(mut command) = etcdctl(&server) else { return };
@@ -159,7 +159,7 @@ fn etcdctl_says_how_the_member_that_it_has_added_is_to_be_started() {
 }
 
 #[tokio::test]
-async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
+async fn last_voter_cannot_be_removed() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -183,7 +183,7 @@ async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
 
 /// Two first members that cannot connect: they log the difference in a few lines at most, and health reports it.
 #[test]
-fn founders_with_different_lists_or_tokens_say_what_differs() {
+fn founders_with_different_lists_or_tokens_report_the_difference() {
     type Change<'a> = &'a dyn Fn(&mut Vec<String>);
     let other_list = |flags: &mut Vec<String>| {
         let list = flags.iter_mut().find(|flag| flag.starts_with("--initial-cluster=")).unwrap();

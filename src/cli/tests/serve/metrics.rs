@@ -106,7 +106,7 @@ async fn moved(address: &str) -> Vec<(&'static str, f64)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
+async fn counters_move_like_those_of_etcd() {
     let Some(etcd) = Etcd::with(&["--metrics=extensive"]) else { return };
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--metrics=extensive"]);
@@ -178,7 +178,7 @@ const MIXIN: [&str; 23] = [
 ];
 
 #[test]
-fn series_of_etcds_alerts_and_dashboard_are_served_or_on_the_page() {
+fn series_of_etcd_alerts_and_dashboard_are_served_or_documented() {
     let page = include_str!("../../../../docs/operating/metrics.md");
     let (_, table) = page.split_once("### Alerts and dashboards made for etcd").unwrap();
     let (table, _) = table.split_once("## Slow requests").unwrap();
@@ -215,7 +215,7 @@ fn handling(server: &Server, method: &str) -> (Vec<(String, u64)>, u64) {
 }
 
 #[tokio::test]
-async fn handling_time_of_calls_and_streams_is_measured_if_metrics_are_extensive() {
+async fn extensive_metrics_measure_handling_time_of_calls_and_streams() {
     let dirs = [(); 2].map(|()| tempdir().unwrap());
     let basic = Server::alone(&dirs[0], &[]);
     assert_eq!(handling(&basic, "Put"), (Vec::new(), 0));
@@ -270,7 +270,7 @@ async fn size_in_use_equals_total_size() {
 }
 
 #[test]
-fn the_process_and_its_health_are_measured_too() {
+fn process_and_health_metrics_are_served() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     for _ in 0..3 {
@@ -310,7 +310,7 @@ async fn told_of_a_slow_put(more: &[&str]) -> String {
 const SLOW_PUT: &str = "slow request (put): took";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_it() {
+async fn debug_log_reports_a_slow_request_inside_its_call() {
     let said = told_of_a_slow_put(&[]).await;
     let line = said.lines().find(|line| line.contains(SLOW_PUT));
     let line = line.unwrap_or_else(|| panic!("no line: {said}"));
@@ -326,7 +326,7 @@ async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn for_programs_every_line_of_the_log_is_an_object() {
+async fn json_log_has_one_object_per_line() {
     let said = told_of_a_slow_put(&["--log-format=json"]).await;
     let of = |line: &str| -> serde_json::Value {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))

@@ -49,7 +49,7 @@ async fn an_empty_server_has_a_size_and_a_hash() {
 }
 
 #[tokio::test]
-async fn members_are_listed_hashed_led_and_removed() {
+async fn members_can_be_listed_hashed_led_and_removed() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let channel = servers[0].channel().await;
@@ -159,7 +159,7 @@ async fn led(servers: &[Server]) -> Led {
 }
 
 #[tokio::test]
-async fn what_is_not_offered_says_so() {
+async fn maintenance_calls_without_work_answer_as_in_etcd() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -183,7 +183,7 @@ async fn what_is_not_offered_says_so() {
 }
 
 #[tokio::test]
-async fn what_was_refused_for_want_of_space_is_an_alarm_until_there_is_room_or_it_is_ended() {
+async fn no_space_alarm_ends_with_free_space_or_on_request() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--quota-backend-bytes=65536"]);
     let channel = server.channel().await;
@@ -239,7 +239,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A joining member retries for a minute.
 #[test]
-fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
+fn joining_server_without_peers_stops_on_request() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     // A peer that accepts connections and never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -262,7 +262,7 @@ fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
+async fn server_stops_while_it_hashes_a_password() {
     let dir = tempdir().unwrap();
     // A cost for which the hash takes hours.
     let server = Server::alone(&dir, &["--bcrypt-cost", "25"]);
@@ -281,7 +281,7 @@ async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
 
 /// A full disk, or a pipe whose reader has exited.
 #[test]
-fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
+fn unwritable_log_does_not_affect_the_server() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let mut command = Command::new("sh");

@@ -51,7 +51,7 @@ fn ask(mut command: Command, server: &Server, dir: &Path) {
 }
 
 #[test]
-fn servers_clients_and_authorities_may_have_keys_on_p521() {
+fn p521_keys_work_for_servers_clients_and_authorities() {
     for (hash, key, version) in [
         ("sha256", "server.key", "TLS1.2"),
         ("sha384", "server.sec1.key", "TLS1.3"),
@@ -82,7 +82,7 @@ fn servers_clients_and_authorities_may_have_keys_on_p521() {
 }
 
 #[test]
-fn a_key_of_a_kind_that_is_not_supported_ends_the_start_with_those_that_are() {
+fn unsupported_key_type_fails_the_start_and_lists_supported_ones() {
     let (files, dir) = (tempdir().unwrap(), tempdir().unwrap());
     let new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:secp256k1 -nodes -subj /CN=x -keyout key -out cert";
     if !openssl(files.path(), new) {

@@ -242,7 +242,7 @@ const PROJECTS: [Project; 15] = [
 ];
 
 #[test]
-fn units_files_and_charts_of_public_projects_start_as_they_are() {
+fn configurations_of_public_projects_start_unchanged() {
     let mut office = Office::new();
     let card = office.issue(GOOD);
     for project in &PROJECTS {

@@ -40,7 +40,7 @@ fn refused(flags: &[String]) -> String {
 }
 
 #[test]
-fn a_member_with_data_starts_with_changed_first_start_flags() {
+fn member_with_data_ignores_changed_bootstrap_flags() {
     let dir = tempdir().unwrap();
     let [peer, client, other] = free_ports::<3>();
     let usual = flags(0, &[peer], client, dir.path());
@@ -94,7 +94,7 @@ fn members_restart_one_by_one_with_a_list_that_is_ahead_of_the_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_that_came_again_under_its_name_restarts_with_the_founders_list() {
+async fn rejoined_member_restarts_with_the_list_of_the_founders() {
     let dirs = [(); 4].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
     let start = |at: usize, dir: &Path, state: &str| {
@@ -120,7 +120,7 @@ async fn a_member_that_came_again_under_its_name_restarts_with_the_founders_list
 }
 
 #[test]
-fn a_new_member_does_not_pass_over_the_data_of_etcd() {
+fn new_member_rejects_a_directory_with_etcd_data() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     for part in ["wal", "snap"] {
@@ -136,7 +136,7 @@ fn a_new_member_does_not_pass_over_the_data_of_etcd() {
 }
 
 #[test]
-fn a_new_member_that_joins_needs_another_member_to_ask() {
+fn joining_member_needs_another_member_in_its_list() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let joins = ["--initial-cluster-state=existing".to_owned()];

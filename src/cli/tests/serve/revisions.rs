@@ -48,7 +48,7 @@ async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> pb::RangeResponse {
 
 /// A change takes one revision, and its response has that revision, whatever other clients write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_of_a_change_has_the_revision_of_the_change() {
+async fn write_header_has_the_revision_of_the_write() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -111,7 +111,7 @@ async fn header_of_a_change_has_the_revision_of_the_change() {
 
 /// The same for puts and revocations in JSON.
 #[test]
-fn header_of_a_change_in_json_has_the_revision_of_the_change() {
+fn json_write_header_has_the_revision_of_the_write() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -138,7 +138,7 @@ fn header_of_a_change_in_json_has_the_revision_of_the_change() {
 /// A read sees every change up to the revision in its header, so a client that watches from the next revision misses
 /// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_of_a_read_is_not_newer_than_what_was_read() {
+async fn read_header_is_not_newer_than_the_read_data() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -220,7 +220,7 @@ async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBoo
 /// Checking a password takes long. A user that is deleted meanwhile can still log in: the header must then be older
 /// than everything that was written after the deletion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_of_a_login_is_not_newer_than_the_table_it_was_judged_by() {
+async fn login_header_is_not_newer_than_the_checked_user_table() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--bcrypt-cost=10"]);
     let channel = crate::auth::guarded(&server).await;
@@ -274,7 +274,7 @@ async fn ask(channel: &Channel, txn: pb::TxnRequest) -> Result<pb::TxnResponse, 
 
 /// One linearizable range makes the whole transaction linearizable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_transaction_on_a_cut_off_member_is_not_stale() {
+async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let own = servers[2].channel().await;

@@ -373,7 +373,7 @@ async fn tokens(channel: &Channel) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_method_is_open_to_those_whom_the_table_names_and_to_nobody_else() {
+async fn each_method_is_open_only_to_the_users_of_the_table() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let channel = guarded(&server).await;

@@ -16,7 +16,7 @@ const PROTOC_ARGS: &str = "BOWLINE_TEST_PROTOC_ARGS";
 
 /// Does what the build script needs of `protoc`: compiles the files into one descriptor set.
 #[test]
-fn stands_in_for_protoc() {
+fn test_binary_acts_as_protoc() {
     let Ok(args) = std::env::var(PROTOC_ARGS) else { return };
     let (mut includes, mut files, mut out) = (Vec::new(), Vec::new(), None);
     let mut args = args.lines();
@@ -37,7 +37,7 @@ fn stands_in_for_protoc() {
 fn protoc(dir: &Path) -> PathBuf {
     let (path, this) = (dir.join("protoc"), std::env::current_exe().unwrap());
     let words = format!(
-        "#!/bin/sh\n{PROTOC_ARGS}=$(printf '%s\\n' \"$@\") exec '{}' --exact rust_client::stands_in_for_protoc\n",
+        "#!/bin/sh\n{PROTOC_ARGS}=$(printf '%s\\n' \"$@\") exec '{}' --exact rust_client::test_binary_acts_as_protoc\n",
         this.display()
     );
     std::fs::write(&path, words).unwrap();
@@ -64,7 +64,7 @@ fn program(protoc: &OsStr) -> Option<PathBuf> {
 }
 
 #[test]
-fn a_program_with_the_crate_etcd_client_finds_what_it_knows() {
+fn program_with_the_etcd_client_crate_works() {
     let dir = tempdir().unwrap();
     let Some(program) = program(protoc(dir.path()).as_os_str()) else { return };
     let server = Server::alone(&dir, &["--bcrypt-cost=4"]);

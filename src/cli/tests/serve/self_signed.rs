@@ -57,7 +57,7 @@ fn ask(mut command: Command, server: &Server, trusted: &Path) -> Result<(), Stri
 }
 
 #[test]
-fn a_certificate_in_the_file_of_authorities_is_good_for_its_own_server() {
+fn self_signed_certificate_in_the_ca_file_authenticates_its_server() {
     let files = tempdir().unwrap();
     for (name, is_ca) in
         [("ca", authority()), ("no-ca", IsCa::ExplicitNoCa), ("unsaid", IsCa::NoCa)]
@@ -79,7 +79,7 @@ fn a_certificate_in_the_file_of_authorities_is_good_for_its_own_server() {
 }
 
 #[test]
-fn an_authority_that_serves_is_refused_unless_it_is_trusted_itself() {
+fn serving_ca_certificate_is_rejected_unless_trusted_itself() {
     let files = tempdir().unwrap();
     let trusted = certificate(&files, "trusted", authority(), "127.0.0.1", 2100);
     for (name, host, until, trusts_own, words) in [

@@ -36,7 +36,7 @@ fn has_name_of_a_snapshot(dir: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with_it() {
+async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     fill(&server);

@@ -79,7 +79,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn etcdctl_and_our_command_line_come_in_with_certificates_and_not_without() {
+fn etcdctl_and_bowline_need_a_client_certificate() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let server = mutual(&mut office, &dir, &[]);
     let card = office.client("ann");
@@ -122,7 +122,7 @@ fn etcdctl_and_our_command_line_come_in_with_certificates_and_not_without() {
 
 /// HTTP/1 and HTTP/2, JSON, health and metrics: nothing is served without a certificate.
 #[tokio::test]
-async fn everything_is_behind_one_door() {
+async fn all_protocols_share_the_tls_listener() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let server = mutual(&mut office, &dir, &[]);
     let card = office.client("ann");
@@ -197,7 +197,7 @@ fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, 
 }
 
 #[tokio::test]
-async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() {
+async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason() {
     let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
     let cards = wrong_cards(&mut office, &mut foreign);
     let crl = format!("--client-crl-file={}", text(&office.crl()));
@@ -232,7 +232,7 @@ async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() 
 
 /// As in etcd's GHSA-3wh4, where one listener used a revocation list and another did not.
 #[test]
-fn all_listeners_ask_for_the_same_certificates() {
+fn all_listeners_check_the_same_revocation_list() {
     let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
     let cards = wrong_cards(&mut office, &mut foreign);
     let crl = format!("--client-crl-file={}", text(&office.crl()));
@@ -257,7 +257,7 @@ fn all_listeners_ask_for_the_same_certificates() {
 }
 
 #[test]
-fn files_that_are_no_good_are_refused_before_anything_is_touched() {
+fn unusable_tls_files_are_rejected_before_startup() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (card, other) = (office.issue(GOOD), office.issue(GOOD));
     let junk = office.path("junk.pem");
@@ -337,7 +337,7 @@ async fn guard(channel: &Channel) {
 }
 
 #[tokio::test]
-async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
+async fn certificate_names_the_user_of_a_call_without_a_token() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let server = mutual(&mut office, &dir, &["--bcrypt-cost=4"]);
     let [root, ann, eve] = ["root", "ann", "eve"].map(|name| office.client(name));
@@ -403,7 +403,7 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
 /// If client certificates are verified without `--client-cert-auth`, they permit the connection but name no user. If
 /// they are not verified, they are ignored.
 #[tokio::test]
-async fn certificates_name_nobody_unless_they_are_to() {
+async fn certificates_name_no_user_without_client_cert_auth() {
     let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
     let ca = format!("--trusted-ca-file={}", text(&office.ca()));
     let asks = secure(&mut office, &dirs[0], &[&ca, "--bcrypt-cost=4"]);
@@ -431,7 +431,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_are_read_again_while_connections_go_on_and_broken_ones_change_nothing() {
+async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let mut next = Office::new();
     let files = ["cert", "key", "ca"].map(|name| office.path(&format!("in-use.{name}.pem")));
@@ -493,7 +493,7 @@ async fn files_are_read_again_while_connections_go_on_and_broken_ones_change_not
 }
 
 #[test]
-fn a_broken_file_is_said_once_and_the_old_one_stays() {
+fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (card, cert, key) = (office.issue(GOOD), office.path("cert"), office.path("key"));
     put(&cert, &std::fs::read(&card.cert).unwrap());
@@ -516,7 +516,7 @@ fn a_broken_file_is_said_once_and_the_old_one_stays() {
 }
 
 #[tokio::test]
-async fn plain_words_at_an_encrypted_port_and_encrypted_ones_at_a_plain_port_are_told_so() {
+async fn tls_mismatch_is_reported_in_both_directions() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let [plain] = free_ports();
     let server = {
@@ -587,7 +587,7 @@ fn stays(address: &str, words: &[u8]) -> Duration {
 }
 
 #[test]
-fn who_does_not_go_through_the_handshake_is_gone_by_its_deadline() {
+fn unfinished_handshake_is_closed_at_its_deadline() {
     let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
     let server = mutual(&mut office, &dirs[0], &[]);
     let plain = Server::alone(&dirs[1], &[]);
@@ -612,7 +612,7 @@ fn who_does_not_go_through_the_handshake_is_gone_by_its_deadline() {
 }
 
 #[test]
-fn any_number_of_silent_connections_keeps_nobody_out() {
+fn silent_connections_do_not_lock_clients_out() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let server = mutual(&mut office, &dir, &[]);
     let card = office.client("ann");
@@ -643,7 +643,7 @@ fn any_number_of_silent_connections_keeps_nobody_out() {
 
 /// `--auto-tls`: encrypted, with a new certificate at each start.
 #[test]
-fn a_server_can_make_its_own_certificate_to_be_tried_out() {
+fn auto_tls_generates_a_certificate() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let mut all = flags(0, &[peer], client, dir.path());
@@ -668,7 +668,7 @@ fn a_server_can_make_its_own_certificate_to_be_tried_out() {
 
 /// etcd requires a revocation list in DER, not PEM.
 #[test]
-fn a_revocation_list_counts_as_it_is_too() {
+fn der_revocation_list_of_clients_is_accepted() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (ann, bob) = (office.client("ann"), office.client("bob"));
     office.revoke(&[&bob]);
@@ -694,7 +694,7 @@ fn chained(card: &Card, authority: &Office) -> Card {
 }
 
 #[tokio::test]
-async fn clients_of_an_intermediate_authority_come_in_with_their_chain_only() {
+async fn client_of_an_intermediate_authority_needs_its_chain() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (mut between, _) = office.intermediate();
     let server = mutual(&mut office, &dir, &[]);
@@ -708,7 +708,7 @@ async fn clients_of_an_intermediate_authority_come_in_with_their_chain_only() {
 }
 
 #[tokio::test]
-async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed() {
+async fn revocation_covers_intermediate_authorities_and_their_clients() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (mut left, left_card) = office.intermediate();
     let (mut right, _) = office.intermediate();
@@ -755,7 +755,7 @@ async fn revocations_count_for_intermediate_authorities_and_for_whom_they_signed
 
 /// Without a list that covers it, a certificate might be revoked.
 #[tokio::test]
-async fn clients_of_an_authority_without_a_revocation_list_are_refused() {
+async fn client_of_an_authority_without_a_revocation_list_is_rejected() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let (mut between, _) = office.intermediate();
     let crl = format!("--client-crl-file={}", text(&office.crl()));

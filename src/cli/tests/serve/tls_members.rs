@@ -47,7 +47,7 @@ fn flags(
 }
 
 #[tokio::test]
-async fn three_members_with_certificates_are_a_cluster_whose_urls_are_encrypted() {
+async fn three_members_with_certificates_form_a_cluster_with_https_urls() {
     let mut office = Office::new();
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
@@ -79,7 +79,7 @@ async fn three_members_with_certificates_are_a_cluster_whose_urls_are_encrypted(
 
 /// Other certificates of the same authority, in the style of etcd among them, and certificates of other authorities.
 #[test]
-fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_why() {
+fn only_member_certificates_are_accepted_by_members() {
     let (mut office, mut foreign) = (Office::new(), Office::new());
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let card = office.member("m0");
@@ -115,7 +115,7 @@ fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_w
 }
 
 #[test]
-fn a_server_whose_own_certificate_is_not_its_own_does_not_start_and_says_so() {
+fn server_with_the_certificate_of_another_member_does_not_start() {
     let mut office = Office::new();
     let card = office.member("m1");
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
@@ -141,7 +141,7 @@ async fn served(flags: impl Fn(usize, &[u16; 3], u16, &TempDir) -> Vec<String>) 
 }
 
 #[tokio::test]
-async fn certificates_of_etcds_kind_are_any_members_where_all_have_such_and_the_log_warns() {
+async fn etcd_style_certificates_fit_any_member_and_cause_a_warning() {
     let mut office = Office::new();
     let card = office.issue(GOOD);
     let said =
@@ -151,7 +151,7 @@ async fn certificates_of_etcds_kind_are_any_members_where_all_have_such_and_the_
 }
 
 #[test]
-fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_has_not_signed() {
+fn member_with_an_etcd_style_certificate_checks_the_authority() {
     let (mut office, mut foreign) = (Office::new(), Office::new());
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let card = office.issue(GOOD);
@@ -182,7 +182,7 @@ fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_h
 }
 
 #[tokio::test]
-async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_log_warns() {
+async fn peer_auto_tls_encrypts_without_certificates_and_causes_a_warning() {
     let said = served(|own, peers, client, dir| {
         let all = crate::process::flags(own, peers, client, dir.path()).into_iter();
         let secured = all.map(|flag| match flag.contains("-client-urls") {
@@ -260,7 +260,7 @@ fn answer_without_tls(port: u16) -> Vec<u8> {
 
 /// Follows the steps of docs/operating/certificates.md.
 #[tokio::test(flavor = "multi_thread")]
-async fn members_move_to_tls_one_by_one_and_no_write_is_lost() {
+async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
     let mut office = Office::new();
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());

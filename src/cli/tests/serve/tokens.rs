@@ -97,8 +97,7 @@ async fn delete_user(channel: &Channel, root: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn a_void_token_opens_no_watch_on_an_old_stream_and_those_that_are_open_go_on_while_its_user_may()
- {
+async fn invalid_token_opens_no_watch_and_open_watches_follow_permissions() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let channel = guarded(&server).await;
@@ -128,7 +127,7 @@ async fn a_void_token_opens_no_watch_on_an_old_stream_and_those_that_are_open_go
 }
 
 #[tokio::test]
-async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream() {
+async fn expired_token_opens_no_watch_on_an_open_stream() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
     let channel = guarded(&server).await;
@@ -151,7 +150,7 @@ async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream(
 
 /// Clients (jetcd) log in again after an error about a watch, but not after an error about the stream.
 #[tokio::test]
-async fn a_stream_that_was_opened_with_a_void_token_says_so_of_each_watch() {
+async fn stream_with_an_invalid_token_cancels_each_watch() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let channel = guarded(&server).await;
@@ -163,7 +162,7 @@ async fn a_stream_that_was_opened_with_a_void_token_says_so_of_each_watch() {
 
 /// A stream may have been opened before authentication was enabled.
 #[tokio::test]
-async fn a_stream_from_before_users_were_asked_for_opens_nothing_for_nobody() {
+async fn stream_opened_before_auth_rejects_anonymous_watches() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let mut watches = Watches::open(&server.channel().await, "").await;
@@ -174,7 +173,7 @@ async fn a_stream_from_before_users_were_asked_for_opens_nothing_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_void_token_keeps_no_other_lease_alive_on_an_old_stream_and_none_when_its_user_is_gone() {
+async fn invalid_token_renews_only_its_own_leases_on_an_open_stream() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let channel = guarded(&server).await;
@@ -236,7 +235,7 @@ pub(crate) async fn until_begun(server: &Server, method: &str, calls: u64) {
 
 /// The headers arrive while the token is valid, the message after it was invalidated.
 #[tokio::test]
-async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
+async fn message_after_its_token_expired_has_no_effect() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &CHEAP);
     let channel = guarded(&server).await;
@@ -293,7 +292,7 @@ async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
 
 /// Between the check of a token and the change, a password is hashed, after other passwords in a queue.
 #[tokio::test]
-async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
+async fn token_that_expires_during_hashing_changes_nothing() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--bcrypt-cost", "12"]);
     let channel = server.channel().await;
@@ -350,7 +349,7 @@ async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
 
 /// The request arrives while the member is paused. When the member answers, it has the newer auth table.
 #[tokio::test]
-async fn a_void_token_is_shown_no_users_by_a_member_that_lags() {
+async fn lagging_member_shows_no_users_to_an_invalid_token() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     let channel = guarded(&servers[0]).await;

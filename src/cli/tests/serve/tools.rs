@@ -36,7 +36,7 @@ fn etcdctl_puts_gets_and_deletes() {
 
 /// Two `etcdctl lock` commands that contend for one lock.
 #[test]
-fn two_terminals_hold_one_lock_one_after_the_other() {
+fn two_terminals_take_turns_on_one_lock() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let Some(mut one) = etcdctl(&server) else { return };
@@ -63,7 +63,7 @@ fn two_terminals_hold_one_lock_one_after_the_other() {
 
 /// `etcdctl elect` in two terminals, and `elect -l` in a third.
 #[test]
-fn etcdctl_elects_one_leader_after_the_other_and_listeners_see_both() {
+fn etcdctl_elects_one_leader_at_a_time_and_observers_see_both() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let elect = |arguments: &[&str]| {

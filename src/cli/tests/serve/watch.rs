@@ -70,7 +70,7 @@ fn kinds(response: &pb::WatchResponse) -> Vec<(mvccpb::event::EventType, i64)> {
 use mvccpb::event::EventType::{Delete, Put};
 
 #[tokio::test]
-async fn a_watch_tells_changes_in_order_and_ends_when_it_is_cancelled() {
+async fn watch_delivers_changes_in_order_until_canceled() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -111,7 +111,7 @@ async fn a_watch_tells_changes_in_order_and_ends_when_it_is_cancelled() {
 }
 
 #[tokio::test]
-async fn a_watch_begins_anywhere_that_is_not_compacted() {
+async fn watch_starts_at_any_uncompacted_revision() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -144,7 +144,7 @@ async fn a_watch_begins_anywhere_that_is_not_compacted() {
 }
 
 #[tokio::test]
-async fn ids_are_chosen_or_given_and_belong_to_one_watch() {
+async fn watch_ids_are_chosen_or_given_and_unique() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut stream = Stream::open(server.channel().await, false).await;
@@ -164,7 +164,7 @@ async fn ids_are_chosen_or_given_and_belong_to_one_watch() {
 }
 
 #[tokio::test]
-async fn filters_leave_kinds_out_and_everything_is_watched_from_zero_on() {
+async fn filters_drop_event_kinds_for_a_watch_of_all_keys() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -190,7 +190,7 @@ async fn filters_leave_kinds_out_and_everything_is_watched_from_zero_on() {
 }
 
 #[tokio::test]
-async fn progress_is_told_when_everything_before_it_was() {
+async fn progress_follows_all_earlier_events() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--watch-progress-notify-interval=100ms"]);
     let channel = server.channel().await;
@@ -228,7 +228,7 @@ async fn progress_is_told_when_everything_before_it_was() {
 }
 
 #[tokio::test]
-async fn a_revision_is_told_whole_or_in_pieces_that_say_so() {
+async fn revision_is_delivered_whole_or_in_marked_fragments() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
     let channel = server.channel().await;
@@ -257,7 +257,7 @@ fn row(key: &'static str, bytes: usize) -> pb::PutRequest {
 /// etcd's Go client drops what arrives between two fragments of a response, and drops the fragments when a response
 /// that is no fragment follows.
 #[tokio::test]
-async fn nothing_comes_between_the_pieces_of_a_revision() {
+async fn fragments_of_a_revision_are_contiguous() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
     let channel = server.channel().await;
@@ -304,7 +304,7 @@ async fn nothing_comes_between_the_pieces_of_a_revision() {
 
 /// The response is a bookmark for all watches, from which clients resume them on another server.
 #[tokio::test]
-async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for() {
+async fn progress_covers_watches_created_during_the_request() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -349,7 +349,7 @@ async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for
 
 /// Such a watch starts at a compacted revision, and ends at once. A client may retry it any number of times.
 #[tokio::test]
-async fn watches_that_have_ended_by_themselves_leave_nothing() {
+async fn watches_that_end_by_themselves_leave_nothing() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
@@ -378,7 +378,7 @@ async fn watches_that_have_ended_by_themselves_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_too_long_is_refused_to_its_watch_alone() {
+async fn overlong_key_is_rejected_for_its_watch_only() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--max-request-bytes=100000"]);
     let channel = server.channel().await;
@@ -416,7 +416,7 @@ async fn a_server_that_stops_ends_its_streams() {
 
 /// etcd's Go client resumes from the newest progress notification, whichever watch has received more events.
 #[tokio::test]
-async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
+async fn progress_never_precedes_uncovered_events() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
@@ -456,7 +456,7 @@ async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
+async fn watch_with_a_future_start_is_silent_until_then() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
@@ -501,7 +501,7 @@ async fn watch_past(
 
 /// As in etcd: one response, or fragments of it that are no larger than a request may be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn past_of_a_watch_comes_in_one_response_or_its_fragments() {
+async fn watch_history_comes_in_one_response_or_its_fragments() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn nobody_campaigns_while_its_entries_are_on_their_way_to_the_disk() {
+fn member_does_not_campaign_while_entries_are_being_written() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -22,7 +22,7 @@ fn nobody_campaigns_while_its_entries_are_on_their_way_to_the_disk() {
 }
 
 #[test]
-fn entries_that_raft_holds_and_no_turn_has_taken_keep_it_from_campaigning_too() {
+fn member_does_not_campaign_with_entries_not_yet_written() {
     let mut world = World::new(1, 1, 1);
     let mut append = message(MessageType::MsgAppend, 1, 2, 2);
     (append.index, append.log_term) = (1, 1);
@@ -34,7 +34,7 @@ fn entries_that_raft_holds_and_no_turn_has_taken_keep_it_from_campaigning_too() 
 }
 
 #[test]
-fn a_leader_whose_disk_is_slow_keeps_its_heartbeats_going() {
+fn leader_with_a_slow_disk_keeps_sending_heartbeats() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -51,7 +51,7 @@ fn a_leader_whose_disk_is_slow_keeps_its_heartbeats_going() {
 }
 
 #[test]
-fn a_member_that_has_not_applied_what_its_disk_holds_does_not_campaign() {
+fn member_with_unapplied_entries_does_not_campaign() {
     let disk = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
     let mut consensus =
         Consensus::new(config(1, &[1, 2, 3]), disk, hard_state(2, 6), LogIndex(1)).unwrap();
@@ -70,7 +70,7 @@ fn a_member_that_has_not_applied_what_its_disk_holds_does_not_campaign() {
 }
 
 #[test]
-fn a_pre_vote_refused_in_the_first_term_of_all_is_answered() {
+fn rejected_pre_vote_in_the_first_term_is_answered() {
     // At term 0, where raft would start by itself, this panics.
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestPreVote, 2, 1, 2);
@@ -98,7 +98,7 @@ fn a_leader_without_a_quorum_steps_down() {
 }
 
 #[test]
-fn a_member_that_reaches_nobody_does_not_raise_its_term() {
+fn isolated_member_does_not_raise_its_term() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let term = world.at(2).term();
@@ -110,7 +110,7 @@ fn a_member_that_reaches_nobody_does_not_raise_its_term() {
 }
 
 #[test]
-fn a_member_that_votes_alone_waits_for_nobody() {
+fn only_voter_elects_itself_at_once() {
     let mut world = World::new(1, 1, 1);
     world.tick(node(2));
     assert_eq!(world.at(2).role(), Role::Follower, "a learner does not lead");
@@ -119,7 +119,7 @@ fn a_member_that_votes_alone_waits_for_nobody() {
 }
 
 #[test]
-fn two_members_that_always_collide_draw_new_timeouts_until_one_of_them_leads() {
+fn two_colliding_candidates_eventually_elect_a_leader() {
     for seed in 0..20 {
         let mut world = World::new(2, 0, seed);
         for _ in 0..40 * ELECTION {
@@ -135,7 +135,7 @@ fn two_members_that_always_collide_draw_new_timeouts_until_one_of_them_leads() {
 // --------------------------------------------------------------------------
 
 #[test]
-fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {
+fn leadership_is_transferred_to_the_longest_known_log() {
     let mut world = World::new(3, 0, 1);
     assert_eq!(world.at(1).best_transferee(), None, "not a leader");
     world.elect(1);
@@ -157,7 +157,7 @@ fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {
 }
 
 #[test]
-fn a_transfer_that_comes_to_nothing_ends_with_an_election_timeout() {
+fn failed_transfer_ends_after_an_election_timeout() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.at(1).transfer_to(node(2));
@@ -171,7 +171,7 @@ fn a_transfer_that_comes_to_nothing_ends_with_an_election_timeout() {
 }
 
 #[test]
-fn nobody_is_handed_leadership_who_cannot_have_it() {
+fn learner_is_no_transfer_target() {
     let mut world = World::new(1, 1, 1);
     world.elect(1);
     world.at(1).transfer_to(node(2));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_only_voter_tells_its_learners_nothing_before_its_term_is_durable() {
+fn only_voter_sends_nothing_before_its_term_is_durable() {
     let mut world = World::new(1, 2, 1);
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
@@ -15,7 +15,7 @@ fn the_only_voter_tells_its_learners_nothing_before_its_term_is_durable() {
 }
 
 #[test]
-fn a_leader_with_a_durable_term_sends_entries_while_its_own_disk_still_writes_them() {
+fn leader_with_a_durable_term_sends_entries_before_its_own_sync() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -24,7 +24,7 @@ fn a_leader_with_a_durable_term_sends_entries_while_its_own_disk_still_writes_th
 }
 
 #[test]
-fn an_entry_is_committed_without_the_leaders_disk_but_applied_there_only_with_it() {
+fn entry_commits_before_the_leader_syncs_but_applies_after() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let (_, index) = world.propose(node(1), b"A").unwrap();
@@ -43,7 +43,7 @@ fn an_entry_is_committed_without_the_leaders_disk_but_applied_there_only_with_it
 }
 
 #[test]
-fn a_follower_acknowledges_entries_when_they_are_durable_and_heartbeats_at_once() {
+fn follower_acknowledges_durable_entries_and_answers_heartbeats_at_once() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -65,7 +65,7 @@ fn a_follower_acknowledges_entries_when_they_are_durable_and_heartbeats_at_once(
 }
 
 #[test]
-fn votes_and_their_requests_leave_when_the_vote_is_durable() {
+fn votes_and_vote_requests_are_sent_once_durable() {
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestVote, 2, 1, 2);
     (request.index, request.log_term, request.commit, request.commit_term) = (1, 1, 1, 1);
@@ -79,7 +79,7 @@ fn votes_and_their_requests_leave_when_the_vote_is_durable() {
 }
 
 #[test]
-fn a_vote_that_was_not_durable_is_forgotten_and_not_broken() {
+fn lost_vote_was_never_sent() {
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestVote, 2, 1, 2);
     (request.index, request.log_term) = (1, 1);
@@ -95,6 +95,6 @@ fn a_vote_that_was_not_durable_is_forgotten_and_not_broken() {
 
 #[test]
 #[should_panic(expected = "group 9 of 0 is durable")]
-fn a_proof_of_what_was_never_handed_over_is_no_proof() {
+fn durability_proof_of_unsubmitted_entries_panics() {
     World::new(1, 0, 1).at(1).persisted(wal::Durable::for_test(9));
 }

@@ -39,7 +39,7 @@ fn voters(world: &World) -> Vec<u64> {
 }
 
 #[test]
-fn a_member_joins_follows_is_promoted_votes_and_goes() {
+fn member_joins_votes_and_leaves() {
     let mut world = World::new(1, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -64,7 +64,7 @@ fn a_member_joins_follows_is_promoted_votes_and_goes() {
 }
 
 #[test]
-fn a_change_while_one_is_pending_is_refused_and_not_swallowed() {
+fn second_pending_change_is_rejected() {
     // Raft accepts the proposal but puts an empty entry in its place.
     let mut world = World::new(3, 0, 1);
     world.elect(1);
@@ -77,7 +77,7 @@ fn a_change_while_one_is_pending_is_refused_and_not_swallowed() {
 }
 
 #[test]
-fn no_change_is_proposed_before_the_leader_has_applied_an_entry_of_its_term() {
+fn leader_proposes_no_change_before_its_term_is_applied() {
     // A leader that does not know whether an earlier change is committed could start a second one.
     let mut world = World::new(1, 0, 1);
     world.at(1).campaign();
@@ -92,7 +92,7 @@ fn no_change_is_proposed_before_the_leader_has_applied_an_entry_of_its_term() {
 }
 
 #[test]
-fn a_change_that_the_machine_judges_void_changes_nothing_anywhere() {
+fn void_change_has_no_effect() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     for void in [promote(3), remove(77), replace(2, 3), add(9), promote(1)] {
@@ -134,7 +134,7 @@ fn a_machine_that_disagrees_with_raft_stops_the_member() {
 // ------------------------------------------------------------------------------
 
 #[test]
-fn a_leader_that_would_remove_itself_hands_over_first() {
+fn leader_transfers_leadership_before_its_own_removal() {
     for change in [remove(1), replace(1, 4)] {
         let mut world = World::new(3, 1, 1);
         world.elect(1);
@@ -172,7 +172,7 @@ fn removed_while_leading() -> World {
 }
 
 #[test]
-fn a_leader_that_was_removed_stops_leading_and_somebody_else_leads_at_once() {
+fn removed_leader_steps_down_and_another_is_elected_at_once() {
     let mut world = removed_while_leading();
     world.start(node(1));
     for _ in 0..4 * ELECTION {
@@ -197,7 +197,7 @@ fn a_leader_that_was_removed_stops_leading_and_somebody_else_leads_at_once() {
 /// log is shorter, so it cannot be elected. Only the removed member could vote for it, or tell it
 /// what it needs to know.
 #[test]
-fn the_other_of_two_members_learns_from_the_removed_leader_that_it_is_alone() {
+fn remaining_member_learns_from_the_removed_leader_that_it_is_alone() {
     let mut world = World::dark(2, 0, 1);
     world.tune = |config| config.cache_bytes_max = 0;
     (1..=2).for_each(|id| world.start(node(id)));
@@ -246,7 +246,7 @@ fn the_other_of_two_members_learns_from_the_removed_leader_that_it_is_alone() {
 }
 
 #[test]
-fn a_member_that_knows_of_its_removal_never_campaigns_not_even_after_a_restart() {
+fn removed_member_never_campaigns_even_after_a_restart() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     make(&mut world, &remove(3));
@@ -270,7 +270,7 @@ fn a_member_that_knows_of_its_removal_never_campaigns_not_even_after_a_restart()
 }
 
 #[test]
-fn a_removed_member_that_does_not_know_it_disturbs_nobody() {
+fn unaware_removed_member_disturbs_no_member() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.change(node(1), &remove(3)).unwrap();
@@ -294,7 +294,7 @@ fn a_removed_member_that_does_not_know_it_disturbs_nobody() {
 // -------------------------------------------------------------------------
 
 #[test]
-fn a_replacement_needs_both_majorities_and_ends_by_itself() {
+fn replacement_needs_both_majorities_and_leaves_joint_by_itself() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     // Of the new voters (1, 2, 4) only the leader receives it; of the old voters, two do.
@@ -311,7 +311,7 @@ fn a_replacement_needs_both_majorities_and_ends_by_itself() {
 }
 
 #[test]
-fn a_replacement_whose_leader_falls_is_finished_by_the_next() {
+fn replacement_survives_a_leader_failure() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     world.change(node(1), &replace(3, 4)).unwrap();
@@ -359,7 +359,7 @@ fn a_member_restarts_into_a_joint_configuration() {
 // -------------------------------------------------------------------------------
 
 #[test]
-fn the_last_voter_that_is_left_tells_its_learners_nothing_before_its_term_is_durable() {
+fn last_remaining_voter_sends_nothing_before_its_term_is_durable() {
     let mut world = World::new(2, 1, 1);
     world.elect(1);
     make(&mut world, &remove(2));
@@ -376,7 +376,7 @@ fn the_last_voter_that_is_left_tells_its_learners_nothing_before_its_term_is_dur
 }
 
 #[test]
-fn a_member_that_becomes_the_only_voter_does_not_lead_before_its_entries_are_durable() {
+fn new_only_voter_does_not_lead_before_its_entries_are_durable() {
     let mut world = World::new(2, 0, 1);
     world.elect(1);
     make(&mut world, &remove(2));
@@ -397,7 +397,7 @@ fn a_member_that_becomes_the_only_voter_does_not_lead_before_its_entries_are_dur
 // -----------------------------------------------------------------------
 
 #[test]
-fn a_change_that_would_lose_the_quorum_is_known_before_it_is_made() {
+fn change_that_would_lose_the_quorum_is_detected() {
     let mut world = World::new(3, 2, 1);
     world.elect(1);
     settle_with_heartbeats(&mut world);
@@ -424,7 +424,7 @@ fn a_change_that_would_lose_the_quorum_is_known_before_it_is_made() {
 }
 
 #[test]
-fn a_learner_has_caught_up_when_it_is_there_and_has_nearly_everything() {
+fn learner_is_caught_up_when_active_and_nearly_current() {
     let mut world = World::new(1, 1, 1);
     world.elect(1);
     assert!(world.at(1).is_caught_up(node(2)));

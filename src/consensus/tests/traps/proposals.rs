@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::*;
 
 #[test]
-fn a_follower_does_not_forward_a_proposal_but_says_who_leads() {
+fn follower_rejects_a_proposal_and_names_the_leader() {
     let mut world = World::new(3, 0, 1);
     assert_eq!(world.at(2).propose(b"A".to_vec()), Err(ProposeRejection::NotLeader(None)));
     world.elect(1);
@@ -16,7 +16,7 @@ fn a_follower_does_not_forward_a_proposal_but_says_who_leads() {
 }
 
 #[test]
-fn a_proposal_is_found_at_the_term_and_index_that_it_was_given() {
+fn proposal_commits_at_its_assigned_term_and_index() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let (term, index) = world.propose(node(1), b"A").unwrap();
@@ -26,7 +26,7 @@ fn a_proposal_is_found_at_the_term_and_index_that_it_was_given() {
 }
 
 #[test]
-fn without_a_quorum_proposals_are_refused_as_busy_before_memory_is_full() {
+fn proposals_without_a_quorum_are_rejected_as_busy() {
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| {
         config.uncommitted_bytes_max = 10_000;
@@ -52,7 +52,7 @@ fn without_a_quorum_proposals_are_refused_as_busy_before_memory_is_full() {
 }
 
 #[test]
-fn entries_proposed_in_one_turn_travel_in_one_message_to_each_follower() {
+fn entries_of_one_turn_share_one_message_per_follower() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     for _ in 0..10 {
@@ -65,7 +65,7 @@ fn entries_proposed_in_one_turn_travel_in_one_message_to_each_follower() {
 }
 
 #[test]
-fn many_large_proposals_of_one_turn_are_cut_into_messages_that_a_gate_lets_in() {
+fn large_proposals_are_split_into_acceptable_messages() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     for _ in 0..4 {
@@ -78,7 +78,7 @@ fn many_large_proposals_of_one_turn_are_cut_into_messages_that_a_gate_lets_in() 
 }
 
 #[test]
-fn entries_added_to_a_waiting_empty_message_follow_on_what_it_says() {
+fn entries_batched_into_a_pending_append_are_consecutive() {
     // With `batch_append`, raft adds entries to a waiting message without checking that they follow
     // it. Here an empty message refers to the end of the log, and the entries come from its
     // beginning.
@@ -108,7 +108,7 @@ fn entries_added_to_a_waiting_empty_message_follow_on_what_it_says() {
 }
 
 #[test]
-fn entries_travel_in_bulk_and_everything_else_does_not_wait_behind_them() {
+fn entries_use_the_bulk_lane_and_other_messages_do_not() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.at(1).propose(b"A".to_vec()).unwrap();
@@ -125,7 +125,7 @@ fn entries_travel_in_bulk_and_everything_else_does_not_wait_behind_them() {
 }
 
 #[test]
-fn a_leader_that_says_what_is_committed_is_not_answered() {
+fn commit_notification_is_not_answered() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     let answers = Cell::new(0);
@@ -142,7 +142,7 @@ fn a_leader_that_says_what_is_committed_is_not_answered() {
 }
 
 #[test]
-fn an_answer_that_was_lost_is_given_with_the_next_heartbeat() {
+fn lost_acknowledgement_is_repeated_at_the_next_heartbeat() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let (_, index) = world.propose(node(1), b"A").unwrap();

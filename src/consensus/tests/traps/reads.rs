@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn no_round_begins_before_the_leader_has_committed_in_its_term() {
+fn read_round_waits_for_a_commit_in_the_leaders_term() {
     let mut world = World::new(3, 0, 1);
     assert!(!world.read(node(1)), "a follower");
     world.at(1).campaign();
@@ -29,7 +29,7 @@ fn a_single_voter_confirms_a_round_at_once() {
 }
 
 #[test]
-fn a_leader_that_is_cut_off_confirms_no_round_however_fresh_its_lease() {
+fn partitioned_leader_confirms_no_read_round() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     for _ in 0..HEARTBEAT {
@@ -45,7 +45,7 @@ fn a_leader_that_is_cut_off_confirms_no_round_however_fresh_its_lease() {
 }
 
 #[test]
-fn a_lost_heartbeat_delays_a_round_and_does_not_end_it() {
+fn lost_heartbeat_only_delays_a_read_round() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     assert!(world.read(node(1)));
@@ -60,7 +60,7 @@ fn a_lost_heartbeat_delays_a_round_and_does_not_end_it() {
 /// A context that is used twice could confirm a stale read: a round is started, its replies are
 /// delayed, and it is started again with the same id after a write.
 #[test]
-fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
+fn late_answer_confirms_no_other_round_with_the_same_id() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let id = RoundId { node: node(1), incarnation: Incarnation(1), counter: 7 };
@@ -111,7 +111,7 @@ fn heartbeats_of(world: &mut World) -> Vec<Message> {
 }
 
 #[test]
-fn rounds_that_nobody_answers_do_not_pile_up() {
+fn unanswered_read_rounds_are_bounded() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     let begun = (0..5000)

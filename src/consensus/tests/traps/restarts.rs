@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_log_that_ends_before_what_is_known_to_be_committed_stops_the_member() {
+fn log_shorter_than_the_commit_index_stops_the_member() {
     let start = |commit, applied| {
         let disk = disk(2, 1, vec![entry(2, 2), entry(3, 2)]);
         Consensus::new(config(1, &[1, 2, 3]), disk, hard_state(2, commit), LogIndex(applied)).err()
@@ -18,7 +18,7 @@ fn a_log_that_ends_before_what_is_known_to_be_committed_stops_the_member() {
 }
 
 #[test]
-fn entries_of_a_later_term_than_the_one_on_record_stop_the_member() {
+fn entries_newer_than_the_recorded_term_stop_the_member() {
     let disk = disk(5, 1, vec![entry(2, 5)]);
     let fault = Consensus::new(config(1, &[1]), disk, hard_state(4, 1), LogIndex(1)).err();
     let (last, found, term) = (LogIndex(2), Term(5), Term(4));
@@ -26,7 +26,7 @@ fn entries_of_a_later_term_than_the_one_on_record_stop_the_member() {
 }
 
 #[test]
-fn a_configuration_that_makes_no_sense_is_refused() {
+fn invalid_consensus_configuration_is_rejected() {
     let start = |config| Consensus::new(config, Disk::new(), hard_state(1, 1), LogIndex(1)).err();
     let is_refused = |config| matches!(start(config), Some(ConsensusFault::Config(_)));
     assert_eq!(start(config(1, &[1, 2, 3])), None);
@@ -39,7 +39,7 @@ fn a_configuration_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_restart_hands_out_the_whole_log_in_pieces_and_reads_each_once() {
+fn restart_delivers_the_log_in_chunks_and_reads_each_once() {
     let disk = disk(2, 101, (2..=101).map(|index| entry(index, 2)).collect());
     let config = ConsensusConfig { commit_bytes_max: 1000, ..config(1, &[1, 2, 3]) };
     let mut consensus =
@@ -62,7 +62,7 @@ fn a_restart_hands_out_the_whole_log_in_pieces_and_reads_each_once() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_stops_the_member_and_is_not_the_end_of_the_log() {
+fn unreadable_disk_stops_the_member() {
     let is_unreadable = |fault| matches!(fault, ConsensusFault::Unreadable { .. });
     // The read fails at a restart.
     let broken = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
@@ -102,7 +102,7 @@ fn a_disk_that_cannot_be_read_stops_the_member_and_is_not_the_end_of_the_log() {
 }
 
 #[test]
-fn a_log_that_answers_with_less_than_nothing_or_other_entries_stops_the_member() {
+fn short_or_misordered_log_reads_stop_the_member() {
     let short = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
     short.look().read_max = 0;
     let mut consensus =
@@ -119,7 +119,7 @@ fn a_log_that_answers_with_less_than_nothing_or_other_entries_stops_the_member()
 }
 
 #[test]
-fn the_cache_is_bounded_and_keeps_what_is_not_durable_or_not_applied() {
+fn cache_is_bounded_but_keeps_unsynced_and_unapplied_entries() {
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| config.cache_bytes_max = 5_000;
     (1..=3).for_each(|id| world.start(node(id)));
@@ -140,7 +140,7 @@ fn the_cache_is_bounded_and_keeps_what_is_not_durable_or_not_applied() {
 }
 
 #[test]
-fn a_follower_that_is_far_behind_is_served_from_the_disk() {
+fn lagging_follower_is_served_from_disk() {
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| {
         config.cache_bytes_max = 0;
@@ -163,7 +163,7 @@ fn a_follower_that_is_far_behind_is_served_from_the_disk() {
 }
 
 #[test]
-fn a_disk_that_does_not_keep_up_bounds_what_a_follower_takes() {
+fn slow_follower_disk_bounds_the_accepted_entries() {
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| config.unpersisted_bytes_max = 10_000;
     (1..=3).for_each(|id| world.start(node(id)));
@@ -186,7 +186,7 @@ fn a_disk_that_does_not_keep_up_bounds_what_a_follower_takes() {
 }
 
 #[test]
-fn a_member_that_never_syncs_does_not_hoard_messages() {
+fn member_that_never_syncs_queues_bounded_messages() {
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestVote, 2, 1, 2);
     (request.index, request.log_term) = (1, 1);
@@ -198,7 +198,7 @@ fn a_member_that_never_syncs_does_not_hoard_messages() {
 }
 
 #[test]
-fn an_old_proof_after_a_newer_one_takes_nothing_back() {
+fn older_durability_proof_after_a_newer_one_is_ignored() {
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestVote, 2, 1, 2);
     (request.index, request.log_term) = (1, 1);
@@ -217,7 +217,7 @@ fn an_old_proof_after_a_newer_one_takes_nothing_back() {
 /// Entries are written, replaced by another leader's, and received again. The disk has them, loses
 /// them, and has them again. In between they must not count.
 #[test]
-fn an_entry_that_comes_back_after_it_was_replaced_is_durable_when_it_is_written_again() {
+fn rewritten_entry_is_durable_only_after_the_last_write() {
     let config = config(2, &[1, 2, 3]);
     let mut follower = Consensus::new(config, Disk::new(), hard_state(1, 1), LogIndex(1)).unwrap();
     let mut groups = Vec::new();
@@ -247,7 +247,7 @@ fn an_entry_that_comes_back_after_it_was_replaced_is_durable_when_it_is_written_
 }
 
 #[test]
-fn a_commit_index_that_comes_with_a_vote_is_taken_in_pieces_that_fit_into_memory() {
+fn commit_index_from_a_vote_is_applied_in_chunks() {
     let disk = disk(2, 1, (2..=100).map(|index| entry(index, 2)).collect());
     let mut world = World::dark(3, 0, 1);
     *world.disk(1).look() = std::mem::take(&mut *disk.look());

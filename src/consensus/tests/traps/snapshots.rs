@@ -65,7 +65,7 @@ fn catches_up(world: &mut World) {
 }
 
 #[test]
-fn a_follower_that_the_log_does_not_reach_installs_a_snapshot_and_goes_on_from_there() {
+fn follower_behind_the_log_installs_a_snapshot_and_continues() {
     let mut world = behind(0);
     let snapshot = world.members[&node(1)].machine.id();
     world.propose(node(1), b"B");
@@ -81,14 +81,14 @@ fn a_follower_that_the_log_does_not_reach_installs_a_snapshot_and_goes_on_from_t
 }
 
 #[test]
-fn a_follower_that_the_log_still_reaches_gets_entries() {
+fn follower_within_the_log_receives_entries() {
     let mut world = behind(40);
     catches_up(&mut world);
     assert_eq!(world.installs, 0);
 }
 
 #[test]
-fn an_offer_changes_nothing_until_its_file_is_here() {
+fn snapshot_offer_has_no_effect_until_the_file_is_received() {
     let mut world = offered();
     let offer = offer_of(&world);
     assert_eq!(offer.id, world.members[&node(1)].machine.id());
@@ -100,7 +100,7 @@ fn an_offer_changes_nothing_until_its_file_is_here() {
 }
 
 #[test]
-fn an_install_comes_alone_and_nothing_comes_before_it_is_in_place() {
+fn install_blocks_other_work_until_it_is_in_place() {
     let mut world = offered();
     world.holds_installs = true;
     // An entry is being written to disk when the file is complete.
@@ -131,7 +131,7 @@ fn an_install_comes_alone_and_nothing_comes_before_it_is_in_place() {
 }
 
 #[test]
-fn an_acknowledgement_of_a_snapshot_leaves_when_the_log_has_proven_it() {
+fn snapshot_is_acknowledged_once_the_log_has_recorded_it() {
     let mut world = offered();
     assert!(world.fetch(node(3)));
     assert!(world.flying.is_empty(), "{:?}", kinds(&world.flying));
@@ -141,7 +141,7 @@ fn an_acknowledgement_of_a_snapshot_leaves_when_the_log_has_proven_it() {
 }
 
 #[test]
-fn nobody_campaigns_while_it_installs_a_snapshot() {
+fn installing_member_does_not_campaign() {
     let mut world = offered();
     world.holds_installs = true;
     assert!(world.fetch(node(3)));
@@ -159,7 +159,7 @@ fn nobody_campaigns_while_it_installs_a_snapshot() {
 }
 
 #[test]
-fn a_crash_before_the_log_knows_of_it_leaves_the_old_state_and_after_it_the_new() {
+fn crash_during_install_keeps_the_old_or_the_new_state() {
     for synced in [0, 1] {
         let mut world = offered();
         assert!(world.fetch(node(3)));
@@ -173,7 +173,7 @@ fn a_crash_before_the_log_knows_of_it_leaves_the_old_state_and_after_it_the_new(
 }
 
 #[test]
-fn a_snapshot_of_a_leader_that_has_fallen_is_installed_under_the_next_one() {
+fn snapshot_of_a_failed_leader_is_installed_under_the_next() {
     let mut world = offered();
     // The file is complete when there is no leader and the sender is gone.
     let (offer, disk) = (offer_of(&world), world.disk(3));
@@ -199,7 +199,7 @@ fn a_snapshot_of_a_leader_that_has_fallen_is_installed_under_the_next_one() {
 }
 
 #[test]
-fn a_snapshot_whose_entries_are_here_is_not_installed() {
+fn snapshot_of_entries_already_present_is_not_installed() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     for _ in 0..5 {
@@ -227,7 +227,7 @@ fn a_snapshot_whose_entries_are_here_is_not_installed() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_fit_is_not_sent_and_another_one_is_wanted() {
+fn unsuitable_snapshot_is_not_sent_and_a_new_one_is_requested() {
     // The offered snapshot is too old for the log.
     let mut world = behind(0);
     let members = world.newest().clone();
@@ -256,7 +256,7 @@ fn a_snapshot_that_does_not_fit_is_not_sent_and_another_one_is_wanted() {
 }
 
 #[test]
-fn a_member_that_joins_after_the_log_was_cut_gets_a_snapshot_that_knows_it() {
+fn member_added_after_truncation_gets_a_snapshot_that_lists_it() {
     let mut world = behind(0);
     catches_up(&mut world);
     world.stays_dark = Some(node(4));
@@ -275,7 +275,7 @@ fn a_member_that_joins_after_the_log_was_cut_gets_a_snapshot_that_knows_it() {
 }
 
 #[test]
-fn a_follower_that_shows_no_progress_is_asked_again_and_one_that_does_is_not() {
+fn stalled_snapshot_is_offered_again() {
     let state = |world: &mut World| world.at(1).peers()[1].state;
     let mut world = offered();
     world.members.get_mut(&node(3)).unwrap().offer = None;
@@ -303,7 +303,7 @@ fn a_follower_that_shows_no_progress_is_asked_again_and_one_that_does_is_not() {
 }
 
 #[test]
-fn a_follower_that_installed_an_older_snapshot_than_it_was_offered_last_goes_on_with_the_log() {
+fn follower_with_an_older_snapshot_continues_from_the_log() {
     let mut world = offered();
     let offer = offer_of(&world);
     world.members.get_mut(&node(3)).unwrap().offer = None;
@@ -337,7 +337,7 @@ fn a_follower_that_installed_an_older_snapshot_than_it_was_offered_last_goes_on_
 }
 
 #[test]
-fn a_log_that_is_cut_while_raft_does_not_know_it_yet_is_no_damage() {
+fn log_truncated_ahead_of_raft_is_not_an_error() {
     let mut world = World::dark(3, 0, 1);
     world.tune = |config| config.cache_bytes_max = 0;
     (1..=3).for_each(|id| world.start(node(id)));
@@ -353,7 +353,7 @@ fn a_log_that_is_cut_while_raft_does_not_know_it_yet_is_no_damage() {
 }
 
 #[test]
-fn a_state_that_ends_before_the_log_begins_stops_the_member() {
+fn state_older_than_the_log_start_stops_the_member() {
     let disk = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
     disk.look().base = wal::Base { index: LogIndex(5), term: Term(2) };
     disk.look().entries.drain(..4);
@@ -368,7 +368,7 @@ fn a_state_that_ends_before_the_log_begins_stops_the_member() {
 }
 
 #[test]
-fn a_state_with_other_members_than_its_snapshot_was_sent_with_stops_the_member() {
+fn snapshot_with_unexpected_members_stops_the_member() {
     let mut world = offered();
     world.holds_installs = true;
     assert!(world.fetch(node(3)));
@@ -380,7 +380,7 @@ fn a_state_with_other_members_than_its_snapshot_was_sent_with_stops_the_member()
 
 #[test]
 #[should_panic(expected = "the log has not proven it")]
-fn a_state_is_not_put_in_place_before_the_log_has_proven_it() {
+fn install_before_the_log_proof_panics() {
     let mut world = offered();
     assert!(world.fetch(node(3)));
     let members = world.newest().clone();
@@ -388,7 +388,7 @@ fn a_state_is_not_put_in_place_before_the_log_has_proven_it() {
 }
 
 #[test]
-fn entries_that_come_while_a_snapshot_waits_for_its_turn_come_after_it() {
+fn entries_received_during_a_pending_install_follow_it() {
     let mut world = offered();
     let offer = offer_of(&world);
     let machine = world.disk(1).look().files[&offer.id].clone();

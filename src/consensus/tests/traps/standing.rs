@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_leader_is_ready_when_it_has_applied_an_entry_of_its_own_term() {
+fn leader_is_ready_once_it_applied_an_entry_of_its_term() {
     let mut world = World::new(3, 0, 1);
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
@@ -18,7 +18,7 @@ fn a_leader_is_ready_when_it_has_applied_an_entry_of_its_own_term() {
 }
 
 #[test]
-fn a_leader_knows_how_far_its_followers_are() {
+fn leader_reports_the_progress_of_its_followers() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     world.propose(node(1), b"A");

@@ -30,7 +30,7 @@ fn waits(shared: &Arc<Shared>) -> bool {
 }
 
 #[test]
-fn whoever_reads_asks_nobody_except_while_something_is_being_applied() {
+fn single_member_reads_without_a_round_except_during_apply() {
     let reading = Arc::new(Reading::default());
     let clock = Arc::new(HeldClock::default());
     let env = Env {
@@ -76,9 +76,7 @@ fn whoever_reads_asks_nobody_except_while_something_is_being_applied() {
 }
 
 #[test]
-fn that_test_falls_where_it_believes_to_be_alone_for_ever() {
+fn single_member_read_test_fails_under_mutant_b53() {
     let _planted = Mutant::B53.plant();
-    assert!(
-        catch_unwind(whoever_reads_asks_nobody_except_while_something_is_being_applied).is_err()
-    );
+    assert!(catch_unwind(single_member_reads_without_a_round_except_during_apply).is_err());
 }

@@ -14,7 +14,7 @@ fn compactions(three: &Three) -> u64 {
 }
 
 #[test]
-fn revisions_beyond_the_largest_number_are_forgotten_on_all_nodes() {
+fn excess_revisions_are_compacted_on_all_nodes() {
     let mut three =
         Three::new(|_, settings| settings.history = History::keep_all().revisions_max(40));
     for round in 0..200 {
@@ -53,7 +53,7 @@ fn a_new_leader_keeps_a_whole_window_from_its_beginning() {
 }
 
 #[test]
-fn who_keeps_all_history_keeps_it() {
+fn keep_all_history_never_compacts() {
     let mut three = Three::new(|_, _| {});
     for _ in 0..100 {
         three.put(0, "k", 10).unwrap();
@@ -63,7 +63,7 @@ fn who_keeps_all_history_keeps_it() {
 }
 
 #[test]
-fn without_a_quorum_compactions_are_not_asked_for_again_and_again() {
+fn compactions_are_not_repeated_without_a_quorum() {
     let mut three =
         Three::led_by(0, |_, settings| settings.history = History::keep_all().revisions_max(8));
     for _ in 0..9 {

@@ -8,7 +8,7 @@ fn no_space(result: &CallResult<Reply>) -> bool {
 }
 
 #[test]
-fn a_follower_with_a_full_disk_refuses_growth_and_the_others_do_not() {
+fn follower_with_a_full_disk_rejects_growth_and_others_do_not() {
     let mut three = Three::led_by(0, |_, _| {});
     three.put(2, "k", 10).unwrap();
     three.disk(2, Space::Low);
@@ -24,7 +24,7 @@ fn a_follower_with_a_full_disk_refuses_growth_and_the_others_do_not() {
 }
 
 #[test]
-fn a_leader_with_a_full_disk_hands_over_to_a_voter_that_has_room() {
+fn leader_with_a_full_disk_transfers_to_a_voter_with_space() {
     let mut three = Three::led_by(0, |_, _| {});
     three.disk(1, Space::Low);
     three.pass(50);
@@ -43,7 +43,7 @@ fn a_leader_with_a_full_disk_hands_over_to_a_voter_that_has_room() {
 }
 
 #[test]
-fn where_all_disks_are_full_nobody_hands_over_and_everything_heals_by_itself() {
+fn full_disks_everywhere_keep_the_leader_and_heal_by_themselves() {
     let mut three = Three::led_by(1, |_, _| {});
     for node in [0, 2, 1] {
         three.disk(node, Space::Low);
@@ -61,7 +61,7 @@ fn where_all_disks_are_full_nobody_hands_over_and_everything_heals_by_itself() {
 }
 
 #[test]
-fn that_a_disk_has_room_again_is_known_even_if_the_message_is_lost() {
+fn lost_space_message_is_repeated() {
     let mut three = Three::led_by(0, |_, _| {});
     three.disk(1, Space::Low);
     three.disk(2, Space::Low);
@@ -92,7 +92,7 @@ fn fill(three: &mut Three, node: usize) -> usize {
 }
 
 #[test]
-fn full_disks_are_filled_and_freed_again_and_again() {
+fn full_disks_recover_repeatedly() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.log_segment_bytes = 256 << 10;
         // The log is not truncated and takes all the space.
@@ -122,7 +122,7 @@ fn full_disks_are_filled_and_freed_again_and_again() {
 }
 
 #[test]
-fn a_single_full_disk_costs_the_cluster_nothing() {
+fn single_full_disk_does_not_affect_the_cluster() {
     let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 256 << 10);
     let disk = Arc::clone(&three.disks[0]);
     disk.limit(Some(disk.used() + (1 << 20)));
@@ -142,7 +142,7 @@ fn a_single_full_disk_costs_the_cluster_nothing() {
 }
 
 #[test]
-fn what_was_under_way_when_the_disks_were_full_leaves_room_for_what_makes_room() {
+fn writes_in_flight_leave_room_for_deletions_on_full_disks() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.log_segment_bytes = 4 << 20;
         settings.snapshot_log_bytes = 1 << 40;
@@ -165,7 +165,7 @@ fn what_was_under_way_when_the_disks_were_full_leaves_room_for_what_makes_room()
 }
 
 #[test]
-fn a_full_disk_lets_go_of_the_log_that_somebody_needed_until_now() {
+fn full_disk_truncates_the_log_despite_a_lagging_follower() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.log_segment_bytes = 2 << 10;
         settings.snapshot_log_bytes = 64 << 10;

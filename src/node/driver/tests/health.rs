@@ -11,7 +11,7 @@ fn verdict(three: &Three, node: usize) -> HealthStatus {
 }
 
 #[test]
-fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover() {
+fn missing_quorum_or_leader_is_reported_until_recovery() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
     assert!((0..3).all(|node| verdict(&three, node) == HealthStatus::Healthy));
@@ -30,7 +30,7 @@ fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover(
 }
 
 #[test]
-fn a_leader_is_in_touch_with_a_quorum_and_not_with_itself_or_with_one_of_many() {
+fn leader_contact_counts_a_quorum_of_peers() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
     let in_touch = |three: &Three| three.shared(0).health().in_touch.unwrap();
@@ -43,7 +43,7 @@ fn a_leader_is_in_touch_with_a_quorum_and_not_with_itself_or_with_one_of_many() 
 }
 
 #[test]
-fn who_was_away_says_how_far_it_has_to_go() {
+fn lagging_member_reports_how_far_it_is_behind() {
     let mut three = Three::led_by(0, |_, _| {});
     for peer in [0, 1] {
         three.hub.cut(id(peer), id(2));
@@ -65,7 +65,7 @@ fn who_was_away_says_how_far_it_has_to_go() {
 }
 
 #[test]
-fn a_driver_that_hangs_and_a_disk_that_hangs_and_a_full_one_are_told_apart() {
+fn hanging_driver_hanging_disk_and_full_disk_are_distinguished() {
     let mut three = Three::led_by(0, |_, _| {});
     three.disk(1, Space::Low);
     three.pass(50);
@@ -114,7 +114,7 @@ fn followers_keep_their_leader_until_another_is_elected() {
 }
 
 #[test]
-fn member_cut_off_from_all_reports_no_leader_in_bounded_time() {
+fn isolated_member_reports_no_leader_in_bounded_time() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
     for (one, other) in [(0, 1), (0, 2), (1, 2)] {
@@ -137,7 +137,7 @@ fn member_cut_off_from_all_reports_no_leader_in_bounded_time() {
 }
 
 #[test]
-fn young_leader_lets_membership_changes_wait_for_contact() {
+fn new_leader_delays_membership_changes_until_it_has_contact() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(600);
     for (from, to) in [(1, 2), (2, 1)] {

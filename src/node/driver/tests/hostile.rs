@@ -19,7 +19,7 @@ fn refused(three: &Three, node: usize) -> u64 {
 }
 
 #[test]
-fn requests_too_large_for_an_entry_are_dropped_and_the_leader_leads_on() {
+fn oversized_requests_are_dropped_and_the_leader_keeps_leading() {
     let mut three = Three::led_by(0, |_, _| {});
     let large = proposal(1, put("large", 8 << 20), 0);
     let window = proposal(1, put("window", 1), 3 << 20);
@@ -36,7 +36,7 @@ fn requests_too_large_for_an_entry_are_dropped_and_the_leader_leads_on() {
 }
 
 #[test]
-fn small_requests_with_large_windows_are_spread_over_entries() {
+fn requests_with_large_windows_are_spread_over_entries() {
     // Allows that many bytes in flight.
     let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 20 << 20);
     for seq in 1..=20 {
@@ -49,7 +49,7 @@ fn small_requests_with_large_windows_are_spread_over_entries() {
 }
 
 #[test]
-fn a_second_copy_of_what_was_refused_is_refused_as_well_for_a_while() {
+fn duplicate_of_a_rejected_request_is_rejected_for_a_while() {
     let mut three = Three::led_by(0, |_, _| {});
     three.disk(1, Space::Low);
     three.disk(2, Space::Low);

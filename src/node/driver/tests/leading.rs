@@ -69,7 +69,7 @@ fn answered_after(three: &mut Three, mut read: Read) -> (u64, CallResult<()>) {
 }
 
 #[test]
-fn a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it() {
+fn lease_due_during_a_failed_transfer_ends_after_it() {
     let mut three = led();
     let lease = grant(&mut three, 2, 1_000);
     three.pass(1_000);
@@ -85,7 +85,7 @@ fn a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it() {
 }
 
 #[test]
-fn a_lease_that_takes_the_id_of_one_that_is_due_is_not_ended_in_its_place() {
+fn regranted_lease_id_is_not_ended_for_the_old_lease() {
     let own = LeaseId::new(7).unwrap();
     let grant = || Command::Grant { id: Some(own), ttl: ms(1_000), session: None };
     let acting = || Caller { user: None, revision: 0 };
@@ -111,7 +111,7 @@ fn a_lease_that_takes_the_id_of_one_that_is_due_is_not_ended_in_its_place() {
 }
 
 #[test]
-fn who_waits_for_leadership_to_move_waits_no_longer_than_it_wanted() {
+fn leadership_transfer_respects_its_deadline() {
     let mut three = led();
     isolate(&three, 1);
     let asked = transfer(&three, 0, 1, 800);
@@ -122,7 +122,7 @@ fn who_waits_for_leadership_to_move_waits_no_longer_than_it_wanted() {
 }
 
 #[test]
-fn a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on() {
+fn leader_with_a_hanging_disk_transfers_leadership() {
     let mut three = led();
     let mut call = three.call(1, put("k", 10), 5_000);
     for passed in 0.. {
@@ -148,7 +148,7 @@ fn a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on() {
 }
 
 #[test]
-fn a_leader_that_comes_back_is_one_change_and_that_it_was_missed_is_none() {
+fn returning_leader_is_counted_as_one_change() {
     let mut three = led();
     let changes = |three: &Three| {
         let meters = Arc::clone(&three.shared(2).meters);
@@ -165,7 +165,7 @@ fn a_leader_that_comes_back_is_one_change_and_that_it_was_missed_is_none() {
 }
 
 #[test]
-fn a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_at_once() {
+fn pending_read_is_sent_to_the_new_leader_at_once() {
     let mut three = led();
     three.hub.cut(id(0), id(2));
     let read = begin_read(&three, 2);
@@ -178,7 +178,7 @@ fn a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_a
 }
 
 #[test]
-fn a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has() {
+fn read_on_a_new_leader_is_answered_once_it_commits() {
     let mut three = led();
     let moved = transfer(&three, 0, 1, 5_000);
     let is_chosen = |three: &Three| three.nodes[2].driver.look().vote == Some(id(1));
@@ -201,7 +201,7 @@ fn a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has
 }
 
 #[test]
-fn a_question_to_a_leader_that_never_commits_ends_at_its_deadline() {
+fn read_on_a_leader_that_never_commits_ends_at_its_deadline() {
     let mut three = led();
     isolate(&three, 0);
     let read = begin_read(&three, 0);
@@ -211,7 +211,7 @@ fn a_question_to_a_leader_that_never_commits_ends_at_its_deadline() {
 }
 
 #[test]
-fn rounds_that_raft_has_forgotten_are_begun_anew() {
+fn read_rounds_forgotten_by_raft_are_started_again() {
     let mut three = led();
     three.hub.cut(id(1), id(0));
     three.hub.cut(id(2), id(0));
@@ -237,7 +237,7 @@ fn rounds_that_raft_has_forgotten_are_begun_anew() {
 }
 
 #[test]
-fn a_node_that_stood_still_does_not_make_up_for_its_ticks() {
+fn paused_node_does_not_catch_up_on_missed_ticks() {
     let mut three = led();
     three.pass(1_000);
     let ticks = |three: &Three, node: usize| three.nodes[node].driver.look().ticks;
@@ -259,7 +259,7 @@ fn a_node_that_stood_still_does_not_make_up_for_its_ticks() {
 }
 
 #[test]
-fn a_replica_to_which_nothing_happens_is_looked_through_all_the_same() {
+fn idle_replica_is_scrubbed() {
     let mut three = led();
     for row in 0..200 {
         three.put(0, &format!("row/{row:03}"), 10).unwrap();
@@ -277,22 +277,19 @@ fn a_replica_to_which_nothing_happens_is_looked_through_all_the_same() {
 
 /// A mutant, and the test that detects it.
 const NOTICED: [(Mutant, fn()); 8] = [
-    (Mutant::B41, a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it),
-    (Mutant::B43, a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on),
-    (Mutant::B44, a_node_that_stood_still_does_not_make_up_for_its_ticks),
-    (Mutant::B45, who_waits_for_leadership_to_move_waits_no_longer_than_it_wanted),
-    (
-        Mutant::B47,
-        a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_at_once,
-    ),
-    (Mutant::B48, a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has),
-    (Mutant::B49, rounds_that_raft_has_forgotten_are_begun_anew),
-    (Mutant::B50, a_replica_to_which_nothing_happens_is_looked_through_all_the_same),
+    (Mutant::B41, lease_due_during_a_failed_transfer_ends_after_it),
+    (Mutant::B43, leader_with_a_hanging_disk_transfers_leadership),
+    (Mutant::B44, paused_node_does_not_catch_up_on_missed_ticks),
+    (Mutant::B45, leadership_transfer_respects_its_deadline),
+    (Mutant::B47, pending_read_is_sent_to_the_new_leader_at_once),
+    (Mutant::B48, read_on_a_new_leader_is_answered_once_it_commits),
+    (Mutant::B49, read_rounds_forgotten_by_raft_are_started_again),
+    (Mutant::B50, idle_replica_is_scrubbed),
 ];
 
 /// No other test detects the last four mutants, because another mechanism repeats what they break a little later.
 #[test]
-fn each_of_these_tests_falls_with_its_break() {
+fn each_of_these_tests_fails_under_its_mutant() {
     for (mutant, test) in NOTICED {
         let _planted = mutant.plant();
         assert!(catch_unwind(test).is_err(), "{mutant:?}: {}", mutant.breaks());
@@ -300,7 +297,7 @@ fn each_of_these_tests_falls_with_its_break() {
 }
 
 #[test]
-fn who_wants_a_leader_that_cannot_be_one_hears_so_at_once() {
+fn transfer_to_a_nonmember_is_rejected_at_once() {
     let mut three = led();
     let stranger = transfer(&three, 0, 7, 5_000);
     assert_eq!(answered_after(&mut three, stranger), (5, Err(CallError::NoTransferee)));

@@ -8,7 +8,7 @@ use crate::node::ReplyTo;
 use crate::node::StopReason;
 
 #[test]
-fn writes_beyond_what_admission_allows_are_busy_in_number_and_in_bytes() {
+fn writes_beyond_the_admission_limits_are_busy() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.open_writes_max = 10;
         settings.open_bytes_max = 1 << 20;
@@ -54,7 +54,7 @@ fn sessions_that_are_being_opened_count_as_writes() {
 }
 
 #[test]
-fn a_node_that_has_stopped_says_so_whatever_else_is_in_the_way() {
+fn stopped_node_reports_stopped_before_other_errors() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 1);
     three.disk(0, Space::Low);
     three.step();
@@ -75,7 +75,7 @@ fn a_node_that_has_stopped_says_so_whatever_else_is_in_the_way() {
 }
 
 #[test]
-fn callers_who_wait_for_another_leader_are_not_without_number() {
+fn callers_awaiting_a_transfer_are_bounded() {
     let mut three = Three::led_by(0, |_, _| {});
     for peer in [1, 2] {
         three.hub.cut(id(0), id(peer));

@@ -27,7 +27,7 @@ fn full() -> Three {
 }
 
 #[test]
-fn at_the_quota_growth_is_refused_on_every_node_and_everything_else_goes_on() {
+fn quota_rejects_growth_on_every_node_and_nothing_else() {
     let mut three = full();
     three.pass(500);
     for node in 0..3 {
@@ -80,7 +80,7 @@ fn nearly_full() -> Three {
 }
 
 #[test]
-fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
+fn leader_rejects_growth_admitted_by_a_node_with_another_quota() {
     let mut three = nearly_full();
     let before = three.clock.now();
     assert!(is_quota(&three.put(1, "more", 100_000)), "told, and not left to wait");
@@ -100,8 +100,7 @@ fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
 /// This holds with a deadline, and also for internal requests without one. Those must not wait for room either,
 /// because they would block the requests that make room.
 #[test]
-fn what_an_earlier_attempt_may_have_brought_into_a_log_is_refused_when_it_cannot_come_true_any_more()
- {
+fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     let mut three = nearly_full();
     let mut call = None;
     unheard_of(&mut three, |three| call = Some(three.call(1, put("more", 100_000), 2_000)));
@@ -120,7 +119,7 @@ fn what_an_earlier_attempt_may_have_brought_into_a_log_is_refused_when_it_cannot
 /// The entry is in the log of a leader that does not know yet whether it is committed, and whose quota has no room
 /// for it.
 #[test]
-fn what_a_log_has_is_told_as_it_comes_true_also_where_there_is_no_room_for_it() {
+fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     let mut three = nearly_full();
     three.lead(2);
     let before = three.shared(0).reader.revision();
@@ -152,7 +151,7 @@ fn what_a_log_has_is_told_as_it_comes_true_also_where_there_is_no_room_for_it() 
 }
 
 #[test]
-fn leases_count_as_what_is_stored_does() {
+fn leases_count_towards_the_quota() {
     let mut three = Three::new(|_, settings| settings.quota_bytes = 64 << 10);
     let mut granted = Vec::new();
     let refused = loop {
@@ -170,7 +169,7 @@ fn leases_count_as_what_is_stored_does() {
 }
 
 #[test]
-fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
+fn history_beyond_its_share_is_compacted_repeatedly() {
     let mut three = Three::new(|_, settings| {
         settings.quota_bytes = 4 << 20;
         settings.history = History::keep_all().quota_percent(25);
@@ -187,7 +186,7 @@ fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
 
 /// Every replica would run the transaction, and again at each start. So it is rejected before it reaches the log.
 #[test]
-fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
+fn transaction_with_an_excessive_scan_is_never_proposed() {
     let mut three = Three::new(|_, settings| settings.limits.txn_keys_max = 100);
     for key in 0..25 {
         three.put(0, &format!("k{key:02}"), 1).unwrap();
@@ -234,7 +233,7 @@ fn fill(three: &mut Three, keys: usize) {
 
 /// The answers to all requests of one entry are in memory at once, so admission counts them in advance.
 #[test]
-fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
+fn scanning_transaction_counts_its_keys_until_answered() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
     fill(&mut three, 1_000);
     let all = || Range::new(KeyRange::all());
@@ -259,7 +258,7 @@ fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
 /// Attaching a key to a lease requires rights to all keys of that lease. Each replica checks them, even if the
 /// request is then denied.
 #[test]
-fn who_attaches_a_lease_of_many_keys_counts_for_them() {
+fn attaching_a_lease_counts_all_its_keys() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
     let Ok(Reply::Grant(granted)) = three.write(0, grant()) else { panic!("no lease") };
     let lease = granted.id;
@@ -319,7 +318,7 @@ fn who_attaches_a_lease_of_many_keys_counts_for_them() {
 /// The keys of the store count for more than the limit of open requests. A command that scans all of them is still
 /// admitted, and so is another one on a single key.
 #[test]
-fn what_looks_at_everything_is_let_in_beside_what_does_not() {
+fn full_scan_is_admitted_alongside_requests_without_scans() {
     let mut three = Three::led_by(0, |_, settings| settings.open_bytes_max = 1 << 20);
     fill(&mut three, 10_000);
     let wide = || Command::Delete(Delete { range: KeyRange::all(), prev_kv: false });
@@ -334,7 +333,7 @@ fn what_looks_at_everything_is_let_in_beside_what_does_not() {
 
 /// A small command that keeps a value stores that value once more.
 #[test]
-fn what_is_kept_counts_and_so_does_what_is_not_applied_yet() {
+fn kept_and_unapplied_values_count_towards_growth() {
     for (caller, longest) in [(0, 100_000), (1, 100_000), (0, 1)] {
         let mut three = Three::led_by(0, |_, settings| settings.quota_bytes = 1 << 20);
         for key in 0..5 {

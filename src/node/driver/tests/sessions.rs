@@ -71,7 +71,7 @@ impl Three {
 }
 
 #[test]
-fn the_keys_of_a_holder_that_was_cut_off_stay_for_the_lock_delay_even_when_it_is_back() {
+fn keys_of_an_isolated_holder_stay_for_the_lock_delay() {
     for delay in [0, 4000] {
         let mut three = Three::led_by(0, |_, _| {});
         let claim = three.open(1, 3000, delay, false);
@@ -96,7 +96,7 @@ fn the_keys_of_a_holder_that_was_cut_off_stay_for_the_lock_delay_even_when_it_is
 }
 
 #[test]
-fn a_session_with_a_lock_delay_that_is_dropped_is_closed_at_once() {
+fn dropped_session_with_a_lock_delay_is_closed_at_once() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 60_000, false);
     drop(claim);
@@ -105,7 +105,7 @@ fn a_session_with_a_lock_delay_that_is_dropped_is_closed_at_once() {
 }
 
 #[test]
-fn a_shutdown_closes_what_is_believed_in_and_leaves_the_rest_to_its_delay() {
+fn shutdown_closes_valid_sessions_and_leaves_expired_ones_to_their_delay() {
     for (cut_off, bound) in [(false, false), (true, true)] {
         let mut three = Three::led_by(0, |_, _| {});
         let claim = three.open(1, 3000, 60_000, false);
@@ -123,7 +123,7 @@ fn a_shutdown_closes_what_is_believed_in_and_leaves_the_rest_to_its_delay() {
 }
 
 #[test]
-fn overdue_is_told_at_a_tick_and_taken_back_when_a_renewal_comes_through() {
+fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 0, false);
     let mut told = claim.state.watch();
@@ -147,7 +147,7 @@ fn overdue_is_told_at_a_tick_and_taken_back_when_a_renewal_comes_through() {
 }
 
 #[test]
-fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
+fn detached_lease_survives_at_the_node_that_resumes_it() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
@@ -164,7 +164,7 @@ fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
 }
 
 #[test]
-fn an_orphan_that_nobody_resumes_runs_out() {
+fn detached_lease_expires_unless_resumed() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 0, false);
     three.detach(claim);
@@ -175,7 +175,7 @@ fn an_orphan_that_nobody_resumes_runs_out() {
 }
 
 #[test]
-fn a_holder_that_comes_back_does_not_end_what_another_node_has_resumed() {
+fn returning_holder_does_not_end_a_session_resumed_elsewhere() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 2000, false);
     let (state, lease) = (Arc::clone(&first.state), first.state.lease);
@@ -194,7 +194,7 @@ fn a_holder_that_comes_back_does_not_end_what_another_node_has_resumed() {
 }
 
 #[test]
-fn a_resumed_lease_is_not_believed_in_before_the_leader_has_answered() {
+fn resumed_lease_is_not_active_before_the_leader_confirms() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
@@ -212,7 +212,7 @@ fn a_resumed_lease_is_not_believed_in_before_the_leader_has_answered() {
 }
 
 #[test]
-fn two_nodes_may_keep_one_lease_and_whoever_closes_it_ends_it_for_both() {
+fn lease_shared_by_two_nodes_ends_for_both_when_closed() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let second = three.resume(2, first.state.lease, 0).unwrap();
@@ -227,7 +227,7 @@ fn two_nodes_may_keep_one_lease_and_whoever_closes_it_ends_it_for_both() {
 }
 
 #[test]
-fn what_cannot_be_resumed_is_refused_by_name() {
+fn failed_resume_names_the_reason() {
     let mut three = Three::led_by(0, |_, _| {});
     let own = three.open(1, 3000, 0, true);
     let lease = own.state.lease;
@@ -249,7 +249,7 @@ fn what_cannot_be_resumed_is_refused_by_name() {
 }
 
 #[test]
-fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
+fn dropped_resume_call_leaves_the_lease_unchanged() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
@@ -277,7 +277,7 @@ fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
 }
 
 #[test]
-fn a_leader_looks_at_the_clock_often_enough_to_count_leases_whatever_its_heartbeat_is() {
+fn leader_checks_the_clock_often_enough_for_leases() {
     let mut three = Three::new(|_, settings| {
         settings.heartbeat = Duration::from_secs(1);
         settings.election_timeout = Duration::from_secs(3);

@@ -78,7 +78,7 @@ fn slow_requests(three: &Three, node: usize) -> u64 {
 }
 
 #[test]
-fn a_slow_disk_of_the_node_that_was_asked_is_named() {
+fn slow_request_names_the_local_disk() {
     for node in [0, 1] {
         let lines = told(|three| put_beside_a_slow_disk(three, node, node, 300));
         let [line] = &lines[..] else { panic!("one line: {lines:?}") };
@@ -94,7 +94,7 @@ fn a_slow_disk_of_the_node_that_was_asked_is_named() {
 }
 
 #[test]
-fn slow_disks_of_the_others_are_told_from_its_own() {
+fn slow_request_names_the_disks_of_the_peers() {
     let lines = told(|three| {
         let call = three.call(0, put("k", 10), 5_000);
         for _ in 0..60 {
@@ -111,7 +111,7 @@ fn slow_disks_of_the_others_are_told_from_its_own() {
 }
 
 #[test]
-fn a_request_that_nobody_leads_says_so() {
+fn slow_request_without_a_leader_is_reported_as_waiting() {
     let lines = told(|three| {
         for peer in [1, 2] {
             three.hub.cut(id(peer), id(0));
@@ -130,7 +130,7 @@ fn a_request_that_nobody_leads_says_so() {
 }
 
 #[test]
-fn a_request_that_is_given_up_names_the_disk_that_hangs() {
+fn abandoned_request_names_the_hanging_disk() {
     let lines = told(|three| {
         let mut call = three.call(0, put("k", 10), 300);
         for _ in 0..80 {
@@ -148,7 +148,7 @@ fn a_request_that_is_given_up_names_the_disk_that_hangs() {
 }
 
 #[test]
-fn quick_requests_are_not_spoken_of() {
+fn fast_requests_are_not_logged() {
     let lines = told(|three| {
         let all = |three: &Three| (0..3).map(|node| slow_requests(three, node)).sum::<u64>();
         // Requests from before the first election.
@@ -163,7 +163,7 @@ fn quick_requests_are_not_spoken_of() {
 }
 
 #[test]
-fn a_storm_of_slow_requests_is_one_line_a_second_that_says_for_how_many_it_stands() {
+fn burst_of_slow_requests_logs_one_counted_line_per_second() {
     let lines = told(|three| {
         let before = slow_requests(three, 0);
         for round in 0..2 {
@@ -208,7 +208,7 @@ fn end_read(three: &mut Three, mut read: Read) {
 }
 
 #[test]
-fn a_slow_read_says_whether_it_waited_for_the_leader_or_for_this_replica() {
+fn slow_read_names_the_leader_or_this_replica() {
     let lines = told(|three| {
         let read = begin_read(three, 1);
         three.hub.cut(id(0), id(1));

@@ -13,7 +13,7 @@ fn often(_: usize, settings: &mut Settings) {
 }
 
 #[test]
-fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_is() {
+fn accepted_snapshot_waits_for_a_slow_log() {
     let mut three = Three::led_by(0, often);
     for other in [0, 1] {
         three.hub.cut(id(2), id(other));
@@ -36,7 +36,7 @@ fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_i
 }
 
 #[test]
-fn a_fetch_that_the_log_has_overtaken_is_given_up_with_its_file() {
+fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
     let gone = |three: &mut Three, id_of_it| three.nodes[2].driver.part_is_gone(id(1), id_of_it);
     let ends: [fn(&mut Three, SnapshotId); 3] = [|_, _| {}, gone, |three, _| three.restart(2)];
     for ends in ends {
@@ -65,7 +65,7 @@ fn a_fetch_that_the_log_has_overtaken_is_given_up_with_its_file() {
 }
 
 #[test]
-fn a_state_that_only_a_newer_build_can_read_stops_the_node_with_these_words() {
+fn snapshot_of_a_newer_build_stops_the_node_with_a_reason() {
     let mut three = Three::led_by(0, often);
     let snapshot = SnapshotId { index: LogIndex(99), term: Term(1), bytes: 1 << 20, checksum: 7 };
     let (version, known) = (ClusterVersion(9), ClusterVersion(1));
@@ -77,7 +77,7 @@ fn a_state_that_only_a_newer_build_can_read_stops_the_node_with_these_words() {
 }
 
 #[test]
-fn what_has_changed_in_memory_beside_the_rows_stops_the_node_while_the_log_has_everything() {
+fn corrupted_state_outside_the_rows_stops_the_node() {
     let mut three = Three::led_by(0, often);
     let grant = Command::Grant { id: None, ttl: Duration::from_secs(600), session: None };
     three.write(2, grant).unwrap();
@@ -111,7 +111,7 @@ fn look(backup: &mut Backup) -> Poll<CallResult<SnapshotId>> {
 }
 
 #[test]
-fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
+fn hanging_backups_are_bounded_and_delay_no_snapshot() {
     let mut three = Three::led_by(0, often);
     // The backup worker does not run, as if the disk did not respond.
     let mut backups: Vec<Backup> = (0..5).map(|_| backup(&three).0).collect();

@@ -31,7 +31,7 @@ fn nobody_has_stopped(three: &Three) -> bool {
 }
 
 #[test]
-fn who_is_not_connected_understands_nothing() {
+fn disconnected_peer_supports_no_version() {
     let mut three = with_an_older_one();
     three.push(0, Input::Disconnected(id(2)));
     three.pass(50);
@@ -45,7 +45,7 @@ fn who_is_not_connected_understands_nothing() {
 }
 
 #[test]
-fn what_was_proposed_is_not_proposed_again_after_another_has_led() {
+fn version_upgrade_is_not_proposed_again_after_a_leader_change() {
     let mut three = with_an_older_one();
     for other in [1, 2] {
         three.hub.cut(id(0), id(other));

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_side_by_side_are_one_and_spare_what_stays() {
+    fn adjacent_deletes_are_merged_and_spare_kept_keys() {
         for (what, there, ranges) in [
             ("-a -b -c", "a b c", "a..c"),
             ("-a -b -d", "a b c d", "a..b d..d"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_for_one_level_goes_into_two_and_no_more() {
+    fn oversized_transaction_is_nested_one_level_only() {
         let many =
             |count: usize| changes(&(0..count).map(|at| format!("+{at:05} ")).collect::<String>());
         let of = |count| large_transaction(&many(count), &[], 7, 8);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_compares_each_key_that_it_writes() {
+    fn migration_transaction_compares_each_written_key() {
         let changes: Vec<_> = changes("+a -b").into_values().collect();
         let txn = transaction(&changes, 7);
         assert_eq!((txn.compare.len(), txn.success.len()), (2, 2));

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_done_follows_from_both_sides_and_the_rules() {
+    fn migration_plan_follows_from_both_sides_and_the_rules() {
         let plain = Rules::default();
         let over = Rules { overwrite: true, ..plain };
         let sync = Rules { delete: true, ..over };

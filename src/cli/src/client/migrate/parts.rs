@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_prefixes_are_one() {
+    fn overlapping_prefixes_are_merged() {
         let names = |parts: Vec<Part>| {
             let names = parts.iter().map(|part| String::from_utf8(part.prefix.to_vec()).unwrap());
             names.collect::<Vec<_>>().join(",")
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_is_the_same_on_both_sides() {
+    fn source_and_target_spans_match() {
         let span = |first: &'static str, end: &'static str| Span {
             first: Bytes::from_static(first.as_bytes()),
             end: Bytes::from_static(end.as_bytes()),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_around_several_begins_with_the_first_and_ends_with_the_last() {
+    fn enclosing_range_covers_all_prefixes() {
         let around = around(&parts(&["b", "a/", "x"], None));
         assert_eq!((&around.first[..], &around.end[..]), (&b"a/"[..], &b"y"[..]));
         assert!(around.reaches(b"x9") && !around.reaches(b"y"));

@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_pieces_ends_with_its_last_piece_whatever_comes_between() {
+    fn fragmented_watch_response_ends_with_its_last_fragment() {
         let progress = || answer(&[], false);
         let mut pieces = Pieces::default();
         let mut add = |answer| {

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_keys_are_named_by_the_first_of_them() {
+    fn long_key_lists_name_the_first_keys() {
         let keys: Vec<Bytes> = (0..12).map(|at| Bytes::from(format!("k{at}"))).collect();
         assert_eq!(names(&keys[..2], ": "), ": \"k0\", \"k1\"");
         assert!(names(&keys, " ").ends_with("\"k9\" and 2 more"));

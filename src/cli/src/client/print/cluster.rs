@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_listed_in_hexadecimal_as_etcdctl_lists_them() {
+    fn members_are_listed_in_hexadecimal_as_in_etcdctl() {
         let header =
             pb::ResponseHeader { cluster_id: 0xab, member_id: 1, revision: 0, raft_term: 7 };
         let one = pb::Member {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_spans_are_written_as_etcdctl_writes_them() {
+    fn sizes_and_durations_are_printed_as_in_etcdctl() {
         let sizes =
             [(5, "5 B"), (999, "999 B"), (1000, "1.0 kB"), (20_480, "20 kB"), (9_960_000, "10 MB")];
         for (bytes, text) in sizes {

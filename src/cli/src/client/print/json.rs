@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_as_everybodys() {
+    fn base64_matches_the_standard() {
         let table =
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")];
         for (text, encoded) in table {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_zero_is_left_out() {
+    fn zero_fields_are_omitted_from_json() {
         let object =
             Object::default().number("a", 0).text("b", "").bytes("c", b"x").flag("d", false);
         assert_eq!(object.number("e", -1).list("f", []).end(), r#"{"c":"eA==","e":-1}"#);

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_hexadecimal_where_that_is_asked_for_and_a_revision_is_said_where_there_is_one() {
+    fn hex_option_prints_ids_and_revision_is_printed_if_present() {
         let printed = |hex, revision| {
             let mut page = Page { hex, ..Page::default() };
             let header =
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_cannot_show_is_quoted_there_and_nowhere_else() {
+    fn unprintable_bytes_are_quoted_only_on_a_terminal() {
         let printed = |at_terminal, value: &'static [u8]| {
             let mut page = Page { at_terminal, ..Page::default() };
             let (key, value) = ("k".into(), value.into());

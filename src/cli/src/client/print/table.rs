@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn titles_stand_in_the_middle_and_cells_at_the_right() {
+    fn table_titles_are_centered_and_cells_right_aligned() {
         let rows =
             vec![vec!["8e9e".to_owned(), "x".to_owned()], vec![String::new(), "yy".to_owned()]];
         let table = Table::new(&["id", "a name"], rows);

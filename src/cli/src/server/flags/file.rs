@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sections_of_a_file_are_about_clients_and_about_members() {
+    fn file_sections_configure_client_and_peer_tls() {
         let text = "client-transport-security:\n  cert-file: c\n  client-cert-auth: true\n  \
                     allowed-hostname: h\npeer-transport-security:\n  cert-file: 'p'\n  auto-tls: false\n  \
                     trusted-ca-file: a\ncipher-suites: [A, B]\n";
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_written_on_one_line_or_on_several() {
+    fn yaml_lists_accept_both_styles() {
         let values = |text: &str| {
             let values = read_text("f", text).unwrap();
             ["cipher-suites", "log-outputs"].map(|name| values.get(name).map(str::to_owned))
@@ -236,7 +236,7 @@ mod tests {
 
     /// etcd's sample file without its comments.
     #[test]
-    fn etcds_own_sample_of_a_file_is_read() {
+    fn sample_file_of_etcd_is_read() {
         let text = "name: 'default'\ndata-dir:\nwal-dir:\nsnapshot-count: 10000\nmax-snapshots: 5\nmax-wals: 5\n\
                     cors:\ndiscovery:\ndiscovery-fallback: 'proxy'\ndiscovery-proxy:\ninitial-cluster:\n\
                     strict-reconfig-check: false\nenable-pprof: true\nproxy: 'off'\nproxy-failure-wait: 5000\n\
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_the_flags_as_keys() {
+    fn file_keys_are_flag_names() {
         let text = "# etcd's own sample, shortened\nname: 'default'\ndata-dir:\nheartbeat-interval: 100 # ms\n\
                     listen-client-urls: \"http://localhost:2379\"\nforce-new-cluster: false\n\
                     client-transport-security:\n  cert-file:\n  auto-tls: false\nlog-level: debug\n";
@@ -294,7 +294,7 @@ mod tests {
 
     /// Each YAML form that etcd 3.6 accepts, with the values that etcd reads for `name` and `quota-backend-bytes`.
     #[test]
-    fn every_form_of_yaml_that_etcd_reads_is_read() {
+    fn every_yaml_form_of_etcd_is_read() {
         const GIB_4: &str = "4294967296";
         let forms = [
             ("plain", "name: m1", "m1", ""),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_settings_get_one_warning_that_names_them() {
+    fn unknown_settings_get_one_warning_with_their_names() {
         let warnings = |text: &str| {
             let values = read_text("f", text).unwrap();
             values.warnings().map(str::to_owned).collect::<Vec<_>>()
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_text_is_refused() {
+    fn non_text_file_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let path = path.to_str().unwrap();

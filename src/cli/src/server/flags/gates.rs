@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_of_etcd_may_be_named_and_no_others() {
+    fn only_feature_gates_of_etcd_are_accepted() {
         assert_eq!(gates("").unwrap(), [""; 0]);
         assert_eq!(gates("InitialCorruptCheck=false,DistributedTracing=false").unwrap(), [""; 0]);
         let idle = gates("StopGRPCServiceOnDefrag=true,CompactHashCheck=true").unwrap();

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_goes_to_each_output_that_is_named_once() {
+    fn each_log_output_is_written_once() {
         let cases = [
             ("", vec![LogOutput::Stderr]),
             ("default", vec![LogOutput::Stderr]),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_etcds_in_capitals_or_not() {
+    fn log_levels_ignore_case() {
         for (word, level) in [
             ("debug", Level::DEBUG),
             ("INFO", Level::INFO),

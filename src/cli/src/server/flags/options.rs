@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_it_is_what_etcd_is_without_flags() {
+    fn defaults_match_etcd() {
         let options = options(&[]).unwrap();
         assert_eq!(options.data_dir, PathBuf::from("default.etcd"));
         let listens: Vec<_> = options.listen_clients.iter().map(Url::to_string).collect();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_written_as_go_writes_them() {
+    fn durations_are_written_as_in_go() {
         let cases = [
             ("5m", Some(300_000_u128)),
             ("1h30m", Some(5_400_000)),
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_says_durations_without_a_unit() {
+    fn only_a_file_accepts_durations_without_a_unit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.yaml");
         std::fs::write(&path, "grpc-keepalive-interval: 7200000000000").unwrap();
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_where_they_reach_it_or_it_listens_where_they_look() {
+    fn advertise_urls_are_required_with_explicit_listen_urls() {
         let listen = "--listen-client-urls=http://10.0.0.1:2379";
         let error = options(&[listen]).unwrap_err().to_string();
         let words =
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_words() {
+    fn invalid_flags_are_rejected_with_a_reason() {
         let cases: [(&[&str], &str); 18] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_beyond_what_is_supported_are_lowered_with_a_warning() {
+    fn oversized_limits_are_lowered_with_a_warning() {
         let found = |arguments: &[&str]| {
             let options = options(arguments).unwrap();
             let found = (
@@ -627,7 +627,7 @@ mod tests {
     ];
 
     #[test]
-    fn an_empty_value_is_none_where_etcd_takes_one() {
+    fn empty_value_means_default_where_etcd_accepts_it() {
         let usual = format!("{:?}", options(&[]).unwrap());
         let mut refused = Vec::new();
         for flag in FLAGS {
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_ask_for_what_is_so_anyway_are_accepted() {
+    fn flags_without_effect_are_accepted() {
         let warnings = |argument: &str| {
             let values = Values::read(&[argument.to_owned()], std::iter::empty()).unwrap();
             let idle = values.idle().map(|(name, _)| format!("--{name} has no effect")).collect();
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_may_be_said_of_requests_and_of_heartbeats_the_library_takes() {
+    fn library_accepts_every_allowed_request_and_heartbeat_setting() {
         let dir = tempfile::tempdir().unwrap();
         let data = format!("--data-dir={}", dir.path().display());
         let least = [
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn history_is_kept_as_long_or_as_far_as_is_said() {
+    fn history_retention_follows_auto_compaction_flags() {
         let cases: [(&[&str], History); 4] = [
             (&["--auto-compaction-retention=0"], History::keep_all()),
             (

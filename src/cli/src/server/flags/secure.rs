@@ -315,7 +315,7 @@ mod tests {
     const FILES: [&str; 2] = ["--cert-file=c", "--key-file=k"];
 
     #[test]
-    fn what_would_let_in_more_than_it_says_is_refused() {
+    fn insecure_tls_combinations_are_rejected() {
         let peers = ["listen-peer-urls", "initial-advertise-peer-urls"];
         let peers = peers.map(|name| format!("--{name}=https://h:2"));
         let cases: &[(&[&str], &str)] = &[
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_whether_it_is_encrypted_and_certificates_for_one_that_is_not_are_said_aloud() {
+    fn unused_certificates_of_plain_urls_cause_a_warning() {
         let mixed = "--listen-client-urls=https://[::1]:1,http://127.0.0.1:2";
         let options_of = |more: &[&str]| options(&[&[mixed], &FILES[..], more].concat()).unwrap();
         let mixed = options_of(&["--trusted-ca-file=a"]);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_its_one_certificate_once_or_twice() {
+    fn peer_certificate_may_be_given_once_or_twice() {
         let peers = ["listen-peer-urls", "initial-advertise-peer-urls"];
         let peers = peers.map(|name| format!("--{name}=https://h:2"));
         let files = ["cert-file=c", "key-file=k", "trusted-ca-file=a"];
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_ciphers_are_those_that_are_named() {
+    fn tls_versions_and_ciphers_follow_the_flags() {
         let tls = |more: &[&str]| {
             let tls = options(&[&[SECURE], &FILES[..], more].concat()).unwrap().client_tls.unwrap();
             (tls.versions.len(), tls.suites.len())

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_tokens_is_written_as_in_etcd() {
+    fn auth_token_flag_is_parsed_as_in_etcd() {
         let seconds = Duration::from_secs;
         assert_eq!(kind(&[]).unwrap(), (TokenKind::Simple { ttl: seconds(300) }, Vec::new()));
         let (simple, _) = kind(&["--auth-token=simple", "--auth-token-ttl=7"]).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_of_it_is_refused_in_words() {
+    fn invalid_auth_token_flags_are_rejected_with_a_reason() {
         for (text, words) in [
             ("none", "simple, or jwt with its options"),
             ("simple,ttl=5m", "simple tokens have no options"),

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_of_ipv6_keep_their_brackets() {
+    fn only_ipv6_addresses_keep_their_brackets() {
         for (url, address) in [
             ("http://[10.0.0.1]:2379", "10.0.0.1:2379"),
             ("https://[localhost]:2379/", "localhost:2379"),

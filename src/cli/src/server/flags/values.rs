@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_written_with_one_dash_or_two_and_with_or_without_an_equals_sign() {
+    fn flags_accept_one_or_two_dashes_and_an_equals_sign() {
         let values = read(&["--name", "a", "-data-dir=d", "--pre-vote", "--log-level=warn"], &[]);
         let values = values.unwrap();
         let given = ["name", "data-dir", "log-level"].map(|name| values.get(name));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_goes_before_the_environment() {
+    fn flag_overrides_the_environment() {
         let environment = [("ETCD_NAME", "b"), ("ETCD_DATA_DIR", "e"), ("ETCD_MOOD", "good")];
         let values = read(&["--name=a"], &environment).unwrap();
         assert_eq!((values.get("name"), values.get("data-dir")), (Some("a"), Some("e")));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_empty_says_nothing() {
+    fn empty_variable_is_ignored() {
         let empty = [("ETCD_NAME", ""), ("ETCD_QUOTA_BACKEND_BYTES", ""), ("ETCD_DISCOVERY", "")];
         assert_eq!(read(&[], &empty).unwrap(), Values::default());
         // An empty argument takes precedence over the environment all the same.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_file_the_environment_says_nothing() {
+    fn config_file_disables_environment_variables() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.yaml");
         std::fs::write(&path, "name: a").unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_refused_with_what_to_do_instead() {
+    fn unsupported_flags_are_rejected_with_an_alternative() {
         let both = ["--warning-apply-duration=1s", "--experimental-warning-apply-duration=1s"];
         let cases: [(&[&str], &str); 8] = [
             (&["--nam", "a"], "unknown flag --nam"),
@@ -237,7 +237,7 @@ mod tests {
 
     /// Test suites pass it to any server that they start.
     #[test]
-    fn who_wants_no_syncing_is_told_that_there_is_all_the_same_and_the_help_does_not_offer_it() {
+    fn unsafe_no_fsync_is_accepted_ignored_and_hidden() {
         let values = read(&["--unsafe-no-fsync"], &[]).unwrap();
         let idle: Vec<_> = values.idle().collect();
         assert_eq!(idle, [("unsafe-no-fsync", "every write is synced anyway")]);

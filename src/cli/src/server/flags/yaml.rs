@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_become_the_text_that_etcds_reader_makes_of_them() {
+    fn yaml_scalars_become_the_same_text_as_in_etcd() {
         let cases = [
             // Text in any style.
             ("m", "m"),
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_keys_are_there_unless_the_mapping_has_its_own() {
+    fn merged_yaml_keys_yield_to_own_keys() {
         let Node::Map(entries) =
             read("a: &a {p: 1, q: 2}\nb: &b {q: 3, r: 4}\nk:\n  <<: [*a, *b]\n  p: 0")
                 .unwrap()
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_configuration_is_refused_with_its_line() {
+    fn invalid_yaml_is_rejected_with_its_line() {
         let deep = "[".repeat(DEPTH_MAX + 2) + &"]".repeat(DEPTH_MAX + 2);
         let levels =
             |level: usize| format!("k{level}: &k{level} {{<<: *k{}, m{level}: x}}\n", level - 1);

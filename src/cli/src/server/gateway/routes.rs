@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_stands_for_a_method_and_every_method_has_a_path() {
+    fn every_method_has_a_gateway_path() {
         let named: BTreeSet<_> = ROUTES
             .iter()
             .map(|(path, _, _)| method(&format!("/v3/{path}")).expect(path).full_name().to_owned())

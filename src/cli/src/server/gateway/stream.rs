@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_whole_with_its_last_bracket_and_not_before() {
+    fn json_request_is_complete_at_its_last_bracket() {
         let request = br#" {"key": "a}\\\"{", "ops": [{"x": "\u007d"}, 1]}"#;
         let mut shape = Shape::default();
         for end in 0..request.len() {

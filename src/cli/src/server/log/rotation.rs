@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_would_make_the_file_too_long_starts_a_new_one() {
+    fn line_that_exceeds_the_maximum_size_starts_a_new_file() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("below").join("x.log");
         let mut file = RotatingFile::open(&path, &rotation(10)).unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_the_permissions_of_the_old_one() {
+    fn new_log_file_keeps_the_permissions() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("x.log");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_with_a_time_are_those_of_rotated_files() {
+    fn only_names_with_a_timestamp_are_rotated_files() {
         let time = "2026-11-27T18-30-00.123";
         for (path, name, is_rotated) in [
             ("/d/etcd.log", "etcd-2026-11-27T18-30-00.123.log", true),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn rotated_files_that_are_too_many_or_too_old_are_deleted() {
+    fn excess_and_expired_rotated_files_are_deleted() {
         let usual = Rotation { local_time: false, ..Rotation::default() };
         let days = ["20", "25", "26.gz", "27"];
         let own = ["x-kept.log", "x.log"];
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_in_the_old_file_where_it_cannot_be_renamed() {
+    fn failed_rename_keeps_writing_to_the_old_file() {
         let dir = tempdir().unwrap();
         let (below, away) = (dir.path().join("below"), dir.path().join("away"));
         let mut file = RotatingFile::open(&below.join("x.log"), &rotation(4)).unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_program_has_moved_is_begun_again_at_the_next_rotation() {
+    fn moved_log_file_is_recreated_at_the_next_rotation() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("x.log");
         let mut file = RotatingFile::open(&path, &rotation(4)).unwrap();

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_when_they_change_and_again_where_the_file_system_failed() {
+    fn files_are_reread_after_a_change_or_an_io_error() {
         type Read = fn() -> Result<(), TlsError>;
         let never: Read = || panic!("nothing has changed");
         let script: [(u64, Read, &str); 10] = [

@@ -120,7 +120,7 @@ mod tests {
 
     /// Users who have verified the fingerprint rely on it.
     #[test]
-    fn a_certificate_that_was_made_stays_when_other_files_change() {
+    fn generated_certificate_survives_changes_of_other_files() {
         let dir = tempfile::tempdir().unwrap();
         let authorities = dir.path().join("ca.pem");
         std::fs::write(&authorities, authority()).unwrap();

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_names_the_one_whose_common_name_it_has() {
+    fn certificate_user_is_its_common_name() {
         let utf8 = |text: &str| DnValue::Utf8String(text.to_owned());
         let printable = DnValue::PrintableString("ann".try_into().unwrap());
         let wide = DnValue::BmpString("ann".try_into().unwrap());
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_several_names_is_nobody() {
+    fn certificate_with_several_common_names_has_no_user() {
         let cn = |writer: yasna::DERWriter<'_>, name: &str| {
             writer.write_set(|set| {
                 set.next().write_sequence(|pair| {

@@ -158,7 +158,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_token_is_known_to_whoever_has_its_key_and_to_nobody_else() {
+    fn token_verifies_only_with_its_key() {
         let makers: Vec<_> = PAIRS
             .iter()
             .map(|(algorithm, private, _)| jwt(*algorithm, Some(private), None))
@@ -181,7 +181,7 @@ mod tests {
     /// A public key must not be usable as the secret of another algorithm, and a token's header must not select the
     /// algorithm.
     #[test]
-    fn a_token_cannot_choose_how_it_is_checked() {
+    fn token_cannot_choose_its_algorithm() {
         let jwt_of = |algorithm| jwt(algorithm, Some("rsa.pem"), None);
         let checks = jwt_of(Algorithm::Rs256);
         let good = checks.sign(&claims()).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_token_says_must_be_there_and_of_its_kind() {
+    fn token_claims_must_be_present_and_well_typed() {
         let jwt = jwt(Algorithm::EdDsa, Some("ed25519.pem"), None);
         let said = |claims: Value, now| at(&jwt, &jwt.sign(&claims).unwrap(), now);
         let ann = Some(("ann".to_owned(), 3));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_outdated_with_the_next_change_of_users() {
+    fn token_is_outdated_after_the_next_user_change() {
         let jwt = jwt(Algorithm::Hs256, Some("rsa.pub.pem"), None);
         let access = Access::default();
         let user = |revision: u64, name: &str| {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_do_not_fit_are_refused_with_the_file_and_the_reason() {
+    fn unusable_keys_are_rejected_with_file_and_reason() {
         use Algorithm::*;
         for (algorithm, private, public, words) in [
             (Rs256, Some("none.pem"), None, "cannot read"),

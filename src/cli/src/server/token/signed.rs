@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_its_users_until_the_user_changes_or_it_was_not_used() {
+    fn token_is_valid_until_its_user_changes_or_it_idles_out() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let client = node.client();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_in_use_goes_on_and_one_that_is_not_ends() {
+    fn idle_token_expires_and_active_token_does_not() {
         let tokens = Signed::new(Duration::from_secs(300));
         let long_ago = now() - 1000;
         assert!(!tokens.is_fresh([1; 16], long_ago), "never used here");

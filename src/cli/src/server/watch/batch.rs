@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_split_between_two_revisions() {
+    fn response_is_split_at_a_revision_boundary() {
         let at = |mod_revision| mvccpb::Event {
             kv: Some(mvccpb::KeyValue { mod_revision, ..Default::default() }),
             ..Default::default()
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_is_too_large_is_told_in_pieces_and_all_but_the_last_say_so() {
+    fn oversized_response_is_fragmented_with_a_fragment_flag() {
         let cases: [(&[usize], &[usize]); 5] = [
             (&[10, 10], &[2]),
             (&[60, 60], &[1, 1]),

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_bookmark_covers_all_that_was_told_and_nothing_that_comes() {
+    async fn progress_notification_covers_exactly_the_sent_events() {
         let told: Vec<_> = Driven::by(|answers: Answers<pb::WatchResponse>| async move {
             let course = Course::default();
             let (answers, course) = (&answers, &course);

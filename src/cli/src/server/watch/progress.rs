@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_the_least_of_all_answers() {
+    fn progress_is_the_minimum_over_all_watches() {
         let mut progress = asked(&[A, B, C]);
         assert_eq!(progress.told(B, Revision(7)), None);
         assert_eq!(progress.told(B, Revision(1)), None, "the watch has answered");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_while_a_question_is_open_is_part_of_it() {
+    fn watch_that_starts_during_a_progress_query_takes_part() {
         let mut progress = asked(&[A]);
         assert!(progress.begun(B));
         assert_eq!(progress.told(A, Revision(7)), None);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_is_not_waited_for_and_its_heir_is() {
+    fn ended_watch_is_not_awaited_by_a_progress_query() {
         let mut progress = asked(&[A, B]);
         assert_eq!(progress.ended(C), None, "the ID now belongs to B");
         assert_eq!(progress.told(A, Revision(7)), None);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_answer_while_one_waits_for_what_is_still_to_come() {
+    fn unanswerable_progress_query_is_dropped_and_repeated() {
         let mut progress = asked(&[A, B]);
         progress.has_no_answer(C);
         assert!(progress.is_open(), "the watch was not asked");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_meanwhile_is_asked_once_when_all_have_answered() {
+    fn progress_requests_during_a_query_are_merged_into_one() {
         let mut progress = asked(&[A]);
         for _ in 0..1000 {
             assert!(!progress.ask([A, B].into_iter()));

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_operations_share_a_budget_with_those_around_them() {
+    fn nested_operations_share_the_budget_of_their_parent() {
         let many = |count| vec![delete("k", ""); count];
         let nested =
             |count| TxnRequest { success: vec![txn(many(count), vec![])], ..Default::default() };
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_as_etcd_names_it() {
+    fn missing_fields_are_named_as_in_etcd() {
         let nothing = TxnRequest { success: vec![RequestOp::default()], ..Default::default() };
         assert_eq!(check_txn(&nothing, 128), Err(Reason::KeyNotFound));
         let nameless = TxnRequest { compare: vec![Default::default()], ..nothing };

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_of_the_members_are_refused_in_etcds_words() {
+    fn membership_errors_use_the_texts_of_etcd() {
         let id = bowline::NodeId::new(4).unwrap();
         for (refusal, code, words) in [
             (MembershipError::Unknown(id), Code::NotFound, "member not found"),

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compared_or_deleted_takes_as_long_as_what_is_read() {
+    fn compares_and_deletes_are_costed_like_reads() {
         for (range_end, expected) in [("", false), ("b", true)] {
             let compare =
                 pb::Compare { key: "a".into(), range_end: range_end.into(), ..Default::default() };

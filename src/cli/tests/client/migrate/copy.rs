@@ -24,7 +24,7 @@ fn furnish(place: &Place) {
 }
 
 #[test]
-fn all_keys_come_over_and_those_on_leases_are_named() {
+fn import_copies_all_keys_and_names_leased_ones() {
     for (source, target) in pairs() {
         furnish(&source);
         let lease = source.lease(600);
@@ -52,7 +52,7 @@ fn all_keys_come_over_and_those_on_leases_are_named() {
 }
 
 #[test]
-fn what_is_in_the_way_is_named_and_nothing_is_written_before_one_is_told_to() {
+fn conflicting_keys_are_named_and_kept_without_overwrite() {
     let (source, target) = (Place::ours(), Place::ours());
     source.fill("k/", 900, 0);
     target.put(&[(b"k/000800", b"mine"), (b"k/other", b"mine")]);
@@ -81,7 +81,7 @@ fn what_is_in_the_way_is_named_and_nothing_is_written_before_one_is_told_to() {
 }
 
 #[test]
-fn some_keys_come_over_under_other_names() {
+fn prefix_is_imported_under_another_prefix() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"a/1", b"x"), (b"a/2", b"y"), (b"a/", b"z"), (b"b/1", b"w"), (b"c/1", b"v")]);
     target.put(&[(b"old/zzz", b"mine"), (b"a/9", b"mine")]);
@@ -103,7 +103,7 @@ fn some_keys_come_over_under_other_names() {
 }
 
 #[test]
-fn a_cluster_is_not_copied_onto_itself_and_one_that_is_not_there_is_said() {
+fn import_rejects_the_same_cluster_and_a_missing_source() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"a/k", b"v")]);
     let same = imported(&source, &source, &[]);
@@ -124,7 +124,7 @@ fn a_cluster_is_not_copied_onto_itself_and_one_that_is_not_there_is_said() {
 }
 
 #[test]
-fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
+fn interrupted_import_resumes_on_the_next_run() {
     let (source, target) = (Place::ours(), Place::ours());
     source.fill("k/", 20_000, 300);
     let revision = source.revision();
@@ -158,7 +158,7 @@ fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
 }
 
 #[test]
-fn it_can_be_ended_while_a_cluster_does_not_answer() {
+fn import_can_be_interrupted_while_a_cluster_is_silent() {
     let target = Place::ours();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = silent.local_addr().unwrap().to_string();
@@ -196,7 +196,7 @@ fn while_it_copies(keys: usize, what: impl Fn(usize) -> bool) {
 }
 
 #[test]
-fn a_copy_lives_through_kills_of_both_and_a_compaction() {
+fn import_survives_kills_of_both_clusters_and_a_compaction() {
     while_it_copies(30_000, lives_through_kills);
 }
 
@@ -233,7 +233,7 @@ fn lives_through_kills(keys: usize) -> bool {
 }
 
 #[test]
-fn one_that_stays_away_is_given_up_and_what_was_done_is_said() {
+fn import_gives_up_on_an_absent_cluster_and_reports_its_progress() {
     while_it_copies(20_000, is_given_up);
 }
 
@@ -259,7 +259,7 @@ fn is_given_up(keys: usize) -> bool {
 }
 
 #[test]
-fn who_asks_the_source_is_said_apart_from_who_asks_the_target() {
+fn import_has_separate_credentials_for_source_and_target() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"k", b"v")]);
     for words in [

@@ -93,7 +93,7 @@ fn write(place: &Place, from: usize, until: usize) {
 }
 
 #[test]
-fn a_mirror_has_each_revision_once_and_in_order_while_both_are_killed() {
+fn mirror_applies_each_revision_once_in_order_despite_kills() {
     for (mut source, mut target) in pairs() {
         source.fill("many/", 500, 0);
         source.put(&[(b"turn/00", b"x"), (b"one", b"0"), (b"two", b"0")]);
@@ -127,7 +127,7 @@ fn a_mirror_has_each_revision_once_and_in_order_while_both_are_killed() {
 }
 
 #[test]
-fn a_mirror_keeps_up_with_who_writes_all_the_time_and_is_never_torn() {
+fn mirror_keeps_up_with_a_writer_and_is_never_torn() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"one", b"0"), (b"two", b"0")]);
     let done = AtomicBool::new(false);
@@ -160,7 +160,7 @@ fn a_mirror_keeps_up_with_who_writes_all_the_time_and_is_never_torn() {
 }
 
 #[test]
-fn what_is_done_at_once_is_done_at_once_however_much_it_is() {
+fn large_source_transaction_is_mirrored_atomically() {
     for (source, target) in pairs() {
         source.fill("a/", 3000, 0);
         source.fill("b/", 3000, 0);
@@ -191,7 +191,7 @@ fn what_is_done_at_once_is_done_at_once_however_much_it_is() {
 }
 
 #[test]
-fn keys_on_leases_stay_out_of_a_mirror() {
+fn leased_keys_are_not_mirrored() {
     let (source, target) = (Place::ours(), Place::ours());
     let lease = source.lease(600);
     source.txn(vec![put(b"alive", b"1", lease), put(b"plain", b"1", 0), put(b"moves", b"1", 0)]);
@@ -219,7 +219,7 @@ fn keys_on_leases_stay_out_of_a_mirror() {
 }
 
 #[test]
-fn some_keys_are_mirrored_under_other_names_whatever_else_is_written() {
+fn prefix_is_mirrored_under_another_prefix() {
     for (source, target) in pairs() {
         source.put(&[(b"app/a", b"1"), (b"other", b"1")]);
         let mut going = mirror(&source, &target, &["--prefix", "app/", "--dest-prefix", "new/"]);
@@ -238,7 +238,7 @@ fn some_keys_are_mirrored_under_other_names_whatever_else_is_written() {
 }
 
 #[test]
-fn who_writes_to_the_target_meanwhile_is_noticed() {
+fn foreign_writes_to_the_target_are_detected() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"k", b"1")]);
     let mut command = import(&source, &target, &["--mirror"]);
@@ -261,7 +261,7 @@ fn who_writes_to_the_target_meanwhile_is_noticed() {
 }
 
 #[test]
-fn a_source_or_a_target_that_is_restored_or_replaced_ends_the_mirror() {
+fn restored_or_replaced_cluster_ends_the_mirror() {
     for replaced in ["source", "target"] {
         let (mut source, mut target) = (Place::ours(), Place::ours());
         for at in 0..50u8 {
@@ -303,7 +303,7 @@ fn left_behind(going: &Going, source: &mut Place) {
 }
 
 #[test]
-fn a_mirror_that_was_left_behind_says_so_and_copies_anew_if_one_wants_that() {
+fn mirror_behind_a_compaction_reports_it_and_recopies_on_request() {
     for (mut source, target) in pairs() {
         let rows = |place: &Place| place.rows("k/");
         source.put(&[(b"k/1", b"1"), (b"k/2", b"2"), (b"k/3", b"3")]);
@@ -326,7 +326,7 @@ fn a_mirror_that_was_left_behind_says_so_and_copies_anew_if_one_wants_that() {
 }
 
 #[test]
-fn a_mirror_goes_on_where_it_was_and_ends_by_itself_if_it_is_told_to() {
+fn mirror_resumes_at_its_revision_and_can_end_when_in_sync() {
     let (source, target) = (Place::ours(), Place::ours());
     source.fill("k/", 700, 0);
     let going = mirror(&source, &target, &[]);
@@ -353,7 +353,7 @@ fn a_mirror_goes_on_where_it_was_and_ends_by_itself_if_it_is_told_to() {
 }
 
 #[test]
-fn etcdctls_own_word_for_it_is_known() {
+fn make_mirror_of_etcdctl_is_accepted() {
     let (source, target) = (Place::ours(), Place::ours());
     source.put(&[(b"app/a", b"1"), (b"other", b"1")]);
     target.put(&[(b"a", b"0")]);
@@ -369,7 +369,7 @@ fn etcdctls_own_word_for_it_is_known() {
 }
 
 #[test]
-fn who_may_read_no_more_than_a_prefix_mirrors_that_and_hears_before_the_copy_what_it_may_not() {
+fn mirror_with_limited_read_access_covers_only_its_prefix() {
     let (source, target) = (Place::ours(), Place::ours());
     let own = |line: &str| {
         let mut command = command_at(&source.address());
