@@ -1,4 +1,4 @@
-//! A client of a run: asks one member for things, and takes down what it asked and what came back.
+//! A client of a run: it sends calls to one member and records the calls and their replies.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,29 +13,30 @@ use crate::ledger::{Book, End, Entry, Ledger};
 use crate::over::Over;
 use crate::wire::{Answer, Order};
 
-/// How much longer than it may take an answer is waited for.
+/// Time to wait for a reply beyond the deadline of the call.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Between two attempts of what is asked again until it is done.
+/// Pause between two attempts of a call that is retried until it succeeds.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// A client of a server clings to one of so many things that it holds.
+/// Over a server, a client keeps using one in this many of its holds.
 const CLINGS_IN: u64 = 64;
 
-/// For how long at most: longer than a session lives without renewals.
+/// Maximum time that a client keeps using a hold: longer than a session lives without renewals.
 pub const CLINGS_FOR: Duration = Duration::from_secs(4);
 
-/// Why there is no reply.
+/// The reason why a call has no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Miss {
-    /// It certainly has no effect, now or later.
+    /// The call has no effect and never will.
     Failed(String),
-    /// It may have one.
+    /// The call may have an effect.
     Unknown(String),
 }
 
 impl Miss {
-    /// Of something that has no effect, whatever comes of it: a read before the write that was meant.
+    /// Turns the result into a failure, for a call that has no effect whatever its outcome, such as a read before the
+    /// intended write.
     #[must_use]
     pub fn harmless(self) -> Self {
         match self {
@@ -43,23 +44,23 @@ impl Miss {
         }
     }
 
-    /// A reply that belongs to another call.
+    /// Returns the error for a reply that belongs to another kind of call.
     pub fn nonsense(reply: &Reply) -> Self {
-        Miss::Unknown(format!("a node answered {reply:?}"))
+        Miss::Unknown(format!("unexpected reply: {reply:?}"))
     }
 }
 
-/// What came of an operation, and when.
+/// The result of an operation, with its times.
 pub struct Timed<R> {
-    /// What.
+    /// The result.
     pub result: Result<R, Miss>,
-    /// When it was sent.
+    /// Time at which it was sent.
     pub invoked: u64,
-    /// When its end was known.
+    /// Time at which its outcome was known.
     pub ended: u64,
 }
 
-/// What a history says of a result.
+/// Converts a result into an outcome of a history.
 pub fn outcome<R: Clone>(result: &Result<R, Miss>, ended: u64) -> Outcome<R> {
     let at = At(ended);
     match result {
@@ -69,22 +70,22 @@ pub fn outcome<R: Clone>(result: &Result<R, Miss>, ended: u64) -> Outcome<R> {
     }
 }
 
-/// See the module.
+/// A client of a run.
 pub struct Caller<'a> {
     /// The members.
     pub fleet: &'a Fleet,
-    /// The run's book.
+    /// The ledger of the run.
     pub ledger: &'a Ledger,
-    /// Which client this is.
+    /// Number of this client.
     pub client: u64,
-    /// Targets it asks.
+    /// The member that it calls.
     pub member: usize,
-    /// What it draws from.
+    /// Its random numbers.
     pub dice: Dice,
 }
 
 impl<'a> Caller<'a> {
-    /// Client number `client` of member `member`.
+    /// Returns client number `client` of member `member`.
     pub fn new(
         fleet: &'a Fleet,
         ledger: &'a Ledger,
@@ -96,21 +97,21 @@ impl<'a> Caller<'a> {
         Self { fleet, ledger, client, member, dice }
     }
 
-    /// The moment, in microseconds of the run's clock.
+    /// Returns the current time in microseconds of the clock of the run.
     pub fn now(&self) -> u64 {
         self.ledger.now()
     }
 
-    /// Asks its member. Nothing is taken down.
+    /// Sends a call to its member without recording it.
     ///
     /// # Errors
-    /// No reply, or none in time.
+    /// Returns an error if there is no reply in time.
     pub fn call(&self, call: &Call) -> Result<Reply, Miss> {
         let Some(process) = self.fleet.process(self.member) else {
             return Err(Miss::Failed("the member is down".to_owned()));
         };
         if process.is_over() {
-            return Err(Miss::Failed("the member has ended".to_owned()));
+            return Err(Miss::Failed("the process of the member has ended".to_owned()));
         }
         let limit = self.fleet.setup().deadline + call.waits() + GRACE;
         let order = Order::Call(Box::new(call.clone()));
@@ -118,20 +119,20 @@ impl<'a> Caller<'a> {
             Ok(Answer::Came(reply)) => Ok(*reply),
             Ok(Answer::Refused(why)) => Err(Miss::Failed(why)),
             Ok(Answer::Unknown(why)) => Err(Miss::Unknown(why)),
-            Ok(answer) => Err(Miss::Unknown(format!("a node answered {answer:?}"))),
+            Ok(answer) => Err(Miss::Unknown(format!("unexpected answer: {answer:?}"))),
             Err(_) if process.is_over() => Err(Miss::Unknown("the process died".to_owned())),
-            Err(_) => Err(Miss::Unknown("no answer in time".to_owned())),
+            Err(_) => Err(Miss::Unknown("no reply before the deadline".to_owned())),
         }
     }
 
-    /// Gives up what is held, or will be, under a slot: nobody waits for the answer.
+    /// Gives up the current or future hold of a slot, without waiting for the reply.
     pub fn forget(&self, slot: String) {
         if let Some(process) = self.fleet.process(self.member) {
             drop(process.ask(&Order::Call(Box::new(Call::Forget { slot }))));
         }
     }
 
-    /// One operation: takes down the call, carries out `work`, takes down what came of it.
+    /// Runs `work` as one operation and records its call and its outcome.
     pub fn operation<C, R: Clone>(
         &mut self,
         book: &Book<C, R>,
@@ -143,7 +144,7 @@ impl<'a> Caller<'a> {
         self.operation_as(book, |_| kind, object, call, work)
     }
 
-    /// The same, of a kind that shows by what came of it.
+    /// Like `operation`, but the kind shown in the report depends on the result.
     pub fn operation_as<C, R: Clone>(
         &mut self,
         book: &Book<C, R>,
@@ -158,8 +159,8 @@ impl<'a> Caller<'a> {
         result
     }
 
-    /// Carries out `work` as one operation in the report, and says when. Its call and outcome are the workload's to take
-    /// down: for what is judged otherwise than it is called.
+    /// Runs `work` as one operation of the report and returns its times. The workload records the call and the
+    /// outcome itself, for operations that are checked in another form than they are called.
     pub fn timed<R>(
         &mut self,
         kind: &'static str,
@@ -168,7 +169,7 @@ impl<'a> Caller<'a> {
         self.timed_as(|_| kind, work)
     }
 
-    /// The same, of a kind that shows by what came of it.
+    /// Like `timed`, but the kind shown in the report depends on the result.
     pub fn timed_as<R>(
         &mut self,
         kind: impl FnOnce(&Result<R, Miss>) -> &'static str,
@@ -187,11 +188,11 @@ impl<'a> Caller<'a> {
         Timed { result, invoked, ended }
     }
 
-    /// Asks again and again until there is a reply, for as long as `limit`: for what a run needs before and after
-    /// its load. Only for what may be done twice.
+    /// Repeats a call until it gets a reply, for at most `limit`. A run uses this before and after its load. The call
+    /// must be idempotent.
     ///
     /// # Errors
-    /// The last miss.
+    /// Returns the last error.
     pub fn insist(&mut self, call: &Call, limit: Duration) -> Result<Reply, Miss> {
         let until = self.now() + u64::try_from(limit.as_micros()).unwrap_or(u64::MAX / 2);
         loop {
@@ -206,13 +207,14 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Asks the next member from now on.
+    /// Switches to the next member.
     pub fn move_on(&mut self) {
         self.member = (self.member + 1) % self.fleet.members();
     }
 
-    /// Whether a client shall cling to what it holds, until it may believe in it no more: sometimes, and always where its server
-    /// stands still, or is cut off from another. A client inside a process that stands still does so itself.
+    /// Returns whether a client should keep using its hold until it can no longer believe in it. This is sometimes
+    /// so, and always if its server is paused or cut off from another member. A client inside a paused process does
+    /// so anyway.
     pub fn clings(&mut self) -> bool {
         let (fleet, own) = (self.fleet, self.member);
         let is_cut = |other| {
@@ -224,7 +226,7 @@ impl<'a> Caller<'a> {
         fleet.setup().over == Over::Server && (is_alone() || self.dice.below(CLINGS_IN) == 0)
     }
 
-    /// Whether there is a process to ask.
+    /// Returns whether the member has a process.
     pub fn has_somebody(&self) -> bool {
         self.fleet.being(self.member) != ProcessState::Down
             && self.fleet.process(self.member).is_some_and(|process| !process.is_over())

@@ -1,183 +1,185 @@
-//! What a client of a workload asks a node for, and what comes of it: as JSON, in a line of [`wire`](crate::wire).
+//! The calls of workload clients to a node and their replies, as JSON in a line of [`wire`](crate::wire).
 //!
-//! What a client holds (a lock, leadership, an item, a watch) it names by a *slot*, a word of its own. It lives in
-//! the node's process, and dies with it.
+//! A client names what it holds (a lock, leadership, an item, a watch) by a *slot*, a name that it chooses. The slot
+//! lives in the process of the node and ends with it.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What is asked for.
+/// A call.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
-    /// Read a row. Answered by [`Reply::Rows`].
+    /// Reads a row. The reply is [`Reply::Rows`].
     Get {
-        /// Its key.
+        /// Key of the row.
         key: String,
-        /// From this node's own replica, however old.
+        /// Whether to read from the replica of this node, however old it is.
         local: bool,
     },
-    /// Read all rows whose keys begin so, at one revision. Answered by [`Reply::Rows`].
+    /// Reads all rows with a prefix at one revision. The reply is [`Reply::Rows`].
     List {
-        /// The beginning.
+        /// Prefix of the keys.
         prefix: String,
     },
-    /// Write a row. Answered by [`Reply::Done`].
+    /// Writes a row. The reply is [`Reply::Done`].
     Put {
-        /// Its key.
+        /// Key of the row.
         key: String,
-        /// What it holds then.
+        /// The new value.
         value: String,
-        /// The lease that it lives with.
+        /// The lease to attach.
         lease: Option<u64>,
     },
-    /// Write a row if it holds this; `None`: if it is not there. Answered by [`Reply::Swapped`].
+    /// Writes a row if it has the expected value, or does not exist if `expect` is `None`. The reply is
+    /// [`Reply::Swapped`].
     Swap {
-        /// Its key.
+        /// Key of the row.
         key: String,
-        /// What it must hold.
+        /// The expected value.
         expect: Option<String>,
-        /// What it holds then.
+        /// The new value.
         value: String,
     },
-    /// Write rows, if each of these rows was last changed at this revision (0: is not there). Answered by
+    /// Writes rows if other rows were last changed at the given revisions (0 for a missing row). The reply is
     /// [`Reply::Swapped`].
     Commit {
-        /// The rows that must be unchanged.
+        /// The rows that must be unchanged, with their revisions.
         when: Vec<(String, u64)>,
-        /// What is written.
+        /// The rows to write.
         put: Vec<(String, String)>,
     },
-    /// Add to a counter. Answered by [`Reply::Number`].
+    /// Adds to a counter. The reply is [`Reply::Number`].
     Add {
-        /// Its key.
+        /// Key of the counter.
         key: String,
-        /// How much.
+        /// The amount.
         by: i64,
     },
-    /// Make a lease that nobody renews. Answered by [`Reply::Lease`].
+    /// Grants a lease without renewals. The reply is [`Reply::Lease`].
     Grant {
-        /// How long it lives, in milliseconds.
+        /// Time to live, in milliseconds.
         ttl_ms: u64,
     },
-    /// Take a lock, or give up. Answered by [`Reply::Granted`].
+    /// Acquires a lock or gives up. The reply is [`Reply::Granted`].
     Acquire {
-        /// Under which name it is held.
+        /// Slot for the hold.
         slot: String,
-        /// Which lock.
+        /// Name of the lock.
         lock: String,
-        /// Of which kind.
+        /// Kind of the lock.
         kind: Kind,
-        /// How long to wait.
+        /// Maximum time to wait.
         wait_ms: u64,
     },
-    /// Stand for election, or give up. Answered by [`Reply::Granted`].
+    /// Campaigns or gives up. The reply is [`Reply::Granted`].
     Campaign {
-        /// Under which name it is held.
+        /// Slot for the leadership.
         slot: String,
-        /// Which election.
+        /// Name of the election.
         name: String,
-        /// What the leader says.
+        /// Value that the leader publishes.
         value: String,
-        /// How long to wait.
+        /// Maximum time to wait.
         wait_ms: u64,
     },
-    /// Whether what is held is held still, as its holder believes. Answered by [`Reply::Held`].
+    /// Asks whether the holder still believes in its hold. The reply is [`Reply::Held`].
     Look {
-        /// What.
+        /// Slot of the hold.
         slot: String,
     },
-    /// Give up what is held. Answered by [`Reply::Held`]: whether it was held until now.
+    /// Releases a hold. The reply is [`Reply::Held`], which states whether it was held until now.
     Release {
-        /// What.
+        /// Slot of the hold.
         slot: String,
     },
-    /// Give up what is held, or what will be: the client waits for it no more. Answered by [`Reply::Held`].
+    /// Gives up a current or future hold, because the client no longer waits for it. The reply is [`Reply::Held`].
     Forget {
-        /// What.
+        /// Slot of the hold.
         slot: String,
     },
-    /// Take a lock, read a set, think, write it with one more element, release. Answered by [`Reply::Done`].
+    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases. The reply is
+    /// [`Reply::Done`].
     AddUnderLock {
-        /// Which lock.
+        /// Name of the lock.
         lock: String,
-        /// The row of the set: elements with commas.
+        /// Row of the set: its elements, separated by commas.
         key: String,
-        /// What is added.
+        /// The element to add.
         element: u64,
-        /// How long to think.
+        /// Length of the pause, in milliseconds.
         think_ms: u64,
-        /// Whether it is written by a transaction of the guard.
+        /// Whether the write is a transaction of the guard.
         guarded: bool,
-        /// How long to wait.
+        /// Maximum time to wait.
         wait_ms: u64,
     },
-    /// Who leads. Answered by [`Reply::Leader`].
+    /// Asks for the leader of an election. The reply is [`Reply::Leader`].
     Leader {
-        /// Which election.
+        /// Name of the election.
         name: String,
     },
-    /// Put an item into a queue. Answered by [`Reply::Done`].
+    /// Puts an item into a queue. The reply is [`Reply::Done`].
     Offer {
-        /// Which.
+        /// Name of the queue.
         queue: String,
         /// The item.
         value: String,
     },
-    /// Take an item out of a queue. Answered by [`Reply::Item`].
+    /// Takes an item from a queue. The reply is [`Reply::Item`].
     Take {
-        /// Under which name it is held.
+        /// Slot for the delivery.
         slot: String,
-        /// Which queue.
+        /// Name of the queue.
         queue: String,
-        /// How long to wait.
+        /// Maximum time to wait.
         wait_ms: u64,
     },
-    /// Acknowledge what was taken, and write a row in the same entry. Answered by [`Reply::Held`]: whether it still was
-    /// this taker's.
+    /// Acknowledges a delivery and writes a row in the same log entry. The reply is [`Reply::Held`], which states
+    /// whether the delivery still belonged to this taker.
     Acknowledge {
-        /// What.
+        /// Slot of the delivery.
         slot: String,
-        /// The row.
+        /// Key of the row.
         key: String,
-        /// What it holds then.
+        /// The new value.
         value: String,
     },
-    /// Watch what begins so. Answered by [`Reply::Done`].
+    /// Watches a prefix. The reply is [`Reply::Done`].
     Watch {
-        /// Under which name.
+        /// Slot for the watch.
         slot: String,
-        /// The beginning.
+        /// Prefix of the keys.
         prefix: String,
         /// The first revision.
         from: u64,
     },
-    /// What a watch has yielded since it was asked last. Answered by [`Reply::Events`].
+    /// Asks for the events of a watch since the last such call. The reply is [`Reply::Events`].
     Events {
-        /// Which.
+        /// Slot of the watch.
         slot: String,
-        /// How long to wait for the first.
+        /// Maximum time to wait for the first event.
         wait_ms: u64,
     },
-    /// Hand the leadership to another member. Answered by [`Reply::Done`].
+    /// Transfers leadership to another member. The reply is [`Reply::Done`].
     Transfer,
-    /// Write a copy of this node's state to a file. Answered by [`Reply::Done`].
+    /// Writes a backup of the state of this node to a file. The reply is [`Reply::Done`].
     Backup {
-        /// Which.
+        /// Path of the file.
         file: String,
     },
-    /// Make a learner a voter. Answered by [`Reply::Done`].
+    /// Promotes a learner. The reply is [`Reply::Done`].
     Promote {
-        /// Its name.
+        /// Name of the learner.
         member: String,
     },
-    /// Remove a member. Answered by [`Reply::Done`].
+    /// Removes a member. The reply is [`Reply::Done`].
     Remove {
-        /// Its name.
+        /// Name of the member.
         member: String,
     },
-    /// The names of the members, voters first. Answered by [`Reply::Members`].
+    /// Asks for the members. The reply is [`Reply::Members`].
     Members,
 }
 
@@ -185,81 +187,81 @@ pub enum Call {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// One holder.
+    /// A lock with one holder.
     Mutex,
-    /// One holder, which may be the same again.
+    /// A re-entrant lock.
     Again {
-        /// Who: the same as long as the process lives.
+        /// The owner, which is the same during the life of the process.
         owner: String,
     },
-    /// So many permits of so many.
+    /// A semaphore.
     Permits {
-        /// How many are wanted.
+        /// Number of permits to acquire.
         want: u32,
-        /// How many there are.
+        /// Total number of permits.
         limit: u32,
     },
 }
 
-/// What comes back.
+/// A reply.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It was done, at this revision.
+    /// The call was applied at this revision.
     Done {
-        /// The store's, after it; 0 where there is none.
+        /// Revision of the store after the call, or 0 if there is none.
         revision: u64,
     },
-    /// Rows, in the order of their keys.
+    /// Rows, sorted by key.
     Rows {
-        /// The store's revision.
+        /// Revision of the store.
         revision: u64,
-        /// They.
+        /// The rows.
         rows: Vec<Row>,
     },
-    /// Whether the condition held and it was written.
+    /// The result of a conditional write.
     Swapped {
-        /// Whether.
+        /// Whether the condition held and the write was applied.
         swapped: bool,
-        /// The store's revision, after it.
+        /// Revision of the store after the call.
         revision: u64,
     },
     /// A number.
     Number(i64),
-    /// A lease's id.
+    /// The id of a lease.
     Lease(u64),
-    /// It is held.
+    /// The hold was granted.
     Granted {
-        /// The token: the revision, and the handoff.
+        /// The fencing token: revision and hand-off number.
         token: (u64, u64),
     },
-    /// Whether it is held, or was until now.
+    /// The state of a hold.
     Held {
-        /// Whether.
+        /// Whether it is held, or was until now.
         held: bool,
-        /// A moment at which it was held, as its holder believes, by the machine's clock ([`moment`](crate::moment)): taken
-        /// before the holder was asked.
+        /// A time at which the holder believed in it, by the clock of the machine ([`moment`](crate::moment)). The
+        /// time is taken before the holder is asked.
         at: Option<u64>,
     },
-    /// What the leader says.
+    /// The value of the leader, if there is one.
     Leader(Option<String>),
-    /// An item, if there was one, and the token of its taking: the revision, and the handoff.
+    /// An item, if there was one, and the token of its claim: revision and hand-off number.
     Item(Option<(String, (u64, u64))>),
-    /// What happened, oldest first.
+    /// Events, oldest first.
     Events {
-        /// They.
+        /// The events.
         events: Vec<Change>,
-        /// Everything up to here was yielded.
+        /// Revision up to which everything was reported.
         until: u64,
     },
-    /// Names.
+    /// The names of the members.
     Members {
-        /// Who votes.
+        /// Voters.
         voters: Vec<String>,
-        /// Who does not.
+        /// Learners.
         learners: Vec<String>,
-        /// Whether one takes the place of another right now, and whoever voted before counts still. A server cannot say,
-        /// and none is replaced so.
+        /// Whether a member is being replaced, so that the votes of the old one still count. A server cannot report
+        /// this, and no member of a server cluster is replaced this way.
         joint: bool,
     },
 }
@@ -267,9 +269,9 @@ pub enum Reply {
 /// A row.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// What it holds.
+    /// The value.
     pub value: String,
     /// The revision of its last change.
     pub modified: u64,
@@ -280,24 +282,24 @@ pub struct Row {
 pub struct Change {
     /// The key.
     pub key: String,
-    /// What it holds; `None`: it was deleted.
+    /// The new value, or `None` if the row was deleted.
     pub value: Option<String>,
-    /// At which revision.
+    /// The revision of the change.
     pub revision: u64,
 }
 
 impl Call {
-    /// As a line says it.
+    /// Returns the call as JSON.
     pub fn words(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// What a line says.
+    /// Parses a call.
     pub fn parse(words: &str) -> Option<Self> {
         serde_json::from_str(words).ok()
     }
 
-    /// How long the call itself is told to wait, besides what it does.
+    /// Returns the time that the call is told to wait, in addition to its normal duration.
     pub fn waits(&self) -> Duration {
         let millis = match self {
             Call::Acquire { wait_ms, .. }
@@ -312,12 +314,12 @@ impl Call {
 }
 
 impl Reply {
-    /// As a line says it.
+    /// Returns the reply as JSON.
     pub fn words(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// What a line says.
+    /// Parses a reply.
     pub fn parse(words: &str) -> Option<Self> {
         serde_json::from_str(words).ok()
     }

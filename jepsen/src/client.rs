@@ -1,4 +1,4 @@
-//! Carries out, inside a node's process, what clients of workloads ask for ([`Call`]).
+//! Runs the calls of workload clients ([`Call`]) inside the process of a node.
 
 use std::thread;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::patience;
 use crate::slots::{Holding, Slots};
 use crate::wire::Answer;
 
-/// What a call may come to besides a reply.
+/// The reason why a call has no reply.
 enum Miss {
-    /// It certainly has no effect, now or later.
+    /// The call has no effect and never will.
     Refused(String),
-    /// It may have one.
+    /// The call may have an effect.
     Unknown(String),
 }
 
@@ -34,7 +34,7 @@ impl From<Error> for Miss {
 
 impl From<LockError> for Miss {
     fn from(error: LockError) -> Self {
-        // Nothing is left behind.
+        // A failed acquisition leaves no key behind.
         Miss::Refused(error.to_string())
     }
 }
@@ -66,10 +66,10 @@ impl From<GuardError> for Miss {
     }
 }
 
-/// How many batches of a watch are given in one answer.
+/// Maximum number of batches of a watch in one reply.
 const BATCHES_MAX: usize = 64;
 
-/// Carries out a call.
+/// Runs a call.
 pub fn carry_out(node: &Node, slots: &Slots, call: Call) -> Answer {
     match reply(node, slots, call) {
         Ok(reply) => Answer::Came(Box::new(reply)),
@@ -94,7 +94,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             let put = kv.put(key, value);
             let put = match lease.map(LeaseId::new) {
                 Some(Some(lease)) => put.lease(lease),
-                Some(None) => return Err(Miss::Refused("0 is no lease".to_owned())),
+                Some(None) => return Err(Miss::Refused("0 is not a lease id".to_owned())),
                 None => put,
             };
             Ok(Reply::Done { revision: put.block()?.revision.get() })
@@ -203,11 +203,11 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
 }
 
 fn id_of(node: &Node, name: &str) -> Result<bowline::NodeId, Miss> {
-    let unknown = || Miss::Refused(format!("there is no member {name}"));
+    let unknown = || Miss::Refused(format!("no member is named {name}"));
     node.members().named(name).ok_or_else(unknown)
 }
 
-/// The node's own session; another one if the last has ended.
+/// Returns the session of the node, or a new one if the last has ended.
 fn session(node: &Node) -> Result<Session, Miss> {
     Ok(node.session().block()?)
 }
@@ -234,8 +234,8 @@ fn acquire(
     Ok((guard.token(), Holding::Lock(guard)))
 }
 
-/// A moment at which it was held, as its holder believes. The moment is taken first: whatever pause there is between the two,
-/// whoever says that it holds something after it says so of this moment.
+/// Returns a time at which the holder believed in its hold. The clock is read first, so that the answer of the holder
+/// is true of that time regardless of any pause in between.
 fn held_at(holding: &Holding) -> Option<u64> {
     let at = moment::now();
     let is_held = match holding {
@@ -277,14 +277,14 @@ fn release(slots: &Slots, slot: &str) -> Result<Reply, Miss> {
 
 fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
     let Call::AddUnderLock { lock, key, element, think_ms, guarded, wait_ms } = call else {
-        return Err(Miss::Refused("it is no such call".to_owned()));
+        return Err(Miss::Refused("call not supported here".to_owned()));
     };
     let wait = Duration::from_millis(wait_ms);
     let guard = session(node)?.mutex(lock).lock().deadline(wait).block()?;
-    // Reads change nothing, whatever becomes of them.
+    // Reads change nothing, so an error has no effect.
     let row = kv.get(key.clone()).block().map_err(|error| Miss::Refused(error.to_string()))?;
     let before = row.map_or_else(String::new, |row| text(&row.value) + ",");
-    // This is the work under the lock, which takes its time.
+    // The pause stands for work under the lock.
     thread::sleep(Duration::from_millis(think_ms));
     let put = Op::put(key.clone(), format!("{before}{element}"));
     let revision = if guarded {
@@ -292,7 +292,7 @@ fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
     } else {
         kv.txn().then(put).commit().block()?.revision
     };
-    // What becomes of the release is not what this is about.
+    // The outcome of the release does not matter here.
     drop(guard.release().block());
     Ok(Reply::Done { revision: revision.get() })
 }
@@ -309,7 +309,7 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
             match watch.next().await {
                 Some(Ok(batch)) => batches.push(batch),
                 Some(Err(error)) => return Some(error.to_string()),
-                None => return Some("the watch is over".to_owned()),
+                None => return Some("the watch has ended".to_owned()),
             }
         }
         None
@@ -327,7 +327,8 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
     Ok(Reply::Events { events, until })
 }
 
-/// What came before an end is told, and of the end the next time; at once if nothing came.
+/// Returns the batches before an end, and keeps the end for the next call. If there are no batches, returns the end
+/// at once.
 fn told<B>(batches: Vec<B>, end: Option<String>) -> (Result<Vec<B>, String>, Option<String>) {
     match end {
         Some(why) if batches.is_empty() => (Err(why), None),
@@ -336,7 +337,7 @@ fn told<B>(batches: Vec<B>, end: Option<String>) -> (Result<Vec<B>, String>, Opt
 }
 
 fn empty(slot: &str) -> Miss {
-    Miss::Refused(format!("nothing is held as {slot}"))
+    Miss::Refused(format!("slot {slot} is empty"))
 }
 
 fn granted(token: Token) -> Reply {
@@ -381,7 +382,7 @@ mod tests {
             let before = moment::now();
             let (held, at) = match reply(&node, &slots, call) {
                 Ok(Reply::Held { held, at }) => (held, at),
-                _ => panic!("it was told nothing of what it holds"),
+                _ => panic!("no reply about its hold"),
             };
             assert!(held && at.is_some_and(|at| (before..=moment::now()).contains(&at)));
         }
@@ -392,7 +393,7 @@ mod tests {
             wait_ms: 5000,
         };
         assert!(matches!(reply(&node, &slots, stands), Ok(Reply::Granted { .. })));
-        // What is held ends with its node.
+        // Holds end with their node.
         node.shutdown().block();
         let look = look(&slots, slot());
         assert!(matches!(look, Ok(Reply::Held { held: false, at: None })));
@@ -400,14 +401,14 @@ mod tests {
 
     #[test]
     fn watch_events_received_before_the_end_are_reported_before_the_end() {
-        let over = || Some("it is over".to_owned());
+        let over = || Some("it has ended".to_owned());
         assert_eq!(told(vec![1, 2], over()), (Ok(vec![1, 2]), over()));
         assert_eq!(told(vec![1, 2], None), (Ok(vec![1, 2]), None));
-        assert_eq!(told::<u64>(vec![], over()), (Err("it is over".to_owned()), None));
+        assert_eq!(told::<u64>(vec![], over()), (Err("it has ended".to_owned()), None));
         let slots = Slots::default();
-        slots.put("s".to_owned(), Holding::Over("it is over".to_owned()));
+        slots.put("s".to_owned(), Holding::Over("it has ended".to_owned()));
         let ask = || events(&slots, "s".to_owned(), Duration::ZERO);
-        assert!(matches!(ask(), Err(Miss::Refused(why)) if why == "it is over"));
-        assert!(matches!(ask(), Err(Miss::Refused(why)) if why.contains("nothing is held")));
+        assert!(matches!(ask(), Err(Miss::Refused(why)) if why == "it has ended"));
+        assert!(matches!(ask(), Err(Miss::Refused(why)) if why.contains("is empty")));
     }
 }

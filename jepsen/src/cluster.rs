@@ -1,4 +1,4 @@
-//! A fleet under the writes of the crash tests: one writer for each process, and what became of each write.
+//! A fleet with the write load of the crash tests: one writer per process, and the outcome of each write.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::load::Load;
 use crate::process::{HarnessError, LIMIT, Process};
 use crate::wire::{Answer, Order, Rows};
 
-/// How long sessions live and calls may take: nothing here is about either.
+/// Session TTL and call deadline, long because these tests are about neither.
 const LONG: Duration = Duration::from_secs(5);
 
-/// See the module. Whatever else is done to members the [`Fleet`] does.
+/// A fleet with a load of writes. The [`Fleet`] itself has the other operations on members.
 pub struct Cluster {
     fleet: Fleet,
     load: Load,
@@ -30,72 +30,72 @@ impl Deref for Cluster {
 }
 
 impl Cluster {
-    /// What crash tests ask of so many members. They may ask for more.
+    /// Returns the usual setup of crash tests for this number of members.
     pub fn usual(members: usize) -> Setup {
         Setup { session: LONG, deadline: LONG, ..Setup::of(members) }
     }
 
-    /// A cluster of so many members that are not started yet, each to be a process of `program`.
+    /// Creates a cluster whose members are not started yet. Each will be a process of `program`.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn new(program: impl Into<Program>, members: usize) -> Result<Self, HarnessError> {
         Self::of(program, Self::usual(members))
     }
 
-    /// The same, with all that is asked of them.
+    /// Creates a cluster with this setup.
     ///
     /// # Errors
-    /// The operating system's, and that of the tools that make file systems.
+    /// Returns errors of the operating system and of the tools that make file systems.
     pub fn of(program: impl Into<Program>, setup: Setup) -> Result<Self, HarnessError> {
         Ok(Self { fleet: Fleet::new(program.into(), setup)?, load: Load::default() })
     }
 
-    /// The load.
+    /// Returns the load.
     pub fn load(&self) -> &Load {
         &self.load
     }
 
-    /// Starts all members, and the load on them.
+    /// Starts all members and their load.
     ///
     /// # Errors
-    /// One does not start.
+    /// Returns an error if a member does not start.
     pub fn start(&self) -> Result<(), HarnessError> {
         self.fleet.start()?;
         (0..self.members()).try_for_each(|member| self.join(member))
     }
 
-    /// Waits until a member that was spawned runs, and puts load on it.
+    /// Waits until a spawned member is ready, and starts its load.
     ///
     /// # Errors
-    /// It ends instead.
+    /// Returns an error if its process ends instead.
     pub fn join(&self, member: usize) -> Result<(), HarnessError> {
         self.await_ready(member)?;
         self.load.write_to(member, &self.process(member));
         Ok(())
     }
 
-    /// Starts a member again, once it is dead, and the load on it.
+    /// Restarts a dead member and its load.
     ///
     /// # Errors
-    /// It does not start.
+    /// Returns an error if it does not start.
     pub fn restart(&self, member: usize) -> Result<(), HarnessError> {
         self.fleet.spawn(member)?;
         self.join(member)
     }
 
-    /// A member's process.
+    /// Returns the process of a member.
     ///
     /// # Panics
-    /// There is none.
+    /// If there is none.
     pub fn process(&self, member: usize) -> Arc<Process> {
         self.fleet.process(member).expect("it was started")
     }
 
-    /// Tells a member to die at the n-th reach of a point.
+    /// Arms a crash point of a member: it kills itself when it reaches `point` for the `hits`-th time.
     ///
     /// # Errors
-    /// It does not understand.
+    /// Returns an error if the member rejects the order.
     pub fn arm(&self, member: usize, point: Point, hits: u64) -> Result<(), HarnessError> {
         let order = Order::Arm(point, hits);
         match self.process(member).answer(&order)? {
@@ -104,18 +104,16 @@ impl Cluster {
         }
     }
 
-    /// Everything in the store, as a member reads it.
+    /// Returns all rows of the store as a member reads them.
     ///
     /// # Errors
-    /// It does not answer in time.
+    /// Returns an error if it does not answer in time.
     pub fn rows(&self, member: usize) -> Result<Rows, HarnessError> {
         let begun = Instant::now();
         loop {
             match self.process(member).answer(&Order::Rows)? {
                 Some(Answer::Rows(rows)) => return Ok(rows),
-                None => {
-                    return Err(HarnessError::Ended(format!("m{member} died when it was read")));
-                }
+                None => return Err(HarnessError::Ended(format!("m{member} died during a read"))),
                 // There may be no leader yet.
                 Some(Answer::Refused(_) | Answer::Unknown(_)) if begun.elapsed() < LIMIT => {}
                 Some(answer) => return Err(HarnessError::Answered { order: Order::Rows, answer }),
@@ -123,29 +121,31 @@ impl Cluster {
         }
     }
 
-    /// Judges what a member reads.
+    /// Checks the rows that a member reads.
     ///
     /// # Errors
-    /// It does not answer in time.
+    /// Returns an error if it does not answer in time.
     ///
     /// # Panics
-    /// Something was lost, doubled or invented.
+    /// If a write was lost, applied twice or never made.
     pub fn judge(&self, member: usize) -> Result<Verdict, HarnessError> {
         let ended = self.load.history().ended();
         let rows = self.rows(member)?;
         match self.load.history().judge(&ended, &rows) {
             Ok(verdict) => Ok(verdict),
-            Err(complaints) => panic!("on m{member}:\n  {}", complaints.join("\n  ")),
+            Err(complaints) => {
+                panic!("contradictions on m{member}:\n  {}", complaints.join("\n  "))
+            }
         }
     }
 
-    /// Ends the load and judges what every member reads; all must read the same.
+    /// Ends the load and checks the rows of every member, which must be equal.
     ///
     /// # Errors
-    /// One does not answer in time.
+    /// Returns an error if a member does not answer in time.
     ///
     /// # Panics
-    /// Something was lost, doubled or invented, or members differ.
+    /// If a write was lost, applied twice or never made, or if members differ.
     pub fn conclude(&self) -> Result<Verdict, HarnessError> {
         self.load.end();
         let all =

@@ -1,7 +1,7 @@
-//! A node in a process of its own: `DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
+//! Runs a node in its own process: `DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
 //!
-//! Takes orders on its standard input, answers on its standard output, and stops in good order when the
-//! input ends: what was ordered before is still carried out. What a line means stands in [`wire`].
+//! It reads orders from its standard input and answers on its standard output. At the end of the input it completes
+//! all earlier orders and shuts down. [`wire`] defines the lines.
 
 use std::error::Error as StdError;
 use std::io::{BufRead, Write};
@@ -22,30 +22,30 @@ use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
 use crate::wire::{self, Answer, Order, Row, Rows};
 
-/// How many orders are carried out at a time, besides the calls of clients, each of which has a thread of its own.
+/// Maximum number of concurrent orders, in addition to the calls of clients, which have a thread each.
 const WORKERS: usize = 16;
 
-/// Where members find each other.
+/// The cluster token with which members find each other.
 const TOKEN: &str = "jepsen";
 
 /// Runs until the input ends.
 ///
 /// # Errors
-/// The words make no sense, the node does not start, or does not end.
+/// Returns an error if the arguments are invalid, or if the node does not start or does not shut down.
 pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     let [dir, name, members, armed @ ..] = words else {
-        return Err("DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
+        return Err("usage: DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
     };
     #[cfg(feature = "mutants")]
     if let Ok(mutant) = std::env::var("BOWLINE_MUTANT") {
-        bowline::mutant::Mutant::named(&mutant).ok_or("no such mutant")?.plant_everywhere();
+        bowline::mutant::Mutant::named(&mutant).ok_or("unknown mutant")?.plant_everywhere();
     }
     let members: Vec<(&str, &str)> =
         members.split(',').filter_map(|member| member.split_once('=')).collect();
     let trap = Arc::new(Trap::default());
     for armed in armed {
         let (point, hits) = armed.split_once(':').ok_or("POINT:HITS")?;
-        trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
+        trap.arm(wire::point_named(point).ok_or("unknown crash point")?, hits.parse()?);
     }
     let doors = Arc::new(FaultInjection::default());
     if let Ok(words) = std::env::var(DOORS) {
@@ -69,16 +69,16 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     }
     match hanging[..] {
         [] => Ok(()),
-        _ => Err(format!("these threads hang: {hanging:?}").into()),
+        _ => Err(format!("threads did not end: {hanging:?}").into()),
     }
 }
 
-/// Whether this process has a thread of this name still, as far as the operating system says.
+/// Returns whether this process still has a thread of this name, according to the operating system.
 fn is_alive(name: &str) -> bool {
-    /// As much of a name as Linux keeps.
+    /// Maximum length of a thread name on Linux.
     const NAME_BYTES_MAX: usize = 15;
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
-    // One that ends meanwhile cannot be read.
+    // A thread that ends in the meantime cannot be read.
     let names =
         threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
     let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
@@ -94,7 +94,7 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
         .log_segment_bytes(64 << 10)
         .snapshot_log_bytes(64 << 10);
     config = match std::env::var(JOIN) {
-        // Its own address first.
+        // The first address is that of the node itself.
         Ok(addresses) => {
             let mut addresses = addresses.split(',');
             let own = addresses.next().unwrap_or_default().to_owned();
@@ -120,20 +120,21 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
     config
 }
 
-/// How long the threads of a node may take to end that has been told to, however busy the disk is: a shutdown waits a
-/// second for them. Shorter than [`LIMIT`](crate::process::LIMIT), so that they are named.
+/// Maximum time until the threads of a node have ended after a shutdown, even if the disk is busy. The shutdown
+/// itself waits a second for them. It is shorter than [`LIMIT`](crate::process::LIMIT), so that the remaining threads
+/// are named.
 const END_WITHIN: Duration = Duration::from_secs(50);
 
-/// How long a lease lives that an order makes.
+/// TTL of the leases that orders grant.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// How often it is asked whether the node has stopped by itself.
+/// Interval between two checks whether the node has stopped by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What comes before the number of calls of the log that have failed, where a node says why it has stopped.
+/// Separator between the reason why a node has stopped and the number of failed calls of its log.
 pub(crate) const FAILURES: &str = "; calls of its log that have failed: ";
 
-/// Carries out orders until there are no more.
+/// Runs orders until the input ends.
 fn serve(node: &Node, trap: &Trap, doors: &FaultInjection) {
     let slots = &Slots::default();
     let (sender, receiver) = mpsc::channel::<(String, Order)>();
@@ -183,7 +184,7 @@ fn serve(node: &Node, trap: &Trap, doors: &FaultInjection) {
                     });
                 }
                 Some((id, order)) => drop(sender.send((id.to_owned(), order))),
-                None => say(&format!("stopped it was told nonsense: {line}")),
+                None => say(&format!("stopped invalid order: {line}")),
             }
         }
         drop((sender, end));
@@ -201,7 +202,7 @@ fn carry_out(node: &Node, order: Order) -> Answer {
         Order::Grant => kv.grant(LONG).block().map(|lease| Answer::Done(lease.id.get())),
         Order::Revoke(lease) => match LeaseId::new(lease) {
             Some(lease) => kv.revoke(lease).block().map(|reply| Answer::Done(reply.deleted)),
-            None => Ok(Answer::Refused("0 is no lease".to_owned())),
+            None => Ok(Answer::Refused("0 is not a lease id".to_owned())),
         },
         Order::Compact(revision) => {
             kv.compact(Revision(revision)).block().map(|now| Answer::Done(now.get()))
@@ -209,7 +210,7 @@ fn carry_out(node: &Node, order: Order) -> Answer {
         Order::Rows => rows(&kv),
         Order::Status => kv.get("status").block().map(|_| status(node)),
         Order::Arm(..) | Order::Look | Order::Fault(_) | Order::Call(_) => {
-            Ok(Answer::Refused("that is done where it is read".to_owned()))
+            Ok(Answer::Refused("order handled elsewhere".to_owned()))
         }
     };
     answer.unwrap_or_else(|error| match error.effect() {
@@ -244,7 +245,7 @@ fn rows(kv: &Client) -> Result<Answer, Error> {
     Ok(Answer::Rows(Rows { revision: reply.revision.get(), rows }))
 }
 
-/// Kills the process where it was told to.
+/// Kills the process at its armed point.
 #[derive(Default)]
 struct Trap {
     armed: Mutex<Option<(Point, u64)>>,
@@ -267,7 +268,7 @@ impl Points for Trap {
             say(&format!("dies {point:?}"));
             let me = rustix::process::getpid();
             let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
-            // Nothing of this thread may happen after this point, whenever the signal arrives.
+            // This thread must do nothing after this point, however late the signal arrives.
             while killed.is_ok() {
                 thread::park();
             }
@@ -275,7 +276,7 @@ impl Points for Trap {
     }
 }
 
-/// Says a line. A harness that has gone away is no reason to fail: the input ends then too.
+/// Writes a line. If the harness is gone, the error is ignored, because the input ends as well.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     drop(writeln!(out, "{line}").and_then(|()| out.flush()));

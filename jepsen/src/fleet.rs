@@ -1,7 +1,7 @@
-//! The processes of one run, shared by the clients who use them and the nemesis who breaks them.
+//! The processes of one run, shared by the clients that use them and the nemesis that breaks them.
 //!
-//! A member is a place: a directory, an address, and the process that lives there now, if one does. Whoever
-//! asks a member asks that process; if it dies, what was open is answered by nobody.
+//! A member is a directory, an address, and the current process, if there is one. Calls to a member go to that
+//! process. If it dies, its open calls get no reply.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -25,58 +25,58 @@ use crate::server::{Seat, Terms, command};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
 
-/// The variable in which a node's process is told its election timeout, in milliseconds.
+/// Environment variable of a node process: the election timeout, in milliseconds.
 pub const ELECTION_MS: &str = "JEPSEN_ELECTION_MS";
-/// The variable in which it is told where to listen, if not where others reach it.
+/// Environment variable: the listen address, if it differs from the advertised one.
 pub const LISTEN: &str = "JEPSEN_LISTEN";
-/// The variable in which it is told how long its session lives, in milliseconds.
+/// Environment variable: the session TTL, in milliseconds.
 pub const SESSION_MS: &str = "JEPSEN_SESSION_MS";
-/// The variable in which it is told how long a call may take, in milliseconds.
+/// Environment variable: the call deadline, in milliseconds.
 pub const DEADLINE_MS: &str = "JEPSEN_DEADLINE_MS";
-/// The variable in which it is told whom to join, instead of founding a cluster: addresses, with commas.
+/// Environment variable: the addresses of the cluster to join instead of founding one, separated by commas.
 pub const JOIN: &str = "JEPSEN_JOIN";
-/// The variable in which it is told whose place it takes by joining.
+/// Environment variable: the member that the node replaces by joining.
 pub const REPLACES: &str = "JEPSEN_REPLACES";
 
-/// The variable in which it is told how its doors stand at its start: an order of [`doors`](crate::fault_injection).
+/// Environment variable: the faults at the start, as an order of [`fault_injection`](crate::fault_injection).
 pub const DOORS: &str = "JEPSEN_DOORS";
 
-/// The election timeout of members, if nobody says otherwise.
+/// The default election timeout of members.
 pub const ELECTION: Duration = Duration::from_millis(400);
 
-/// What a process says that wanted to join, and has not: nobody was there, or somebody of its name was.
+/// Beginnings of the messages of a process that failed to join: no member answered, or its name was taken.
 pub const NOT_LET_IN: [&str; 2] = ["it did not start: joining:", "it did not start: network:"];
 
-/// How long a member may take to say who leads.
+/// Maximum time to ask a member for the leader.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
-/// How long is waited between two looks for a leader.
+/// Pause between two attempts to find the leader.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What a run asks of its members. A workload and a nemesis may each change what they need.
+/// The parameters of the members of a run. A workload and a nemesis may each change them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setup {
-    /// What members are, and how they are asked.
+    /// The kind of members and the protocol of their clients.
     pub over: Over,
-    /// How many members there are at first.
+    /// Number of founding members.
     pub members: usize,
-    /// How many more places there are, for members who join later.
+    /// Number of additional members that may join later.
     pub spare: usize,
     /// The election timeout.
     pub election: Duration,
-    /// How long a session outlives its node's silence.
+    /// The session TTL.
     pub session: Duration,
-    /// How long a call may take.
+    /// The call deadline.
     pub deadline: Duration,
-    /// Whether members talk through a door of the harness, so that [`Fleet::links`] has an effect.
+    /// Whether members talk through the proxy of the harness. Required for the faults of [`Fleet::links`].
     pub proxied: bool,
-    /// Whether each member's data is on a file system of its own: on what, going around, and how large.
+    /// Whether each member has its own file system: the media, assigned in turn, and their size.
     pub volumes: Option<(Vec<Medium>, u64)>,
-    /// More variables for the processes.
+    /// Additional environment variables of the processes.
     pub variables: Vec<(String, String)>,
 }
 
 impl Setup {
-    /// So many members on one machine, with short times.
+    /// Returns the setup for this number of members on one machine, with short timeouts.
     pub fn of(members: usize) -> Self {
         Self {
             over: Over::default(),
@@ -92,48 +92,48 @@ impl Setup {
     }
 }
 
-/// Somebody was told to forget what was before a revision.
+/// A compaction that was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compaction {
-    /// When that was called, by the machine's clock; of a workload's run, by the run's.
+    /// Time of the call, by the clock of the machine. In the run of a workload, by the clock of the run.
     pub called: u64,
     /// The revision.
     pub revision: u64,
 }
 
-/// How a member is.
+/// The state of the process of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessState {
-    /// No process lives there: it was killed, or never started.
+    /// There is no process: it was killed, or never started.
     Down,
-    /// It runs, as far as anybody knows.
+    /// The process runs, as far as the harness knows.
     Up,
-    /// It stands still.
+    /// The process is paused.
     Paused,
 }
 
 struct Place {
     dir: PathBuf,
-    /// Where the others reach it.
+    /// The address that the other members use.
     address: String,
-    /// Where it listens.
+    /// The listen address.
     listen: String,
-    /// Where clients reach it, if it is a server.
+    /// The address that clients use, if it is a server.
     client: String,
     now: Mutex<Now>,
-    /// Had by whoever starts or ends it where another may at the same time.
+    /// Held while the process is started or ended, to exclude concurrent attempts.
     hands: Mutex<()>,
 }
 
 struct Now {
     process: Option<Arc<Process>>,
     being: ProcessState,
-    /// It joins a cluster instead of founding one.
+    /// Whether it joins a cluster instead of founding one.
     joins: bool,
-    /// It took the place of whoever was here before, whose disk was lost.
+    /// Whether it replaces the previous member here, whose disk was lost.
     replaces: bool,
-    /// Somebody has asked that a member of its name be removed. Never taken back: that may be carried out late, on the next
-    /// of this name.
+    /// Whether the removal of a member with its name was requested. Never reset, because a late removal may affect
+    /// the next member with this name.
     goes: bool,
 }
 
@@ -143,25 +143,25 @@ impl Place {
     }
 }
 
-/// Starts a process for a member: its program and the words that come before its own.
+/// The program of the members, with its first arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The executable.
+    /// Path of the executable.
     pub path: PathBuf,
-    /// What is said before the member's own words.
+    /// The arguments before those of the member.
     pub words: Vec<String>,
 }
 
-/// See the module. Dropping it kills all processes and removes their data.
+/// The processes of one run. Dropping it kills them and removes their data.
 pub struct Fleet {
     program: Program,
     setup: Setup,
     places: Vec<Place>,
     links: Links,
     volumes: Option<Mutex<Volumes>>,
-    /// What members did that no member may, as those have found who cannot say so otherwise.
+    /// Violations that components without another way to report them have observed.
     wrongs: Mutex<Vec<String>>,
-    /// What members were told to forget.
+    /// Compactions that were requested.
     compactions: Mutex<Vec<Compaction>>,
     _door: Option<crate::proxy::Proxy>,
     _dir: TempDir,
@@ -174,13 +174,13 @@ impl From<&str> for Program {
 }
 
 impl Fleet {
-    /// Members that are not started yet.
+    /// Creates members without starting them.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn new(program: Program, setup: Setup) -> Result<Self, HarnessError> {
         let dir = TempDir::with_prefix("bowline-jepsen-")
-            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
         let many = setup.members + setup.spare;
         let volumes = match &setup.volumes {
             Some((media, bytes)) => {
@@ -232,78 +232,78 @@ impl Fleet {
         })
     }
 
-    /// What its members are processes of.
+    /// Returns the path of the program.
     pub fn program(&self) -> &Path {
         &self.program.path
     }
 
-    /// What was asked of it.
+    /// Returns the setup.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// How many members it was founded with.
+    /// Returns the number of founding members.
     pub fn members(&self) -> usize {
         self.setup.members
     }
 
-    /// All places, also those of members who join later.
+    /// Returns the number of all members, including those that may join later.
     pub fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// The links between members, if they talk through a door.
+    /// Returns the links between members. They have an effect only if members talk through the proxy.
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    /// The members' own file systems, if they have some.
+    /// Returns the file systems of the members, if they have their own.
     pub fn volumes(&self) -> Option<MutexGuard<'_, Volumes>> {
         Some(self.volumes.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A member's data. To be changed only while it is down.
+    /// Returns the data directory of a member. It may be changed only while the member is down.
     pub fn dir(&self, member: usize) -> &Path {
         &self.places[member].dir
     }
 
-    /// Where the others reach a member.
+    /// Returns the address at which the other members reach a member.
     pub fn address(&self, member: usize) -> &str {
         &self.places[member].address
     }
 
-    /// How a member is.
+    /// Returns the state of the process of a member.
     pub fn being(&self, member: usize) -> ProcessState {
         self.places[member].now().being
     }
 
-    /// The members that run.
+    /// Returns the members whose processes run.
     pub fn up(&self) -> Vec<usize> {
         (0..self.places()).filter(|member| self.being(*member) == ProcessState::Up).collect()
     }
 
-    /// Starts the founding members and waits until somebody leads.
+    /// Starts the founding members and waits for a leader.
     ///
     /// # Errors
-    /// One does not start, or nobody leads in time.
+    /// Returns an error if a member does not start, or if there is no leader in time.
     pub fn start(&self) -> Result<(), HarnessError> {
         (0..self.members()).try_for_each(|member| self.spawn(member))?;
         (0..self.members()).try_for_each(|member| self.await_ready(member))?;
         self.await_leader(LIMIT).map(drop)
     }
 
-    /// Starts a member that is down, without waiting for it. One that is up stays as it is.
+    /// Starts a member that is down, without waiting until it is ready. Does nothing if it is up.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn spawn(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn_armed(member, None)
     }
 
-    /// The same, armed with a point to die at, and at the how manieth reach of it, if there is one.
+    /// Like [`spawn`](Self::spawn), with an armed crash point and the number of the hit at which to crash, if any.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn spawn_armed(
         &self,
         member: usize,
@@ -318,8 +318,8 @@ impl Fleet {
             Over::Embedded => Process::spawn(&mut self.node(member, &now, armed))?,
             Over::Server if armed.is_some() || now.joins => {
                 let source =
-                    std::io::Error::other("a server is a founder, and dies nowhere by itself");
-                return Err(HarnessError::System { what: "starting a server", source });
+                    std::io::Error::other("servers only found clusters and have no crash points");
+                return Err(HarnessError::System { what: "cannot start a server", source });
             }
             Over::Server => self.serve(member)?,
         };
@@ -328,13 +328,13 @@ impl Fleet {
         Ok(())
     }
 
-    /// The founders, each with where the others reach it.
+    /// Returns the founders with their addresses.
     fn founders(&self, scheme: &str) -> String {
         let founder = |member| format!("m{member}={scheme}{}", self.address(member));
         (0..self.members()).map(founder).collect::<Vec<_>>().join(",")
     }
 
-    /// The command that starts a node.
+    /// Returns the command that starts a node.
     fn node(&self, member: usize, now: &Now, armed: Option<(Point, u64)>) -> Command {
         let place = &self.places[member];
         let mut command = Command::new(&self.program.path);
@@ -373,35 +373,35 @@ impl Fleet {
         Process::serve(&mut command(&self.program, &seat), &place.client, terms)
     }
 
-    /// Starts a member at a place where none has been, as one who joins, without waiting for it.
+    /// Starts a new member that joins the cluster, without waiting until it is ready.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn spawn_joining(&self, member: usize) -> Result<(), HarnessError> {
         self.places[member].now().joins = true;
         self.spawn(member)
     }
 
-    /// Gives up what a member has on its disk, and starts a new one on an empty directory in its place, without
-    /// waiting for it.
+    /// Discards the data of a member and starts a replacement with an empty directory, without waiting until it is
+    /// ready.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn spawn_replacing(&self, member: usize) -> Result<(), HarnessError> {
         self.clear(member)?;
         self.places[member].now().replaces = true;
         self.spawn_joining(member)
     }
 
-    /// Waits until a member has killed itself, where it was told to, or was killed from outside, and says where.
+    /// Waits until a member has died at its armed point or was killed from outside. Returns where it died.
     ///
     /// # Errors
-    /// It lives on, its node has stopped by itself, or it has ended in another way.
+    /// Returns an error if it survives, if its node has stopped by itself, or if it has ended in another way.
     pub fn died(&self, member: usize) -> Result<Death, HarnessError> {
         let process = self.process(member);
         let death = match process {
             Some(process) => process.died()?,
-            None => return Err(HarnessError::Ended(format!("m{member} was not there"))),
+            None => return Err(HarnessError::Ended(format!("m{member} had no process"))),
         };
         let mut now = self.places[member].now();
         now.being = ProcessState::Down;
@@ -409,10 +409,10 @@ impl Fleet {
         Ok(death)
     }
 
-    /// Waits until a member that was spawned runs.
+    /// Waits until a spawned member is ready.
     ///
     /// # Errors
-    /// It ends instead, or does neither in time.
+    /// Returns an error if its process ends, or if it is not ready in time.
     pub fn await_ready(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         if let Some(process) = &process
@@ -421,15 +421,15 @@ impl Fleet {
             return Ok(());
         }
         let why = process.and_then(|process| process.why_stopped());
-        let why = why.unwrap_or_else(|| "it said nothing".to_owned());
+        let why = why.unwrap_or_else(|| "no message".to_owned());
         Err(HarnessError::Ended(format!("m{member} did not start: {why}")))
     }
 
-    /// Waits until a member that was spawned to replace a founder votes in its place, and every founder that runs knows
-    /// that. Until then the vote of the one that is gone counts, and the cluster bears one failure less.
+    /// Waits until a replacement votes in the place of a founder and every running founder knows it. Until then the
+    /// vote of the lost one counts, and the cluster tolerates one failure less.
     ///
     /// # Errors
-    /// It ends instead, or is not let in in time.
+    /// Returns an error if its process ends, or if it is not admitted in time.
     pub fn await_replaced(&self, member: usize) -> Result<(), HarnessError> {
         self.await_ready(member)?;
         let founders = 0..self.members();
@@ -441,11 +441,11 @@ impl Fleet {
         };
         let do_all =
             || founders.clone().all(|other| self.being(other) != ProcessState::Up || knows(other));
-        let what = format!("m{member} does not take the place of the one before it");
+        let what = format!("m{member} has not replaced the lost member");
         self.await_some(LIMIT, &what, || do_all().then_some(()))
     }
 
-    /// Looks again and again, until there is what is looked for.
+    /// Repeats a query until it has a result.
     fn await_some<T>(
         &self,
         limit: Duration,
@@ -462,7 +462,7 @@ impl Fleet {
         Err(HarnessError::Hangs(format!("{what}{}", self.told_of_all())))
     }
 
-    /// How each member is, and what it says, for whoever reads why something hangs.
+    /// Describes the state and the answer of every member, for the report of a hanging run.
     fn told_of_all(&self) -> String {
         let order = Order::Call(Box::new(Call::Members));
         let all = (0..self.places()).map(|member| {
@@ -470,7 +470,7 @@ impl Fleet {
             let stopped = self.process(member).and_then(|process| process.why_stopped());
             let says = |order| match self.ask(member, order, LOOK_LIMIT) {
                 Some(answer) => answer.words(),
-                None => "nothing".to_owned(),
+                None => "no answer".to_owned(),
             };
             match (being, stopped) {
                 (ProcessState::Up, None) => {
@@ -484,35 +484,39 @@ impl Fleet {
         all.collect()
     }
 
-    /// Starts a member that is down, and waits until it runs.
+    /// Starts a member that is down and waits until it is ready.
     ///
     /// # Errors
-    /// It does not start.
+    /// Returns an error if it does not start.
     pub fn restart(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn(member)?;
         self.await_ready(member)
     }
 
-    /// Ends a member for good: it is removed from the cluster, or will be. Its data is deleted.
+    /// Ends a member for good and deletes its data, because it is or will be removed from the cluster.
     ///
     /// # Errors
-    /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
+    /// Returns an error if it survives, or if it had stopped before for a reason other than its removal or a rejected
+    /// join.
     pub fn clear(&self, member: usize) -> Result<(), HarnessError> {
         self.bury_newcomer(member)?;
         let place = &self.places[member];
         place.now().joins = false;
         match std::fs::remove_dir_all(&place.dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(HarnessError::System { what: "deleting a member's data", source: error })
+                Err(HarnessError::System {
+                    what: "cannot delete the data of a member",
+                    source: error,
+                })
             }
             _ => Ok(()),
         }
     }
 
-    /// Kills a member, wherever it is. One that is down stays so.
+    /// Kills a member. Does nothing if it is down.
     ///
     /// # Errors
-    /// It does not die of it; it had stopped by itself, which no member may.
+    /// Returns an error if it survives, or if its node had stopped by itself, which no member may do.
     pub fn kill(&self, member: usize) -> Result<(), HarnessError> {
         match self.reap(member)? {
             Some(why) => Err(HarnessError::Stopped(format!("m{member}: {why}"))),
@@ -520,34 +524,36 @@ impl Fleet {
         }
     }
 
-    /// Kills one that has joined, or has tried to.
+    /// Kills a member that has joined or tried to join.
     ///
     /// # Errors
-    /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
+    /// Returns an error if it survives, or if it had stopped before for a reason other than its removal or a rejected
+    /// join.
     pub fn bury_newcomer(&self, member: usize) -> Result<(), HarnessError> {
         match self.reap(member)? {
             Some(why) if !self.may_stop(member, &why) => {
-                Err(HarnessError::Stopped(format!("m{member}, that came later: {why}")))
+                Err(HarnessError::Stopped(format!("m{member}, which joined later: {why}")))
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether a member may have stopped by itself and said this: who came later may, if it was removed, or not let in.
+    /// Returns whether a member may have stopped by itself with this message: a later member may, if it was removed
+    /// or could not join.
     fn may_stop(&self, member: usize, why: &str) -> bool {
         let was_let_in = !NOT_LET_IN.iter().any(|words| why.contains(words));
         member >= self.members() && (!was_let_in || self.may_have_gone(member, why))
     }
 
-    /// Whether a member may say that it was removed, and does.
+    /// Returns whether a member reports that it was removed, and may do so.
     fn may_have_gone(&self, member: usize, why: &str) -> bool {
         member >= self.members() && self.places[member].now().goes && was_removed(why)
     }
 
-    /// From now on one that came later may say that it was removed: somebody is about to ask for that.
+    /// Allows a later member to report from now on that it was removed, because its removal is about to be requested.
     ///
     /// # Errors
-    /// It has said so before anybody has asked.
+    /// Returns an error if it has reported its removal before.
     pub fn lets_go(&self, member: usize) -> Result<(), HarnessError> {
         let why = self.process(member).and_then(|process| process.why_stopped());
         let went = why.filter(|why| was_removed(why) && !self.may_have_gone(member, why));
@@ -555,10 +561,11 @@ impl Fleet {
         went.map_or(Ok(()), |why| Err(HarnessError::Stopped(why).of(member)))
     }
 
-    /// Asks a member that is about to lose everything whether its node runs still: afterwards nobody can tell.
+    /// Checks that the node of a member that is about to lose everything still runs, because this cannot be checked
+    /// afterwards.
     ///
     /// # Errors
-    /// It had stopped by itself, which it may not.
+    /// Returns an error if it had stopped by itself.
     pub fn must_run(&self, member: usize) -> Result<(), HarnessError> {
         match self.process(member).and_then(|process| process.why_stopped()) {
             Some(why) if !self.may_stop(member, &why) => {
@@ -568,19 +575,19 @@ impl Fleet {
         }
     }
 
-    /// Kills a member, and says why its node had stopped by itself, if it had: for faults that may stop one.
+    /// Kills a member. Returns why its node had stopped by itself, if it had, for faults that may stop a node.
     ///
     /// # Errors
-    /// It does not die of it; or it had ended before, or ends of something else, without a word.
+    /// Returns an error if it survives, or if it had ended before, or ends for another reason, without a message.
     pub fn reap(&self, member: usize) -> Result<Option<String>, HarnessError> {
         let end = |process: Arc<Process>| process.end().map_err(|trouble| trouble.of(member));
         self.take(member).map_or(Ok(None), end)
     }
 
-    /// The same of one whose disk is dead or has no power: whatever it ended of.
+    /// Like [`reap`](Self::reap), for a member whose disk is dead or has no power: it may have ended for any reason.
     ///
     /// # Errors
-    /// It does not die of it.
+    /// Returns an error if it survives.
     pub fn bury_however(&self, member: usize) -> Result<Option<String>, HarnessError> {
         self.take(member).map_or(Ok(None), |process| process.end_however())
     }
@@ -591,18 +598,18 @@ impl Fleet {
         now.process.take()
     }
 
-    /// Somebody has seen what no member may do, and cannot say so otherwise.
+    /// Records a violation, for components without another way to report it.
     pub fn is_wrong(&self, what: String) {
         self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// What was seen so.
+    /// Returns the recorded violations.
     pub fn wrongs(&self) -> Vec<String> {
         self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells a member to forget all but so many of the last revisions that it knows of. Whether it says that it was done: it
-    /// may be, or may come to be, also if not.
+    /// Asks a member to compact all except the last `keep` revisions that it knows of. Returns whether it confirmed.
+    /// The compaction may be applied, now or later, even if not.
     pub fn compact(&self, member: usize, keep: u64, limit: Duration) -> bool {
         let look = Call::Get { key: "status".to_owned(), local: true };
         let Some(Reply::Rows { revision, .. }) = self.call(member, look, limit) else {
@@ -615,15 +622,15 @@ impl Fleet {
         matches!(done, Some(Answer::Done(_)))
     }
 
-    /// What members were told to forget until now.
+    /// Returns the compactions that were requested so far.
     pub fn compactions(&self) -> Vec<Compaction> {
         self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Stops a member in good order.
+    /// Shuts a member down gracefully.
     ///
     /// # Errors
-    /// It does not end, or not well; or it had stopped by itself, which it may not.
+    /// Returns an error if it does not end, or not cleanly, or if it had stopped by itself.
     pub fn stop(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         let stopped = process.map_or(Ok(()), |process| process.stop());
@@ -634,18 +641,18 @@ impl Fleet {
         }
     }
 
-    /// Lets a member stand still.
+    /// Pauses a member.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn pause(&self, member: usize) -> Result<(), HarnessError> {
         self.signal(member, ProcessState::Up, Signal::STOP, ProcessState::Paused)
     }
 
-    /// Lets a member go on that stands still.
+    /// Resumes a paused member.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn resume(&self, member: usize) -> Result<(), HarnessError> {
         self.signal(member, ProcessState::Paused, Signal::CONT, ProcessState::Up)
     }
@@ -665,29 +672,29 @@ impl Fleet {
         Ok(())
     }
 
-    /// Keeps a place for whoever starts or ends a member there, until that is done: who takes no part in it would judge the end
-    /// of a process that another has ended.
+    /// Reserves a member for the caller until it has started or ended the process. Without this, the caller might
+    /// misjudge a process that was ended concurrently.
     pub fn hold(&self, member: usize) -> MutexGuard<'_, ()> {
         self.places[member].hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, if nobody has it.
+    /// Like [`hold`](Self::hold), but returns `None` if the member is reserved.
     pub fn try_hold(&self, member: usize) -> Option<MutexGuard<'_, ()>> {
         self.places[member].hands.try_lock().ok()
     }
 
-    /// The process that lives at a place, if one does.
+    /// Returns the current process of a member, if there is one.
     pub fn process(&self, member: usize) -> Option<Arc<Process>> {
         self.places[member].now().process.clone()
     }
 
-    /// Asks a member for something; `None` if it is down, dies before it answers, or takes longer than `limit`.
+    /// Sends an order to a member. Returns `None` if it is down, dies before it answers, or takes longer than
+    /// `limit`.
     pub fn ask(&self, member: usize, order: &Order, limit: Duration) -> Option<Answer> {
         self.process(member)?.ask(order).recv_timeout(limit).ok()
     }
 
-    /// What comes of a client's call at a member; `None` as with [`ask`](Self::ask), or if nothing is known to have come of
-    /// it.
+    /// Sends a client call to a member. Returns `None` as [`ask`](Self::ask) does, or if the outcome is unknown.
     pub fn call(&self, member: usize, call: Call, limit: Duration) -> Option<Reply> {
         match self.ask(member, &Order::Call(Box::new(call)), limit)? {
             Answer::Came(reply) => Some(*reply),
@@ -695,11 +702,11 @@ impl Fleet {
         }
     }
 
-    /// Opens or closes a door to the world inside a member's process: see `crate::fault_injection`. Whether that was done: nobody may be
-    /// there, or stand still.
+    /// Starts or ends faults inside the process of a member: see `crate::fault_injection`. Returns false if there is no process
+    /// or it is paused.
     ///
     /// # Errors
-    /// It does not understand, or does not answer in time.
+    /// Returns an error if the order is unknown or not answered in time.
     pub fn door(&self, member: usize, words: &str) -> Result<bool, HarnessError> {
         let order = Order::Fault(words.to_owned());
         match self.told(member, &order, LIMIT)? {
@@ -709,18 +716,18 @@ impl Fleet {
         }
     }
 
-    /// The same at several members. At how many that was done.
+    /// Like [`door`](Self::door), for several members. Returns the number of members that ran the order.
     ///
     /// # Errors
-    /// Those of [`door`](Self::door).
+    /// Returns the errors of [`door`](Self::door).
     pub fn doors(&self, members: &[usize], words: &str) -> Result<u64, HarnessError> {
         members.iter().try_fold(0, |done, member| Ok(done + u64::from(self.door(*member, words)?)))
     }
 
-    /// How many writes and syncs of a member's log have failed at its doors; `None` if its process is gone.
+    /// Returns the number of injected failures of the log of a member, or `None` if its process is gone.
     ///
     /// # Errors
-    /// It does not understand, or does not answer in time.
+    /// Returns an error if the order is unknown or not answered in time.
     pub fn disk_failures(&self, member: usize) -> Result<Option<u64>, HarnessError> {
         let order = Order::Fault("failures".to_owned());
         match self.told(member, &order, LIMIT)? {
@@ -730,11 +737,12 @@ impl Fleet {
         }
     }
 
-    /// What a member's process answers to an order that it carries out itself, whatever its node does. `None`: there is no
-    /// process, or it has ended; or it stands still, and carries it out when it goes on.
+    /// Returns the answer to an order that the process of a member runs itself, whatever the state of its node.
+    /// Returns `None` if there is no process or it has ended, or if it is paused and runs the order only after it
+    /// resumes.
     ///
     /// # Errors
-    /// It does not answer in time.
+    /// Returns an error if it does not answer in time.
     fn told(
         &self,
         member: usize,
@@ -750,12 +758,13 @@ impl Fleet {
             Ok(answer) => Ok(Some(answer)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => {
-                Err(HarnessError::TooLate(format!("m{member} has not answered to {order:?}")))
+                Err(HarnessError::TooLate(format!("no answer of m{member} to {order:?}")))
             }
         }
     }
 
-    /// Who leads in the highest term that anybody who runs knows of, and that term; `None` if nobody is known to.
+    /// Returns the leader of the highest term that any running member knows, and that term, or `None` if no leader is
+    /// known.
     pub fn leader(&self) -> Option<(usize, u64)> {
         let looks: Vec<_> = (self.up().into_iter())
             .filter_map(|member| Some((member, self.process(member)?.ask(&Order::Look))))
@@ -769,26 +778,27 @@ impl Fleet {
         answers.max().filter(|(_, leads, _)| *leads).map(|(term, _, member)| (member, term))
     }
 
-    /// Waits until somebody leads.
+    /// Waits for a leader.
     ///
     /// # Errors
-    /// Nobody does, in time.
+    /// Returns an error if there is none in time.
     pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), HarnessError> {
-        self.await_some(limit, "nobody leads", || self.leader())
+        self.await_some(limit, "no leader", || self.leader())
     }
 
-    /// Members whose node has stopped by itself, and why; but for those that came later and were removed.
+    /// Returns the members whose nodes have stopped by themselves, with the reasons. Omits later members that were
+    /// removed.
     pub fn stopped(&self) -> Vec<(usize, String)> {
         let why = |member| Some((member, self.process(member)?.why_stopped()?));
         let all = (0..self.places()).filter_map(why);
         all.filter(|(member, why)| !self.may_have_gone(*member, why)).collect()
     }
 
-    /// Heals what every nemesis may leave: lets go on who stands still, joins all links, closes all doors, starts who
-    /// is down and has run before.
+    /// Ends every fault that a nemesis may leave: resumes paused members, restores all links, ends all injected
+    /// faults, and starts the members that are down and have run before.
     ///
     /// # Errors
-    /// One does not start.
+    /// Returns an error if a member does not start.
     pub fn heal(&self) -> Result<(), HarnessError> {
         self.links.heal();
         let known: Vec<usize> = (0..self.places())
@@ -808,7 +818,7 @@ impl Fleet {
     }
 }
 
-/// Whether a node says so that it was removed: in these words, and whatever its process adds.
+/// Returns whether a node reports that it was removed. The process may append more to the message.
 fn was_removed(why: &str) -> bool {
     why.starts_with(&StopReason::Removed.to_string())
 }
@@ -817,22 +827,21 @@ fn was_removed(why: &str) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// A member that is a shell, which is asked as a node is: it does this with the words of each `$order`, whose `$id` it
-    /// answers to.
+    /// Returns a fleet whose member is a shell. It runs these commands for each `$order`, and answers to `$id`.
     pub(crate) fn shell(does: &str) -> Fleet {
         let fleet = shells(&format!("while read -r id order; do {does}; done"), 1, 0);
         fleet.restart(0).unwrap();
         fleet
     }
 
-    /// Members that are shells, and do this once they are ready; none is started.
+    /// Returns a fleet whose members are shells that run these commands once they are ready. None is started.
     pub(crate) fn shells(do_this: &str, members: usize, spare: usize) -> Fleet {
         let words = vec!["-c".to_owned(), format!("echo ready; {do_this}")];
         let program = Program { path: "sh".into(), words };
         Fleet::new(program, Setup { spare, ..Setup::of(members) }).unwrap()
     }
 
-    /// Says so, as a node does, and waits for its end.
+    /// Returns commands that report, as a node does, that it has stopped, and wait for the end of the input.
     pub(crate) fn stops(why: &str) -> String {
         format!("echo 'stopped {why}'; cat > /dev/null")
     }
@@ -867,8 +876,11 @@ pub(crate) mod tests {
         assert_eq!(removed().stopped().len(), 1);
         assert!(matches!(removed().bury_newcomer(1), Err(HarnessError::Stopped(_))));
         let fleet = removed();
-        assert!(matches!(fleet.lets_go(1), Err(HarnessError::Stopped(_))), "it has gone before");
-        assert!(fleet.lets_go(1).is_ok() && fleet.stopped().is_empty(), "it was told once");
+        assert!(
+            matches!(fleet.lets_go(1), Err(HarnessError::Stopped(_))),
+            "the removal was reported before it was requested"
+        );
+        assert!(fleet.lets_go(1).is_ok() && fleet.stopped().is_empty(), "the removal was allowed");
         assert!(fleet.bury_newcomer(1).is_ok());
     }
 
@@ -885,15 +897,19 @@ pub(crate) mod tests {
         let fleet = shell("true");
         assert!(matches!(fleet.told(0, &order, soon), Err(HarnessError::TooLate(_))));
         fleet.pause(0).unwrap();
-        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it will when it goes on");
+        assert_eq!(
+            fleet.told(0, &order, LIMIT).unwrap(),
+            None,
+            "a paused process has no answer yet"
+        );
         fleet.kill(0).unwrap();
-        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "nobody is there");
+        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "there is no process");
         let fleet = shell("echo $id armed");
         assert!(fleet.door(0, "full").unwrap());
         assert_eq!(fleet.doors(&[0], "full").unwrap(), 1);
         fleet.kill(0).unwrap();
         assert_eq!(fleet.doors(&[0], "full").unwrap(), 0);
         let fleet = shell("exit 0");
-        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it has ended");
+        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "the process has ended");
     }
 }

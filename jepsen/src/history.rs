@@ -1,44 +1,44 @@
-//! What was written and what was answered; and whether what is there now fits.
+//! The writes of the crash tests with their outcomes, and the check of the stored rows against them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::wire::{self, Row, Rows};
 
-/// What is known of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// Acknowledged, at this revision.
+    /// Acknowledged at this revision.
     Done(u64),
-    /// Applied, nobody knows at which revision: it must be there.
+    /// Applied at an unknown revision: it must be stored.
     Applied,
-    /// Refused: it must never be there.
+    /// Rejected: it must never be stored.
     Refused,
-    /// No answer, or an answer that says so: once, or not at all.
+    /// No reply, or a reply that the outcome is unknown: applied at most once.
     Unknown,
 }
 
-/// Every write that was tried.
+/// Every attempted write.
 #[derive(Default)]
 pub struct History {
     fates: BTreeMap<String, Fate>,
     next: u64,
-    /// What has been read once must be there for ever: nothing is deleted.
+    /// Keys that were read once. They must stay, because nothing is deleted.
     seen: BTreeSet<String>,
-    /// How many were acknowledged.
+    /// Number of acknowledged writes.
     done: u64,
 }
 
-/// A history that fits, in numbers.
+/// The counts of a correct history.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Verdict {
-    /// Writes that were acknowledged; all are there.
+    /// Acknowledged writes, all of which are stored.
     pub done: u64,
-    /// Writes of unknown fate that are there.
+    /// Writes of unknown outcome that are stored.
     pub unknown_there: u64,
-    /// Writes of unknown fate that are not.
+    /// Writes of unknown outcome that are not stored.
     pub unknown_absent: u64,
-    /// Writes that were refused; none is there.
+    /// Rejected writes, none of which is stored.
     pub refused: u64,
 }
 
@@ -47,15 +47,15 @@ impl fmt::Display for Verdict {
         let Verdict { done, unknown_there, unknown_absent, refused } = self;
         write!(
             f,
-            "{done} acknowledged, all there once; {} unknown, {unknown_there} of them there; \
-             {refused} refused",
+            "{done} acknowledged, all stored once; {} unknown, {unknown_there} of them stored; \
+             {refused} rejected",
             unknown_there + unknown_absent
         )
     }
 }
 
 impl History {
-    /// A key for a new write by `writer`. Its fate is unknown until it is told.
+    /// Returns a key for a new write by `writer`. The outcome is unknown until [`end`](Self::end).
     pub fn begin(&mut self, writer: usize) -> String {
         self.next += 1;
         let key = format!("w/{writer}/{:06}", self.next);
@@ -63,7 +63,7 @@ impl History {
         key
     }
 
-    /// What became of a write.
+    /// Records the outcome of a write.
     pub fn end(&mut self, key: &str, fate: Fate) {
         if matches!(fate, Fate::Done(_)) {
             self.done += 1;
@@ -72,16 +72,16 @@ impl History {
         assert_eq!(before, Some(Fate::Unknown), "{key} was begun and has ended once");
     }
 
-    /// How many writes were acknowledged.
+    /// Returns the number of acknowledged writes.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Judges what a linearizable read has found that began after every write in this history that has
-    /// an answer. It counts only writes that had ended when it began, so take `ended` before reading.
+    /// Checks the rows of a linearizable read. Only writes that had ended when it began are required, so take `ended`
+    /// before the read.
     ///
     /// # Errors
-    /// Everything that does not fit.
+    /// Returns all contradictions.
     pub fn judge(&mut self, ended: &Ended, rows: &Rows) -> Result<Verdict, Vec<String>> {
         let mut complaints = Vec::new();
         let mut verdict = Verdict::default();
@@ -95,18 +95,17 @@ impl History {
                 complaints.push(format!("{key} was applied {} times", row.version));
             }
             if row.value != wire::hash(wire::value_of(key).as_bytes()) {
-                complaints.push(format!("{key} has a value that nobody wrote"));
+                complaints.push(format!("{key} has an unwritten value"));
             }
             if !revisions.insert(row.revision) {
                 complaints.push(format!("{key} shares revision {} with another", row.revision));
             }
             match self.fates.get(key) {
-                None => complaints.push(format!("{key} was written by nobody")),
-                Some(Fate::Refused) => complaints.push(format!("{key} was refused, and is there")),
+                None => complaints.push(format!("{key} was never written")),
+                Some(Fate::Refused) => complaints.push(format!("{key} was rejected but is stored")),
                 Some(Fate::Done(revision)) if *revision != row.revision => {
                     let is = row.revision;
-                    complaints
-                        .push(format!("{key} was acknowledged at {revision}, and is at {is}"));
+                    complaints.push(format!("{key} was acknowledged at {revision} but is at {is}"));
                 }
                 Some(Fate::Done(_) | Fate::Applied | Fate::Unknown) => {}
             }
@@ -115,28 +114,26 @@ impl History {
             match (fate, there.contains_key(key.as_str())) {
                 (Fate::Done(_) | Fate::Applied, true) => verdict.done += 1,
                 (Fate::Done(revision), false) => {
-                    complaints.push(format!("{key} was acknowledged at {revision}, and is lost"));
+                    complaints.push(format!("{key} was acknowledged at {revision} but is lost"));
                 }
-                (Fate::Applied, false) => {
-                    complaints.push(format!("{key} was applied, and is lost"))
-                }
+                (Fate::Applied, false) => complaints.push(format!("{key} was applied but is lost")),
                 (Fate::Unknown, true) => verdict.unknown_there += 1,
                 (Fate::Unknown, false) => verdict.unknown_absent += 1,
                 (Fate::Refused, _) => verdict.refused += 1,
             }
         }
         for key in self.seen.iter().filter(|key| !there.contains_key(key.as_str())) {
-            complaints.push(format!("{key} was read before, and is gone"));
+            complaints.push(format!("{key} was read before but is gone"));
         }
         for row in rows.rows.iter().filter(|row| row.key.starts_with("tally/")) {
             let count = tallies.remove(&row.key).unwrap_or(0);
             if row.version != count {
                 let (key, version) = (&row.key, row.version);
-                complaints.push(format!("{key} counts {version} writes, {count} are there"));
+                complaints.push(format!("{key} counts {version} writes, but {count} are stored"));
             }
         }
         for (tally, count) in tallies {
-            complaints.push(format!("{tally} is missing, {count} writes are there"));
+            complaints.push(format!("{tally} is missing, but {count} writes are stored"));
         }
         if !complaints.is_empty() {
             return Err(complaints);
@@ -145,13 +142,13 @@ impl History {
         Ok(verdict)
     }
 
-    /// What is known by now.
+    /// Returns the outcomes known so far.
     pub fn ended(&self) -> Ended {
         Ended(self.fates.clone())
     }
 }
 
-/// What was known when a read began.
+/// The outcomes known when a read began.
 pub struct Ended(BTreeMap<String, Fate>);
 
 #[cfg(test)]
@@ -163,7 +160,8 @@ mod tests {
         Row { key: key.to_owned(), revision, version, value }
     }
 
-    /// One acknowledged at 2, one unknown, one refused; all that should be there, changed by `with`.
+    /// Checks a history with one write acknowledged at 2, one unknown and one rejected. `with` changes the correct
+    /// rows.
     fn judged(with: impl FnOnce(&mut Vec<Row>)) -> Result<Verdict, Vec<String>> {
         let mut history = History::default();
         let [done, _unknown, refused] = [(); 3].map(|()| history.begin(1));
@@ -191,12 +189,12 @@ mod tests {
         let cases: [(Change, &str); 9] = [
             (|rows| rows.truncate(1), "is lost"),
             (|rows| rows[1].version = 2, "applied 2 times"),
-            (|rows| rows[1].value = 0, "a value that nobody wrote"),
-            (|rows| rows[1].revision = 3, "acknowledged at 2, and is at 3"),
+            (|rows| rows[1].value = 0, "an unwritten value"),
+            (|rows| rows[1].revision = 3, "acknowledged at 2 but is at 3"),
             (|rows| rows.push(row("w/1/000002", 2, 1)), "shares revision 2"),
-            (|rows| rows.push(row("w/1/000003", 3, 1)), "was refused, and is there"),
-            (|rows| rows.push(row("w/1/000004", 3, 1)), "was written by nobody"),
-            (|rows| rows[0].version = 2, "counts 2 writes, 1 are there"),
+            (|rows| rows.push(row("w/1/000003", 3, 1)), "was rejected but is stored"),
+            (|rows| rows.push(row("w/1/000004", 3, 1)), "was never written"),
+            (|rows| rows[0].version = 2, "counts 2 writes, but 1 are stored"),
             (|rows| drop(rows.remove(0)), "tally/1 is missing"),
         ];
         for (change, words) in cases {
@@ -217,7 +215,7 @@ mod tests {
         history.end(&key, Fate::Applied);
         let gone = Rows { revision: 1, rows: vec![] };
         let complaints = history.judge(&history.ended(), &gone).unwrap_err();
-        assert_eq!(complaints, [format!("{key} was applied, and is lost")]);
+        assert_eq!(complaints, [format!("{key} was applied but is lost")]);
     }
 
     #[test]
@@ -228,6 +226,6 @@ mod tests {
         assert!(history.judge(&history.ended(), &there).is_ok());
         let gone = Rows { revision: 1, rows: vec![] };
         let complaints = history.judge(&history.ended(), &gone).unwrap_err();
-        assert_eq!(complaints, ["w/1/000001 was read before, and is gone"]);
+        assert_eq!(complaints, ["w/1/000001 was read before but is gone"]);
     }
 }

@@ -1,5 +1,5 @@
-//! The run's one clock, and every operation on it: which kind, by whom, when, how it ended. The plots and the rule of
-//! minimum progress read it; what was asked and answered stands in the workload's own [`Book`].
+//! The clock of the run, and every operation on it: its kind, client, times and outcome. The plots and the rules of
+//! minimum progress use it. The workload records calls and replies in its own [`Book`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,41 +9,41 @@ use serde::Serialize;
 use crate::calls::Reply;
 use crate::moment;
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// It took effect.
     Ok,
-    /// It certainly has none.
+    /// It has no effect and never will.
     Failed,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Unknown,
 }
 
 /// An operation.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Which client.
+    /// Number of the client.
     pub client: u64,
-    /// At which member.
+    /// The member that was called.
     pub member: usize,
-    /// What it is called in the report.
+    /// The kind shown in the report.
     pub kind: &'static str,
-    /// When it was sent, in microseconds of the run's clock.
+    /// Time at which it was sent, in microseconds of the clock of the run.
     pub invoked: u64,
-    /// When its end was known.
+    /// Time at which its outcome was known.
     pub ended: u64,
-    /// How it ended.
+    /// The outcome.
     pub end: End,
-    /// Why, if not well.
+    /// The reason of a failure.
     pub why: Option<Arc<str>>,
 }
 
-/// See the module.
+/// The operations of a run.
 #[derive(Debug)]
 pub struct Ledger {
-    /// By the machine's clock.
+    /// Start of the run, by the clock of the machine.
     begun: u64,
     entries: Mutex<Vec<Entry>>,
 }
@@ -55,17 +55,17 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// The moment, in microseconds since the run began.
+    /// Returns the time since the start of the run, in microseconds.
     pub fn now(&self) -> u64 {
         self.of(moment::now())
     }
 
-    /// A moment of the machine's clock, as one of the run's.
+    /// Converts a time of the clock of the machine into one of the run.
     pub(crate) fn of(&self, moment: u64) -> u64 {
         moment.saturating_sub(self.begun)
     }
 
-    /// The last moment at which something was held, as far as its holder says so.
+    /// Returns the last time at which a hold was held according to its holder.
     pub fn seen(&self, said: &Reply) -> Option<u64> {
         match said {
             Reply::Held { at: Some(at), .. } => Some(self.of(*at)),
@@ -73,12 +73,12 @@ impl Ledger {
         }
     }
 
-    /// Takes down an operation that has ended.
+    /// Records an operation that has ended.
     pub fn enter(&self, entry: Entry) {
         self.lock().push(entry);
     }
 
-    /// What was taken down until now.
+    /// Returns the operations recorded so far.
     pub fn entries(&self) -> Vec<Entry> {
         self.lock().clone()
     }
@@ -88,7 +88,7 @@ impl Ledger {
     }
 }
 
-/// What was asked and answered, in the words of one workload.
+/// The calls and replies of one workload.
 #[derive(Debug)]
 pub struct Book<C, R>(Mutex<History<C, R>>);
 
@@ -99,13 +99,13 @@ impl<C, R> Default for Book<C, R> {
 }
 
 impl<C, R> Book<C, R> {
-    /// One in which this stands already.
+    /// Returns a book with an existing history.
     #[cfg(test)]
     pub(crate) fn of(history: History<C, R>) -> Self {
         Self(Mutex::new(history))
     }
 
-    /// An operation that is about to be sent. Until it is ended it is unknown.
+    /// Records an operation that is about to be sent. Its outcome is unknown until it is ended.
     pub fn begin(&self, client: u64, object: &str, invoked: u64, call: C) -> Index {
         let mut history = self.lock();
         history.push(Operation {
@@ -118,7 +118,7 @@ impl<C, R> Book<C, R> {
         history.len() - 1
     }
 
-    /// Its end.
+    /// Records the outcome.
     pub fn end(&self, operation: Index, outcome: Outcome<R>) {
         self.lock()[operation].outcome = outcome;
     }
@@ -129,13 +129,13 @@ impl<C, R> Book<C, R> {
 }
 
 impl<C: Clone, R: Clone> Book<C, R> {
-    /// All of it.
+    /// Returns the whole history.
     pub fn history(&self) -> History<C, R> {
         self.lock().clone()
     }
 }
 
-/// A history whose model has no lines of its own, as JSON lines: `call` and `result` in the words of `C` and `R`.
+/// Formats a history whose model has no line format of its own, as JSON lines with `call` and `result`.
 pub fn lines<C: Serialize, R: Serialize>(history: &History<C, R>) -> String {
     let line = |operation: &Operation<C, R>| {
         let (outcome, result) = match &operation.outcome {

@@ -1,40 +1,40 @@
-//! The harness that runs real processes, breaks them, and judges what they kept.
+//! A test harness that runs real processes, breaks them, and checks what they kept.
 //!
-//! A node is a process of its own, with a real data directory and real sockets on loopback. It takes orders on its
-//! standard input and answers on its standard output, a line each ([`wire`]). There are two ways to use it.
+//! A node has its own process, with a real data directory and real sockets on loopback. It reads orders from its
+//! standard input and answers on its standard output, one per line ([`wire`]). There are two kinds of tests.
 //!
-//! **Runs** (`bowline-jepsen run`, `all`, `matrix`): clients of a [`workload`] ask, a [`nemesis`] breaks, checkers judge,
-//! a [`report`] is left.
+//! **Runs** (`bowline-jepsen run`, `all`, `matrix`): the clients of a [`workload`] make calls, a [`nemesis`] injects
+//! faults, checkers check the history, and a [`report`] is written.
 //!
 //! ```text
-//!   Workload ─▶ Caller ─▶ Fleet ══ stdin/stdout ══ node ◀── doors: its disk, its clock
+//!   Workload ─▶ Caller ─▶ Fleet ══ stdin/stdout ══ node ◀── doors: disk and clock faults
 //!      │          │         ▲                       ║
 //!      ▼          ▼         │ kill, pause, start   proxy ◀── links: cut, slow, lossy
 //!    Books     Ledger    Nemesis ───────────────────╨──────────┘
 //!      └─▶ judge   └─▶ progress, plots
 //! ```
 //!
-//! **Crash tests** (`jepsen/tests`): a node is told to kill itself at the n-th reach of a named point of its own code, which
-//! is how a crash is put where it hurts most, or loses its power, or its disk is full. The same fleet, with a load that
-//! is one write after the other.
+//! **Crash tests** (`jepsen/tests`): a node kills itself at the n-th hit of a named point of its own code, so that
+//! the crash happens at the most critical steps; or it loses power, or its disk is full. They use the same fleet,
+//! with a simple load of writes.
 //!
 //! ```text
 //!   Load ──write──▶ Fleet ══ stdin/stdout ══ jepsen-node ── Node ── log
 //!     │               ▲                          ╳ SIGKILL, from inside or outside
-//!     ▼               │ start again
+//!     ▼               │ restart
 //!   History ◀─rows─ Cluster
 //!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
 //! ```
 //!
-//! Members may be servers instead (`bowline serve`), and clients speak etcd's protocol with them: [`over`] says which, and
-//! what can be done one way only.
+//! Members may also be servers (`bowline serve`), whose clients use the etcd protocol: [`over`] makes the choice and
+//! lists what only one of the two supports.
 //!
-//! Data directories may stand on file systems of their own ([`volume`]), which lose their power or fill up.
+//! Data directories may be on separate file systems ([`volume`]) that can lose power or fill up.
 //!
-//! Beside the library's public API this uses its hidden `env`, the doors to the world with the names of the crash points, and
-//! `mutant` with the feature `mutants`. Nothing else of its inside is known here.
+//! In addition to the public API, this crate uses the hidden module `env` of the library, which has the environment
+//! traits and the names of the crash points, and `mutant` with the feature `mutants`. It uses no other internals.
 
-/// The protocol's messages and clients: the server's own.
+/// Protocol messages and clients, generated from the same files as those of the server.
 #[path = "../../src/cli/src/generated/mod.rs"]
 mod generated;
 

@@ -1,11 +1,11 @@
-//! The links between members: what the network does to what one says to another.
+//! The links between members: network faults on the messages from one member to another.
 //!
-//! Members reach each other through a door of the harness ([`proxy`](crate::proxy)), which does what stands here to every
-//! frame that passes. Nothing here moves bytes.
+//! Members reach each other through the [`proxy`](crate::proxy) of the harness, which applies these rules to every
+//! frame. This module moves no data itself.
 //!
-//! Of the connections between two members each has dialed its own, on which only its own messages travel; what
-//! comes back are signs of life. So the link from one to another is all connections that the one has
-//! dialed: to cut it stops the messages in that direction and no others.
+//! Each of two members has dialed its own connection to the other and sends its messages only on it. The other
+//! direction of that connection carries keep-alives. The link from one member to another is therefore all connections
+//! that the first has dialed. Cutting it stops the messages of that direction only.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,73 +14,71 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// What happens on a link. By default everything passes at once.
+/// The faults on a link. By default everything passes at once.
 ///
-/// Chances are for each frame, in thousandths. The frames of a greeting are neither lost nor doubled: what is
-/// lost on a real network is sent again, and a message stays lost only behind the greeting, where
-/// connections that break lose them.
+/// Probabilities are per frame, in thousandths. Handshake frames are neither lost nor duplicated: a real network
+/// retransmits lost data, and messages are lost only after the handshake, when a connection breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rule {
-    /// Nothing passes.
+    /// Whether and how the link is cut.
     pub cut: Option<Cut>,
-    /// Everything takes so much longer.
+    /// Additional delay of each frame.
     pub delay: Duration,
-    /// And up to so much more, drawn for each frame. None overtakes another: it is a stream.
+    /// Maximum further random delay of each frame. Frames are never reordered, as the connection is a stream.
     pub jitter: Duration,
-    /// A whole frame is lost.
+    /// Probability that a frame is lost.
     pub lose_permille: u16,
-    /// A whole frame comes twice.
+    /// Probability that a frame arrives twice.
     pub double_permille: u16,
-    /// One bit of a frame is flipped: of its length, its checksum or its body.
+    /// Probability that one bit of a frame is flipped: of its length, its checksum or its body.
     pub flip_permille: u16,
-    /// Some bytes of a frame come twice in a row, so that everything behind them is displaced.
+    /// Probability that some bytes of a frame are repeated, which displaces everything after them.
     pub stutter_permille: u16,
-    /// A frame, and all that is behind it, is held up for [`Rule::hold`], as by a packet that has to be
-    /// sent again.
+    /// Probability that a frame and everything after it is held up for [`Rule::hold`], as by a retransmission.
     pub hold_permille: u16,
-    /// For how long.
+    /// Duration of a hold-up.
     pub hold: Duration,
-    /// The connection breaks in the middle of a frame.
+    /// Probability that the connection breaks in the middle of a frame.
     pub break_permille: u16,
-    /// No more bytes than these pass in a second, on each connection.
+    /// Maximum rate of each connection, in bytes per second.
     pub bytes_per_second: Option<NonZeroU32>,
 }
 
-/// How a link is cut.
+/// A way to cut a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
-    /// Connections break, and new ones are closed at once: both ends know.
+    /// Connections break and new ones are closed at once, so that both ends know.
     Refused,
-    /// Nothing comes through, and nobody is told, as behind a cable that was pulled. What was under way
-    /// arrives when the link is there again, if the connection has not been given up by then.
+    /// Nothing passes and neither end is notified, as with an unplugged cable. Data in flight arrives when the link
+    /// is restored, if the connection still exists.
     Silent,
 }
 
 impl Rule {
-    /// A link that is cut.
+    /// Returns the rule of a link that is cut.
     pub fn cut(how: Cut) -> Self {
         Self { cut: Some(how), ..Self::default() }
     }
 }
 
-/// What has passed over a link, and what has not, since the beginning.
+/// Counts of what has passed over a link since the start, and what has not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
-    /// Frames that came, greetings and signs of life among them.
+    /// Frames received, including handshakes and keep-alives.
     pub frames: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Of the frames, those that were lost.
+    /// Frames that were lost.
     pub lost: u64,
-    /// Those that were sent on twice.
+    /// Frames that were forwarded twice.
     pub doubled: u64,
-    /// Those of which a bit was flipped, or some bytes sent on twice.
+    /// Frames that were forwarded with a flipped bit or repeated bytes.
     pub spoiled: u64,
-    /// Connections that broke in the middle of a frame.
+    /// Connections that were broken in the middle of a frame.
     pub broken: u64,
     /// Connections that were closed because the link was cut.
     pub refused: u64,
-    /// New ones that nobody has answered because it was.
+    /// New connections that got no response because the link was cut.
     pub silenced: u64,
 }
 
@@ -96,18 +94,18 @@ impl Link {
         Self { rule: watch::Sender::new(Rule::default()), traffic: Mutex::default() }
     }
 
-    /// Its rule, as it changes.
+    /// Returns a receiver of its current rule.
     pub(crate) fn rule(&self) -> watch::Receiver<Rule> {
         self.rule.subscribe()
     }
 
-    /// Counts.
+    /// Updates the counts.
     pub(crate) fn count(&self, count: impl FnOnce(&mut Traffic)) {
         count(&mut self.traffic.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// See the module. Clones are the same links.
+/// All links of a run. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Links {
     table: Arc<Mutex<Table>>,
@@ -120,27 +118,27 @@ struct Table {
 }
 
 impl Links {
-    /// What happens to what `from` says to `to`.
+    /// Returns the rule for messages from `from` to `to`.
     pub fn rule(&self, from: usize, to: usize) -> Rule {
         *self.link(from, to).rule.borrow()
     }
 
-    /// From now on, also on connections that are there.
+    /// Sets the rule from now on, also for existing connections.
     pub fn set(&self, from: usize, to: usize, rule: Rule) {
         self.link(from, to).rule.send_replace(rule);
     }
 
-    /// Cuts one direction, silently.
+    /// Cuts one direction silently.
     pub fn cut(&self, from: usize, to: usize) {
         self.cut_so(from, to, Cut::Silent);
     }
 
-    /// Cuts one direction in one way.
+    /// Cuts one direction in this way.
     pub fn cut_so(&self, from: usize, to: usize, how: Cut) {
         self.set(from, to, Rule { cut: Some(how), ..self.rule(from, to) });
     }
 
-    /// Cuts both directions between each of `some` and each of `others`, silently.
+    /// Silently cuts both directions between each of `some` and each of `others`.
     pub fn part(&self, some: &[usize], others: &[usize]) {
         for (a, b) in some.iter().flat_map(|a| others.iter().map(|b| (*a, *b))) {
             self.cut(a, b);
@@ -148,20 +146,20 @@ impl Links {
         }
     }
 
-    /// Nothing happens to anything any more.
+    /// Ends all faults.
     pub fn heal(&self) {
         for link in self.table().links.values() {
             link.rule.send_replace(Rule::default());
         }
     }
 
-    /// What has passed over the link from one member to another.
+    /// Returns the counts of the link from one member to another.
     pub fn traffic(&self, from: usize, to: usize) -> Traffic {
         *self.link(from, to).traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many connections were made by somebody who is no member, on whom nothing here has an effect: who
-    /// asks to join, before it has.
+    /// Returns the number of connections made by machines that are not members yet, such as those that ask to join.
+    /// Rules have no effect on them.
     pub fn strangers(&self) -> u64 {
         self.table().strangers
     }
@@ -171,7 +169,7 @@ impl Links {
         Arc::clone(table.links.entry((from, to)).or_insert_with(|| Arc::new(Link::new())))
     }
 
-    /// A link of its own for somebody who is no member.
+    /// Returns a new link for a connection of a machine that is not a member.
     pub(crate) fn stranger(&self) -> Arc<Link> {
         self.table().strangers += 1;
         Arc::new(Link::new())

@@ -1,4 +1,5 @@
-//! Writers: one for each process, a few writes at a time, until it dies or the load ends.
+//! The write load of the crash tests: one writer per process, with a few concurrent writes, until the process dies or
+//! the load ends.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +11,10 @@ use crate::history::{Fate, History};
 use crate::process::{HarnessError, LIMIT, Process};
 use crate::wire::{Answer, Order};
 
-/// How many writes of one writer are without an answer.
+/// Number of open writes of one writer.
 const OPEN: usize = 4;
 
-/// See the module.
+/// The write load.
 #[derive(Default)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -46,7 +47,7 @@ impl Shared {
                 Ok(Answer::Done(revision)) => Fate::Done(revision),
                 Ok(Answer::Applied(_)) => Fate::Applied,
                 Ok(Answer::Refused(_)) => Fate::Refused,
-                // It begins as unknown, and stays so.
+                // The outcome is unknown from the beginning and stays so.
                 _ => continue,
             };
             self.history().end(&key, fate);
@@ -56,19 +57,20 @@ impl Shared {
 }
 
 impl Load {
-    /// What was written so far.
+    /// Returns the history of all writes so far.
     pub fn history(&self) -> MutexGuard<'_, History> {
         self.shared.history()
     }
 
-    /// Writes to a process until it ends.
+    /// Starts a writer that writes to a process until it ends.
     pub fn write_to(&self, writer: usize, process: &Arc<Process>) {
         let (shared, process) = (Arc::clone(&self.shared), Arc::clone(process));
         let thread = thread::spawn(move || shared.write(writer, &process));
         self.writers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
     }
 
-    /// One write to a process, beside the others; what it answers. `None` if it ends before, or takes longer.
+    /// Makes one additional write and returns the answer, or `None` if the process ends before or takes longer than
+    /// `limit`.
     pub fn once(&self, writer: usize, process: &Process, limit: Duration) -> Option<Answer> {
         let key = self.history().begin(writer);
         let answer = process.ask(&Order::Write(key.clone())).recv_timeout(limit).ok()?;
@@ -76,16 +78,16 @@ impl Load {
             Answer::Done(revision) => self.history().end(&key, Fate::Done(revision)),
             Answer::Applied(_) => self.history().end(&key, Fate::Applied),
             Answer::Refused(_) => self.history().end(&key, Fate::Refused),
-            // It begins as unknown, and stays so.
+            // The outcome is unknown from the beginning and stays so.
             _ => {}
         }
         Some(answer)
     }
 
-    /// Waits until so many more writes have been acknowledged.
+    /// Waits until this many more writes have been acknowledged.
     ///
     /// # Errors
-    /// They are not, in time.
+    /// Returns an error if that takes too long.
     pub fn more(&self, writes: u64) -> Result<(), HarnessError> {
         let history = self.history();
         let wanted = history.done() + writes;
@@ -97,18 +99,18 @@ impl Load {
         drop(history);
         if late.timed_out() {
             return Err(HarnessError::TooLate(format!(
-                "not {writes} more writes are acknowledged"
+                "fewer than {writes} more writes were acknowledged"
             )));
         }
         Ok(())
     }
 
-    /// No more writes; waits for the answers to those that are open.
+    /// Ends the load and waits for the replies to open writes.
     pub fn end(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
         let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
         for writer in writers.drain(..) {
-            assert!(writer.join().is_ok(), "a writer has fallen");
+            assert!(writer.join().is_ok(), "a writer panicked");
         }
     }
 }

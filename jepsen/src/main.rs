@@ -1,11 +1,11 @@
-//! The harness's command line: `bowline-jepsen run`, `all`, `matrix`, `sum`, `list`.
+//! The command line of the harness: `bowline-jepsen run`, `all`, `matrix`, `sum`, `list`.
 //!
-//! | exit | when |
+//! | exit code | meaning |
 //! |---|---|
-//! | 0 | every run was ok, or skipped aloud |
+//! | 0 | every run was ok, or was skipped with a message |
 //! | 1 | a violation |
-//! | 2 | the arguments are wrong |
-//! | 3 | a run is undecided; or invalid, with `sum`: and nobody has run it again and found it ok; or there is none to sum up |
+//! | 2 | invalid arguments |
+//! | 3 | a run is undecided, or (with `sum`) invalid, and no later run of it was ok; or there is nothing to sum up |
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -24,10 +24,10 @@ const EXIT_VIOLATION: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 const EXIT_NO_VERDICT: u8 = 3;
 
-/// The variable that names a promise for nodes to break.
+/// Environment variable that names the promise for nodes to break on purpose.
 const MUTANT: &str = "BOWLINE_MUTANT";
 
-/// Runs real Bowline processes, breaks them, and judges what their clients saw
+/// Test real Bowline processes: inject faults and check what their clients observed
 #[derive(Parser, Debug)]
 #[command(name = "bowline-jepsen", arg_required_else_help = true, disable_help_subcommand = true)]
 struct Arguments {
@@ -37,21 +37,21 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// One workload with one nemesis
+    /// Run one workload with one nemesis
     Run(RunOptions),
-    /// Every workload and every nemesis at least once, some over the server, too; with --quick in under ten minutes
+    /// Run every workload and every nemesis at least once, some also over servers (with --quick in under ten minutes)
     All(AllOptions),
-    /// Every workload with every nemesis, sizes going around
+    /// Run every workload with every nemesis, with cluster sizes in turn
     Matrix(MatrixOptions),
-    /// Adds up what earlier runs came to, as Markdown
+    /// Add up the results of earlier runs as Markdown
     Sum {
         /// Directories of reports, the oldest first
         #[arg(default_value = "target/jepsen")]
         dirs: Vec<PathBuf>,
     },
-    /// Which workloads and nemeses there are
+    /// List the workloads and nemeses
     List,
-    /// One member; reads its orders from standard input
+    /// Run one member that reads its orders from standard input
     #[command(hide = true)]
     Node {
         /// DIR NAME NAME=ADDRESS,... [POINT:HITS]
@@ -61,19 +61,19 @@ enum Command {
 
 #[derive(Args, Debug)]
 struct RunOptions {
-    /// What clients do: see `list`
+    /// Workload of the clients (see `list`)
     #[arg(long)]
     workload: String,
-    /// What goes wrong: see `list`
+    /// Faults to inject (see `list`)
     #[arg(long, default_value = "none")]
     nemesis: String,
-    /// How many members
+    /// Number of members
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
     nodes: u8,
     /// How clients reach the members: inside their processes, or over the API of `bowline serve`
     #[arg(long, value_enum, default_value_t)]
     over: Over,
-    /// How often it is run, each time with the next seed
+    /// Number of runs, each with the next seed
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     times: u64,
     #[command(flatten)]
@@ -82,7 +82,7 @@ struct RunOptions {
 
 #[derive(Args, Debug)]
 struct AllOptions {
-    /// Short runs
+    /// Make short runs
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -91,19 +91,19 @@ struct AllOptions {
 
 #[derive(Args, Debug)]
 struct MatrixOptions {
-    /// Only these workloads, with commas
+    /// Only these workloads, separated by commas
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Only these nemeses, with commas
+    /// Only these nemeses, separated by commas
     #[arg(long, value_delimiter = ',')]
     nemeses: Vec<String>,
     /// How clients reach the members: inside their processes, or over the API of `bowline serve`
     #[arg(long, value_enum, default_value_t)]
     over: Over,
-    /// No more than so many runs, spread over all of them
+    /// Maximum number of runs
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     runs: Option<usize>,
-    /// Leave out what was ok before with these very programs, as long, at this pace and rate, by what --out knows
+    /// Skip runs for which --out has an ok result of the same programs, at least as long, with the same pace and rate
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -112,31 +112,31 @@ struct MatrixOptions {
 
 #[derive(Args, Debug)]
 struct Common {
-    /// How long the load of a run lasts [default: 60; 10 with --quick]
+    /// Length of the load of a run, in seconds [default: 60; 10 with --quick]
     #[arg(long)]
     seconds: Option<u64>,
-    /// Targets faults hit and what clients choose
+    /// Seed for the targets of faults and the choices of clients
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long a fault lasts, in seconds [default: 4; 3 with --quick]
+    /// Length of a fault, in seconds [default: 4; 3 with --quick]
     #[arg(long)]
     window: Option<f32>,
-    /// How long it rests, in seconds [default: 4; 1.5 with --quick]
+    /// Pause between faults, in seconds [default: 4; 1.5 with --quick]
     #[arg(long)]
     rest: Option<f32>,
-    /// How many steps of clients a second there are at most, in all
+    /// Maximum number of client steps per second in total
     #[arg(long, default_value_t = 300)]
     rate: u64,
-    /// How many runs there are side by side [default: 1; one for each processor with `all`]
+    /// Number of parallel runs [default: 1; one per processor with `all`]
     #[arg(long)]
     at_once: Option<usize>,
-    /// The program that is the server, for runs over it [default: `bowline` beside this one]
+    /// Server program for runs over servers [default: `bowline` in the directory of this program]
     #[arg(long)]
     server: Option<PathBuf>,
-    /// Where pages, histories and what each run came to go
+    /// Directory for pages, histories and results
     #[arg(long, default_value = "target/jepsen")]
     out: PathBuf,
-    /// Say everything as JSON, a line for each run
+    /// Print one JSON object per run
     #[arg(long)]
     json: bool,
 }
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Where nobody can read the explanation, the exit code has to do.
+            // If the message cannot be printed, the exit code remains.
             drop(error.print());
             return match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
@@ -165,7 +165,7 @@ fn main() -> ExitCode {
         Command::List => list(),
         Command::Node { words } => match driver::main(&words) {
             Ok(()) => ExitCode::SUCCESS,
-            // It has said why on its standard output, to whom it concerns.
+            // It has reported the reason on its standard output, which the harness reads.
             Err(_) => ExitCode::FAILURE,
         },
     }
@@ -173,10 +173,10 @@ fn main() -> ExitCode {
 
 fn run_one(options: &RunOptions) -> ExitCode {
     let Some(workload) = workload::named(&options.workload) else {
-        return complain(&format!("there is no workload {}: see `list`", options.workload));
+        return complain(&format!("unknown workload {}: see `list`", options.workload));
     };
     let Some(nemesis) = nemesis::named(&options.nemesis) else {
-        return complain(&format!("there is no nemesis {}: see `list`", options.nemesis));
+        return complain(&format!("unknown nemesis {}: see `list`", options.nemesis));
     };
     let (members, over) = (options.nodes.into(), options.over);
     if let Some(why) = over.refuses(workload, nemesis) {
@@ -192,7 +192,7 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
         .find(|name| workload::named(name).is_none())
         .or_else(|| options.nemeses.iter().find(|name| nemesis::named(name).is_none()));
     if let Some(name) = unknown {
-        return complain(&format!("there is no {name}: see `list`"));
+        return complain(&format!("unknown workload or nemesis {name}: see `list`"));
     }
     let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
     let mut cells = match options.over {
@@ -205,7 +205,7 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
     });
     if cells.is_empty() {
         return complain(
-            "nothing of this can be done over the server: docs/assurance/harness.md says why",
+            "no selected run is supported over servers: see docs/assurance/harness.md",
         );
     }
     let mut plans = plans(&cells, &options.common, false);
@@ -231,7 +231,7 @@ fn sum(dirs: &[PathBuf]) -> ExitCode {
     };
     let empty = dirs.iter().zip(&by_dir).find(|(_, summaries)| summaries.is_empty());
     if let Some((dir, _)) = empty {
-        drop(writeln!(io::stderr().lock(), "error: {} knows of no runs", dir.display()));
+        drop(writeln!(io::stderr().lock(), "error: no results in {}", dir.display()));
     }
     let summaries = by_dir.concat();
     say(&report::tally(&summaries));
@@ -244,7 +244,7 @@ fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
 
 fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
     let Cell { workload, nemesis, members, over } = cell;
-    // A control wants many faults: not each of them hits whoever holds the lock.
+    // A control needs many faults, because not each of them hits the holder of the lock.
     let (seconds, window, rest) = match (workload.control.is_some(), quick) {
         (true, false) => (60, 3.5, 1.0),
         (true, true) => (30, 3.5, 1.0),
@@ -272,7 +272,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
         Ok(programs) => programs,
         Err(why) => return complain(&why),
     };
-    // A single one that was asked for is not skipped.
+    // A single requested run is not skipped.
     if let ([plan, ..], true) = (plans, plans.iter().all(|plan| plan.over == Over::Server))
         && let Err(why) = programs.of(plan.over)
     {
@@ -280,7 +280,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     }
     if programs.mutant.is_some() && plans.iter().all(|plan| plan.over == Over::Server) {
         return complain(
-            "BOWLINE_MUTANT is for --over embedded: no mutants are built into servers",
+            "BOWLINE_MUTANT requires --over embedded: servers are built without mutants",
         );
     }
     if !common.json {
@@ -293,7 +293,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
             true => say(&serde_json::to_string(summary).unwrap_or_default()),
             false => say(&report::row(summary)),
         }
-        // Nobody may be there to see how far it is.
+        // An error is ignored because nobody may be reading the progress.
         drop(writeln!(io::stderr().lock(), "{}", report::progress(progress)));
     });
     let summaries = match summaries {
@@ -308,7 +308,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     exit_for(["violation", "undecided", "invalid"].into_iter().find(some))
 }
 
-/// By the worst of all verdicts.
+/// Returns the exit code of the worst verdict.
 fn exit_for(worst: Option<&str>) -> ExitCode {
     match worst {
         Some("violation") => ExitCode::from(EXIT_VIOLATION),
@@ -317,14 +317,14 @@ fn exit_for(worst: Option<&str>) -> ExitCode {
     }
 }
 
-/// What members are processes of, and the promise that they break on purpose.
+/// Returns the programs of the members and the promise that they break on purpose.
 fn programs(common: &Common) -> Result<Programs, String> {
     let path = std::env::current_exe()
-        .map_err(|error| format!("this program does not know where it is: {error}"))?;
+        .map_err(|error| format!("cannot find the path of this program: {error}"))?;
     let mutant = std::env::var_os(MUTANT).map(|name| name.to_string_lossy().into_owned());
     if mutant.is_some() && !cfg!(feature = "mutants") {
         return Err(format!(
-            "{MUTANT} is set, and this harness breaks no promise: build it with --features mutants, or unset it"
+            "{MUTANT} is set, but this harness is built without mutants: build it with --features mutants, or unset it"
         ));
     }
     Ok(Programs::beside(&path, common.server.as_deref()).with_mutant(mutant))
@@ -339,7 +339,7 @@ fn list() -> ExitCode {
     for nemesis in nemesis::ALL {
         let not_here = match (nemesis.possible)() {
             Ok(()) => String::new(),
-            Err(why) => format!(" (not on this machine: {why})"),
+            Err(why) => format!(" (not supported on this machine: {why})"),
         };
         say(&format!("  {:<22} {}{not_here}", nemesis.name, nemesis.about));
     }
@@ -347,7 +347,7 @@ fn list() -> ExitCode {
 }
 
 fn say(line: &str) {
-    // Where nobody listens any more, the exit code has to do.
+    // If the output is closed, the exit code remains.
     drop(writeln!(io::stdout().lock(), "{line}"));
 }
 

@@ -1,31 +1,30 @@
-//! Which runs cover what: every workload with every nemesis and both with every size, so that each *pair* of two choices is in
-//! some run (pairwise), in far fewer runs than all combinations.
+//! Selects the runs: every workload with every nemesis, and both with every cluster size. Each *pair* of choices is
+//! in some run (pairwise testing), with far fewer runs than all combinations.
 
 use crate::over::Over;
 use crate::{nemesis, workload};
 
-/// The sizes of clusters.
+/// The cluster sizes.
 pub const SIZES: &[usize] = &[1, 3, 5];
 
-/// A combination.
+/// A combination of choices.
 #[derive(Clone, Copy)]
 pub struct Cell {
-    /// What clients do.
+    /// The workload.
     pub workload: &'static workload::Kind,
-    /// What goes wrong.
+    /// The nemesis.
     pub nemesis: &'static nemesis::Kind,
-    /// How many members.
+    /// Number of members.
     pub members: usize,
-    /// How clients reach them.
+    /// The protocol of the clients.
     pub over: Over,
 }
 
-/// How many members the runs have, in turn: three of five runs have three, as most clusters do.
+/// Cluster sizes in turn: three of five runs have three members, as most clusters do.
 const TURNS: [usize; 5] = [1, 3, 5, 3, 3];
 
-/// Every workload with every nemesis, in a size that goes around, and every control with what it must fail under. They
-/// stand in such an order that the first few have each workload and each nemesis at least once, whatever one then
-/// takes of the rest.
+/// Returns every workload with every nemesis, with sizes in turn, and every control with the nemesis under which it
+/// must fail. In this order, the first few cells contain each workload and each nemesis at least once.
 pub fn pairwise() -> Vec<Cell> {
     let all = nemesis::ALL;
     let (controls, others): (Vec<_>, Vec<_>) =
@@ -35,7 +34,7 @@ pub fn pairwise() -> Vec<Cell> {
         let members = 3.max(nemesis.wants.members_min);
         Some(Cell { workload, nemesis, members, over: Over::Embedded })
     };
-    // Both go around at once; when both are at their begin again, one is shifted.
+    // Both lists are cycled at once. When both are at their start again, one is shifted.
     let round = others.len() * all.len() / common_divisor(others.len(), all.len());
     let meeting = |run: usize| {
         let (row, column) = (run % others.len(), (run + run / round) % all.len());
@@ -49,7 +48,7 @@ pub fn pairwise() -> Vec<Cell> {
     controls.chain((0..others.len() * all.len()).map(meeting)).collect()
 }
 
-/// The same over servers, as far as that can be done.
+/// Returns the same for servers, as far as they support it.
 pub fn pairwise_over_servers() -> Vec<Cell> {
     let mut cells = pairwise();
     cells.iter_mut().for_each(|cell| cell.over = Over::Server);
@@ -57,8 +56,8 @@ pub fn pairwise_over_servers() -> Vec<Cell> {
     cells
 }
 
-/// What is done over servers, too, where a few runs must do: each workload that can be, with faults that are told apart by who
-/// asks, and the controls.
+/// A small selection for servers: each workload that they support, with faults whose effect differs between server
+/// and embedded clients, and the controls.
 const SOME_OVER_SERVERS: &[(&str, &str)] = &[
     ("register-local", "partition-halves"),
     ("locked-set-unguarded", "pause"),
@@ -75,7 +74,7 @@ const SOME_OVER_SERVERS: &[(&str, &str)] = &[
     ("lock", "kill-minority"),
 ];
 
-/// See [`SOME_OVER_SERVERS`].
+/// Returns the cells of [`SOME_OVER_SERVERS`].
 pub fn some_over_servers() -> Vec<Cell> {
     let cell = |(workload, nemesis): &(&str, &str)| {
         let (workload, nemesis) = (workload::named(workload)?, nemesis::named(nemesis)?);
@@ -88,8 +87,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// A cross-section: every workload and every nemesis at least once, each with others in turn; and every workload that can be
-/// over servers.
+/// Returns a cross-section: every workload and every nemesis at least once, combined in turn, and every workload that
+/// servers support.
 pub fn cross_section() -> Vec<Cell> {
     let mut cells = pairwise();
     let controls = cells.iter().filter(|cell| cell.workload.control.is_some()).count();

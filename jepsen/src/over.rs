@@ -1,5 +1,6 @@
-//! How clients reach members: inside the members' processes, as the library is meant to be used, or over the API of servers
-//! (`bowline serve`), as clients of etcd's do. And what can be done one way only.
+//! The two ways in which clients reach members: inside the processes of the members, as the library is meant to be
+//! used, or over the API of servers (`bowline serve`), as clients of etcd do. It also lists what only one of them
+//! supports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::fleet::Program;
 use crate::{nemesis, workload};
 
-/// See the module.
+/// A way in which clients reach members.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize, ValueEnum,
 )]
@@ -21,20 +22,20 @@ pub enum Over {
     /// Members are `jepsen-node`, and clients run inside them.
     #[default]
     Embedded,
-    /// Members are `bowline serve`, and clients speak etcd's protocol with them.
+    /// Members are `bowline serve`, and clients use the etcd protocol.
     Server,
 }
 
-/// What the server has no word for, and why.
+/// Workloads that servers do not support, with the reasons.
 const WORKLOADS: &[(&str, &str)] = &[
-    ("set-unsynced", "its disks are doors inside the driver's process"),
-    ("lock-again", "the server's locks know no owner that takes them again"),
-    ("semaphore", "the server has no semaphores: they are a recipe of the library"),
-    ("queue", "the server has no queues: they are a recipe of the library"),
-    ("membership", "its members join without having been announced"),
+    ("set-unsynced", "its disk faults need a node process of the harness"),
+    ("lock-again", "the locks of the server are not re-entrant"),
+    ("semaphore", "the server has no semaphores, which are a recipe of the library"),
+    ("queue", "the server has no queues, which are a recipe of the library"),
+    ("membership", "its members join without being added first"),
 ];
 
-/// What cannot be done to a server from outside, and why.
+/// Faults that cannot be injected into a server from outside, with the reasons.
 const NEMESES: &[(&str, &str)] = &[
     ("clock-rates", CLOCK),
     ("clock-jumps", CLOCK),
@@ -44,20 +45,20 @@ const NEMESES: &[(&str, &str)] = &[
     ("rot-log", REPLACED),
     ("rot-snapshot", REPLACED),
     ("rot-warm", "the server keeps no warm copy"),
-    ("churn", "its members join without having been announced"),
+    ("churn", "its members join without being added first"),
 ];
 
-const CLOCK: &str = "its clocks are doors inside the driver's process";
-const DISK: &str = "its disks are doors inside the driver's process";
-const REPLACED: &str = "a damaged member is replaced by a call of the library";
+const CLOCK: &str = "its clock faults need a node process of the harness";
+const DISK: &str = "its disk faults need a node process of the harness";
+const REPLACED: &str = "replacing a damaged member needs a call of the library";
 
-/// Whether a fault cannot be done to a server from outside.
+/// Returns whether a fault cannot be injected into a server from outside.
 pub(crate) fn is_refused(nemesis: &str) -> bool {
     NEMESES.iter().any(|(name, _)| *name == nemesis)
 }
 
 impl Over {
-    /// In a word, as the command line says it.
+    /// Returns the name that the command line uses.
     pub fn word(self) -> &'static str {
         match self {
             Over::Embedded => "embedded",
@@ -65,35 +66,35 @@ impl Over {
         }
     }
 
-    /// Why this cannot be run this way, if it cannot.
+    /// Returns why this combination is not supported, or `None` if it is.
     pub fn refuses(self, workload: &workload::Kind, nemesis: &nemesis::Kind) -> Option<String> {
         if self == Over::Embedded {
             return None;
         }
         let why = |table: &[(&str, &str)], of: &str| {
             let found = table.iter().find(|(name, _)| *name == of);
-            found.map(|(name, why)| format!("{name} is not for --over server: {why}"))
+            found.map(|(name, why)| format!("{name} is not supported with --over server: {why}"))
         };
         why(WORKLOADS, workload.name).or_else(|| why(NEMESES, nemesis.name))
     }
 }
 
-/// What members are processes of.
+/// The programs of the members.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// A node that takes orders.
+    /// A node that reads orders.
     pub node: Program,
-    /// A server; or why there is none.
+    /// A server, or the reason why there is none.
     pub server: Result<Program, String>,
     /// The promise that nodes break on purpose.
     pub mutant: Option<String>,
     built: BTreeMap<Over, String>,
 }
 
-/// What a run was made with: what another build, or a mutant, did says nothing of this one.
+/// The build and the mutant of a run. Results of other builds or of mutants say nothing about this one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub struct Build {
-    /// The programs' bytes, in a word that no other build has; none in the lines of a harness that did not write it down.
+    /// A hash of the programs, or `None` in lines of an older harness that did not record it.
     #[serde(default)]
     pub build: Option<String>,
     /// The promise that its nodes broke on purpose.
@@ -102,20 +103,22 @@ pub struct Build {
 }
 
 impl Programs {
-    /// Those of a harness: itself, and the server at this path, or the one beside it.
+    /// Returns the programs of a harness: the harness itself, and the server at this path, or the one in the same
+    /// directory.
     pub fn beside(harness: &Path, server: Option<&Path>) -> Self {
         let node = Program { path: harness.to_owned(), words: vec!["node".to_owned()] };
         Self { node, server: server_at(harness, server), mutant: None, built: BTreeMap::new() }
             .looked_at()
     }
 
-    /// The same, whose nodes break a promise on purpose.
+    /// Returns the programs with nodes that break this promise on purpose.
     #[must_use]
     pub fn with_mutant(self, mutant: Option<String>) -> Self {
         Self { mutant, ..self }
     }
 
-    /// Reads the programs once. Who judges is part of what a run was made with, also where members are servers.
+    /// Reads and hashes the programs once. The harness is part of the build of every run, because it checks the
+    /// results, also when members are servers.
     fn looked_at(mut self) -> Self {
         let hash_of = |program: &Program| {
             let mut hasher = DefaultHasher::new();
@@ -132,16 +135,16 @@ impl Programs {
         self
     }
 
-    /// What a run with them is made with.
+    /// Returns the build of a run with these programs.
     pub fn build(&self, over: Over) -> Build {
         let mutant = self.mutant.clone().filter(|_| over == Over::Embedded);
         Build { build: self.built.get(&over).cloned(), mutant }
     }
 
-    /// The one for a plan; or why there is none.
+    /// Returns the program of the members for this kind of clients.
     ///
     /// # Errors
-    /// In words that say what to do.
+    /// Returns why there is none and what to do.
     pub fn of(&self, over: Over) -> Result<&Program, String> {
         match over {
             Over::Embedded => Ok(&self.node),
@@ -155,10 +158,10 @@ fn server_at(harness: &Path, asked: Option<&Path>) -> Result<Program, String> {
     if !path.is_file() {
         let shown = path.display();
         return Err(match asked {
-            Some(_) => format!("--server: there is no program {shown}"),
+            Some(_) => format!("--server: program not found: {shown}"),
             None => format!(
-                "there is no server {shown}: `cargo build -p bowline-cli` makes it (with --release if this was), \
-                 or --server says where it is"
+                "server program not found: {shown}; build it with `cargo build -p bowline-cli` (with --release if this \
+                         was), or give its path with --server"
             ),
         });
     }
@@ -212,13 +215,13 @@ mod tests {
         assert!(before.iter().all(|build| build.build.is_some() && build.mutant.is_none()));
         assert_eq!(built("a", "s", None), before);
         let another = built("b", "s", None);
-        assert!(another[0] != before[0] && another[1] != before[1], "who judges is another");
+        assert!(another[0] != before[0] && another[1] != before[1], "the harness is another build");
         let server = built("a", "t", None);
         assert!(server[0] == before[0] && server[1] != before[1]);
         let mutant = built("a", "s", Some("M06"));
         assert!(
             mutant[0] != before[0] && mutant[1] == before[1],
-            "no mutants are built into servers"
+            "servers are built without mutants"
         );
     }
 }

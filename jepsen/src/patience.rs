@@ -1,4 +1,4 @@
-//! Waits for a future, but not for ever.
+//! Blocks on a future with a time limit.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks until the future is ready, or the time is up: `None` then, and the future is dropped.
+/// Blocks until the future is ready. If the limit is reached, drops it and returns `None`.
 pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let begun = Instant::now();
     let waker = Waker::from(Arc::new(Unpark(thread::current())));

@@ -1,20 +1,20 @@
-//! Ports for members.
+//! Finds free ports for members.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::process::HarnessError;
 
-/// Where ports are looked for: below those that systems hand out for outgoing connections, so that a
-/// dead member's port is not taken by somebody's connection before it is back.
+/// Range of ports: below the ephemeral ports, so that no outgoing connection takes the port of a dead member before
+/// it is restarted.
 const PORTS: std::ops::Range<u16> = 10_000..19_000;
 
-/// So many addresses on loopback that nobody listens at.
+/// Returns this number of loopback addresses on which no process listens.
 ///
 /// # Errors
-/// There are not so many.
+/// Returns an error if there are not enough.
 pub fn free_addresses(many: usize) -> Result<Vec<String>, HarnessError> {
-    // Clusters of one process never look at the same ports; those of several rarely do.
+    // Clusters of one process never try the same ports; those of several processes rarely do.
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let span = PORTS.end - PORTS.start;
     let begin = u16::try_from(std::process::id().wrapping_mul(97) % u32::from(span)).unwrap_or(0);
@@ -22,7 +22,8 @@ pub fn free_addresses(many: usize) -> Result<Vec<String>, HarnessError> {
     for _ in 0..span {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
         let port = PORTS.start + (begin + step % span) % span;
-        // Not by listening: a process that is begun just then would listen too, until it is its own program.
+        // The port is tested by connecting and not by listening: a process that is spawned at that moment would
+        // inherit the listening socket until its own program runs.
         if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
             found.push(format!("127.0.0.1:{port}"));
         }
@@ -30,6 +31,6 @@ pub fn free_addresses(many: usize) -> Result<Vec<String>, HarnessError> {
             return Ok(found);
         }
     }
-    let source = std::io::Error::other("all are taken");
-    Err(HarnessError::System { what: "looking for free ports", source })
+    let source = std::io::Error::other("all are in use");
+    Err(HarnessError::System { what: "cannot find free ports", source })
 }

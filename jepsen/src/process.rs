@@ -1,4 +1,4 @@
-//! One life of a node's process, from outside.
+//! One incarnation of the process of a node, seen from outside.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,66 +15,67 @@ use thiserror::Error;
 use crate::server::{Clients, Terms};
 use crate::wire::{self, Answer, Order};
 
-/// How long anything may take that must happen: a machine with far too much to do must get there too.
+/// Maximum time for anything that must happen, generous enough for an overloaded machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGKILL: i32 = 9;
 
-/// What a server says that serves clients, and what one begins with that ends for a reason.
+/// The message of a server that is ready for clients, and the prefix of the message of one that fails.
 const SERVES: &str = "is ready to serve client requests";
 const FAILS: &str = "error: ";
 
-/// What keeps the harness from going on.
+/// An error that prevents the harness from continuing.
 #[derive(Debug, Error)]
 pub enum HarnessError {
-    /// The operating system says no.
+    /// The operating system reports an error.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// What it said.
+        /// The error.
         source: std::io::Error,
     },
     /// A tool fails.
     #[error("{tool}: {status}: {said}")]
     Tool {
-        /// Which.
+        /// Name of the tool.
         tool: String,
-        /// How it ended.
+        /// Exit status of the tool.
         status: String,
-        /// What it said.
+        /// Output of the tool.
         said: String,
     },
-    /// A door or a tool of the machine, or the harness itself, has not done what it must.
-    #[error("{0}, within {LIMIT:?}")]
+    /// Fault injection, a tool of the machine, or the harness itself has not completed in time.
+    #[error("timed out after {LIMIT:?}: {0}")]
     TooLate(String),
-    /// Members have not done what they must: one neither starts nor ends, or nobody leads though a quorum could elect.
-    #[error("it hangs: {0}, within {LIMIT:?}")]
+    /// Members have not done in time what they must: one neither starts nor ends, or there is no leader although a
+    /// quorum could elect one.
+    #[error("members hang: {0} after {LIMIT:?}")]
     Hangs(String),
-    /// A node has stopped that should run.
-    #[error("a node has stopped: {0}")]
+    /// A node that should run has stopped.
+    #[error("a node has stopped by itself: {0}")]
     Stopped(String),
-    /// A process ended otherwise than by being killed.
-    #[error("a process ended by itself: {0}")]
+    /// A process ended, but was not killed.
+    #[error("a process ended unexpectedly: {0}")]
     Ended(String),
-    /// All is healed, and it does not serve again.
-    #[error("healed, it is not back: {0}, within {LIMIT:?}")]
+    /// A member does not serve again although all faults have ended.
+    #[error("not available after all faults ended: {0} after {LIMIT:?}")]
     NotBack(String),
-    /// A backup was made that is none.
-    #[error("a backup is not sound: {0}")]
+    /// A member confirmed a backup that is invalid.
+    #[error("invalid backup: {0}")]
     Backup(String),
-    /// A node does not do what it is told.
-    #[error("a node answered {order:?} with {answer:?}")]
+    /// A node rejects an order.
+    #[error("unexpected answer to {order:?}: {answer:?}")]
     Answered {
-        /// What was asked.
+        /// The order.
         order: Order,
-        /// What it said.
+        /// The answer.
         answer: Answer,
     },
 }
 
 impl HarnessError {
-    /// What it is where nothing is broken any more.
+    /// Returns the error that this one means after all faults have ended.
     #[must_use]
     pub fn when_healed(self) -> Self {
         match self {
@@ -83,7 +84,7 @@ impl HarnessError {
         }
     }
 
-    /// The same, with whose it is, where it is a member's.
+    /// Adds the name of the member, if the error is about a member.
     #[must_use]
     pub(crate) fn of(self, member: usize) -> Self {
         let of = |what| format!("m{member}: {what}");
@@ -105,18 +106,18 @@ pub enum Death {
     Outside,
 }
 
-/// See the module. It is killed when it is dropped.
+/// The process of a node. Dropping it kills it.
 pub struct Process {
     child: Mutex<Child>,
     ears: Ears,
     heard: Arc<Heard>,
 }
 
-/// How a process is asked.
+/// How orders reach a process.
 enum Ears {
-    /// By lines, until it is told to stop.
+    /// As lines on its standard input, until it is told to stop.
     Input(Mutex<Option<ChildStdin>>),
-    /// It is a server: by calls.
+    /// As calls, because it is a server.
     Port(Arc<Clients>),
 }
 
@@ -133,9 +134,9 @@ struct State {
     ready: bool,
     dies: Option<Point>,
     stopped: Option<String>,
-    /// It was told to stop.
+    /// Whether it was told to stop.
     ending: bool,
-    /// Nothing more will be heard.
+    /// Whether no more output will be read.
     over: bool,
 }
 
@@ -144,7 +145,7 @@ impl Heard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, for so long, and says `otherwise` if that was not enough.
+    /// Waits while a condition holds. At the limit, returns the error `otherwise`.
     fn wait_while(
         &self,
         limit: Duration,
@@ -173,7 +174,7 @@ impl Heard {
     }
 }
 
-/// A node's line.
+/// Handles a line of a node.
 fn hear_node(state: &mut State, line: &str) {
     let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
     match first {
@@ -181,7 +182,7 @@ fn hear_node(state: &mut State, line: &str) {
         "dies" => state.dies = wire::point_named(rest),
         "stopped" => state.stopped = Some(rest.to_owned()),
         _ => {
-            // A line that was cut in two by the kill answers nobody.
+            // A line that was cut off by the kill is not an answer.
             let id = first.parse().ok();
             if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
                 && let Some(waiting) = state.waiting.remove(&id)
@@ -192,8 +193,8 @@ fn hear_node(state: &mut State, line: &str) {
     }
 }
 
-/// A server's line on its standard error: one when it serves, one when it ends otherwise than well. Its log says what else
-/// there is.
+/// Handles a line of a server on its standard error: one when it is ready, and one when it fails. Its log has
+/// everything else.
 fn hear_server(state: &mut State, line: &str) {
     if line.contains(SERVES) {
         state.ready = true;
@@ -203,26 +204,26 @@ fn hear_server(state: &mut State, line: &str) {
 }
 
 impl Process {
-    /// Starts a process of a node.
+    /// Starts the process of a node.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn spawn(command: &mut Command) -> Result<Self, HarnessError> {
         let system = |what| move |source| HarnessError::System { what, source };
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(system("starting a process"))?;
+            .map_err(system("cannot start a process"))?;
         let input = child.stdin.take().expect("it is piped");
         let output = child.stdout.take().expect("it is piped");
         Self::of(child, output, hear_node, Ears::Input(Mutex::new(Some(input))))
     }
 
-    /// Starts a server, that clients reach at an address.
+    /// Starts a server that clients reach at an address.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub(crate) fn serve(
         command: &mut Command,
         address: &str,
@@ -233,7 +234,7 @@ impl Process {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|source| HarnessError::System { what: "starting a server", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot start a server", source })?;
         let output = child.stderr.take().expect("it is piped");
         Self::of(child, output, hear_server, Ears::Port(Clients::of(address, terms)))
     }
@@ -249,25 +250,25 @@ impl Process {
         thread::Builder::new()
             .name("listener".to_owned())
             .spawn(move || listener.listen(output, hear))
-            .map_err(|source| HarnessError::System { what: "starting a thread", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot start a thread", source })?;
         Ok(Self { child: Mutex::new(child), ears, heard })
     }
 
-    /// Waits until its node runs, or the process has ended: false then.
+    /// Waits until its node is ready. Returns false if the process has ended instead.
     ///
     /// # Errors
-    /// Neither happens.
+    /// Returns an error if neither happens.
     pub fn ready(&self) -> Result<bool, HarnessError> {
         self.ready_within(LIMIT)
     }
 
     fn ready_within(&self, limit: Duration) -> Result<bool, HarnessError> {
         let starts = |state: &State| !state.ready && !state.over;
-        let what = "a node does not start";
+        let what = "a node is not ready";
         Ok(self.heard.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
     }
 
-    /// Asks for something. If the process ends before it answers, the receiver is told so.
+    /// Sends an order. If the process ends before it answers, the receiver reports that the sender is gone.
     pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
         let (sender, receiver) = mpsc::channel();
         let input = match &self.ears {
@@ -291,16 +292,16 @@ impl Process {
         let line = format!("{id} {}\n", order.words());
         let mut input = input.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(input) = input.as_mut() {
-            // A process that does not read any more has ended: the listener will find out.
+            // If the process no longer reads, it has ended, and the reader of its output will notice.
             drop(input.write_all(line.as_bytes()));
         }
         receiver
     }
 
-    /// Asks, and waits for the answer. `None` if the process ends before.
+    /// Sends an order and waits for the answer. Returns `None` if the process ends before.
     ///
     /// # Errors
-    /// It neither answers nor ends.
+    /// Returns an error if it neither answers nor ends.
     pub fn answer(&self, order: &Order) -> Result<Option<Answer>, HarnessError> {
         match self.ask(order).recv_timeout(LIMIT) {
             Ok(answer) => Ok(Some(answer)),
@@ -311,53 +312,53 @@ impl Process {
         }
     }
 
-    /// Whether nothing more is to be asked of it: it has ended, its node has stopped, or it was told to.
+    /// Returns whether it can take no more orders: it has ended, its node has stopped, or it was told to stop.
     pub fn is_over(&self) -> bool {
         let state = self.heard.lock();
         state.over || state.ending || state.stopped.is_some()
     }
 
-    /// Why its node has stopped by itself, if it has, as far as was heard.
+    /// Returns why its node has stopped by itself, if it has reported that.
     pub fn why_stopped(&self) -> Option<String> {
         self.heard.lock().stopped.clone()
     }
 
-    /// Waits until its node has stopped by itself, and says why.
+    /// Waits until its node has stopped by itself, and returns why.
     ///
     /// # Errors
-    /// It goes on, or the process ends without a word.
+    /// Returns an error if it keeps running, or if the process ends without a message.
     pub fn stopped(&self) -> Result<String, HarnessError> {
         let goes_on = |state: &State| !state.over && state.stopped.is_none();
-        let what = "a node goes on that should stop";
+        let what = "a node that should stop still runs";
         let state = self.heard.wait_while(LIMIT, HarnessError::Hangs, what, goes_on)?;
-        let without_a_word = || HarnessError::Ended("a process, without a word".to_owned());
+        let without_a_word = || HarnessError::Ended("no message".to_owned());
         state.stopped.clone().ok_or_else(without_a_word)
     }
 
-    /// Kills it, wherever it is.
+    /// Kills it.
     fn kill(&self) {
-        // One that has ended already is dead too.
+        // A process that has ended already is dead too.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
     }
 
     /// Sends it a signal.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
-        // As long as nobody has waited for it, its id is its own.
+        // The id cannot be reused before the process is waited for.
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         id.map_or(Ok(()), |id| kill_process(id, signal)).map_err(|errno| HarnessError::System {
-            what: "sending a signal",
+            what: "cannot send a signal",
             source: errno.into(),
         })
     }
 
-    /// Stops it in good order: what it was asked for is still answered, its node hands over and stops.
+    /// Shuts it down gracefully: it answers its open orders, and its node transfers leadership and stops.
     ///
     /// # Errors
-    /// It does not end, or not well; its node had stopped by itself.
+    /// Returns an error if it does not end, or not cleanly, or if its node had stopped by itself.
     pub fn stop(&self) -> Result<(), HarnessError> {
         self.stop_within(LIMIT)
     }
@@ -370,7 +371,7 @@ impl Process {
             }
             Ears::Port(_) => self.signal(Signal::TERM)?,
         }
-        let what = "a process lives that was told to stop";
+        let what = "a process that was told to stop still runs";
         let state = self.heard.wait_while(limit, HarnessError::Hangs, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
@@ -386,63 +387,65 @@ impl Process {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         child
             .wait()
-            .map_err(|source| HarnessError::System { what: "waiting for a process", source })
+            .map_err(|source| HarnessError::System { what: "cannot wait for a process", source })
     }
 
-    /// Kills it. Says why its node had stopped by itself, if it had said so.
+    /// Kills it. Returns why its node had stopped by itself, if it has reported that.
     ///
     /// # Errors
-    /// It does not die of it; or it was dead already, or dies of something else, without a word.
+    /// Returns an error if it survives, or if it was dead already, or ends for another reason, without a message.
     pub fn end(&self) -> Result<Option<String>, HarnessError> {
         let (was_over, status, stopped) = self.end_of_it()?;
         match (status.signal(), &stopped) {
             (Some(SIGKILL), _) if !was_over => Ok(stopped),
             (None, Some(_)) => Ok(stopped),
             _ => Err(HarnessError::Ended(match stopped {
-                Some(why) => format!("{status}, having said: {why}"),
-                None => format!("{status}, without a word"),
+                Some(why) => format!("{status}, after the message: {why}"),
+                None => format!("{status}, without a message"),
             })),
         }
     }
 
-    /// The same of one whose disk is dead or has no power: whatever it ended of.
+    /// Like [`end`](Self::end), for a process whose disk is dead or has no power: it may have ended for any reason.
     ///
     /// # Errors
-    /// It does not die of it.
+    /// Returns an error if it survives.
     pub fn end_however(&self) -> Result<Option<String>, HarnessError> {
         self.end_of_it().map(|(_, _, stopped)| stopped)
     }
 
-    /// Kills it. Whether it had ended before, how it ended, and why its node had stopped, if it said so.
+    /// Kills it. Returns whether it had ended before, its exit status, and why its node had stopped, if it has
+    /// reported that.
     fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), HarnessError> {
-        // Its output ends some time before the operating system says that it has.
+        // Its output ends some time before the operating system reports its end.
         let was_over = self.heard.lock().over;
         let was_over = was_over || {
             let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = child
-                .try_wait()
-                .map_err(|source| HarnessError::System { what: "looking for a process", source })?;
+            let ended = child.try_wait().map_err(|source| HarnessError::System {
+                what: "cannot query a process",
+                source,
+            })?;
             if ended.is_none() {
-                // It may end by itself in this moment: its status says of what.
+                // It may end by itself at this moment: its status tells the cause.
                 drop(child.kill());
             }
             ended.is_some()
         };
-        // No process can keep the operating system from that.
-        let what = "a process lives that was killed";
+        // No process can prevent this.
+        let what = "a killed process still runs";
         let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         Ok((was_over, self.wait()?, stopped))
     }
 
-    /// Waits until it has been killed, by itself or from outside, and says where.
+    /// Waits until it has been killed, by itself or from outside, and returns where.
     ///
     /// # Errors
-    /// It lives on, its node has stopped by itself, or it has ended in another way.
+    /// Returns an error if it survives, if its node has stopped by itself, or if it has ended in another way.
     pub fn died(&self) -> Result<Death, HarnessError> {
         let lives = |state: &State| !state.over && state.stopped.is_none();
-        let what = "a process lives that should die";
+        let what = "a process that should die still runs";
         let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, lives)?;
         let (dies, stopped) = (state.dies, state.stopped.clone());
         drop(state);
@@ -482,7 +485,8 @@ mod tests {
         );
     }
 
-    /// What comes of the end of a process that does this, once `is_over` says whether it has ended by itself.
+    /// Returns the result of ending a process that runs these commands, once `is_over` reports whether it has ended
+    /// by itself.
     fn end_of(words: &str, is_over: bool) -> Result<Option<String>, HarnessError> {
         let process = Process::spawn(Command::new("sh").args(["-c", words])).unwrap();
         let lives = |state: &State| is_over && !state.over;

@@ -1,4 +1,4 @@
-//! Whether a run did enough to mean anything: a run in which nothing happened is not green but invalid.
+//! Checks whether enough happened in a run: a run in which nothing happened is invalid, and not ok.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 use crate::ledger::{End, Entry};
 use crate::nemesis::Wants;
 
-/// A fault, from begin to end, in microseconds of the run's clock.
+/// A fault from beginning to end, in microseconds of the clock of the run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Window {
-    /// When it began.
+    /// Time at which it began.
     pub begin: u64,
-    /// When all of what it does at once was done.
+    /// Time at which its immediate effects were complete.
     pub struck: u64,
-    /// When it was undone.
+    /// Time at which it was undone.
     pub end: u64,
-    /// What it did.
+    /// Description of the fault.
     pub what: String,
-    /// How often it struck.
+    /// Number of targets affected.
     pub hits: u64,
 }
 
-/// How operations of one kind ended.
+/// The outcomes of the operations of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// Well.
+    /// Operations that succeeded.
     pub ok: u64,
-    /// Certainly without effect.
+    /// Operations without effect.
     pub failed: u64,
-    /// Nobody knows.
+    /// Operations of unknown outcome.
     pub unknown: u64,
 }
 
-/// How many operations of each kind ended how.
+/// Counts the outcomes of the operations of each kind.
 pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
     let mut counts: BTreeMap<&'static str, Count> = BTreeMap::new();
     for entry in entries {
@@ -48,20 +48,21 @@ pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
     counts
 }
 
-/// A take from a queue in which there was nothing to be taken, or whose member heard of nothing.
+/// A take from an empty queue, or through a member that received nothing.
 pub(crate) const NOTHING_TAKEN: &str = "nothing taken";
 
-/// A lock, or a lead, that another client of the same member has let go of.
+/// An acquired lock or leadership that another client of the same member has passed on.
 pub(crate) const PASSED_ON: &str = "passed on";
 
-/// A lock that its owner had.
-pub(crate) const HAD_ALREADY: &str = "had already";
+/// An acquired lock that its owner already held.
+pub(crate) const HAD_ALREADY: &str = "already held";
 
-/// The removal of a member that had not got in.
-pub(crate) const NOBODY_REMOVED: &str = "nobody removed";
+/// The removal of a member that had not joined.
+pub(crate) const NOBODY_REMOVED: &str = "no member removed";
 
-/// What a member may answer without hearing from any other. Whoever releases or resigns may have lost it, or its member gives
-/// it to the next of its own clients. What becomes of members is read from what one of them knows, which may be old.
+/// Operations that a member may complete without contact to other members. A release or a resignation may find that
+/// the hold is lost, or the member may pass it on to another of its own clients. Members are read from the state that
+/// one of them knows, which may be old.
 const LOCAL: [&str; 11] = [
     "events",
     HAD_ALREADY,
@@ -76,18 +77,18 @@ const LOCAL: [&str; 11] = [
     "watch",
 ];
 
-/// Whether operations of this kind end well only where a member has heard from a quorum.
+/// Returns whether operations of this kind succeed only if the member has contact to a quorum.
 pub(crate) fn needs_a_quorum(kind: &str) -> bool {
     !LOCAL.contains(&kind)
 }
 
-/// How many election timeouts a cluster that has a quorum may take until it goes on.
+/// Maximum time until a cluster with a quorum makes progress, in election timeouts.
 const GOES_ON_AFTER: u32 = 3;
 
-/// Of a hundred operations so many must end well, faults or not.
+/// Minimum share of operations that must succeed, with or without faults, in percent.
 const OK_PERCENT_MIN: u64 = 30;
 
-/// What a run has lacked.
+/// Returns the requirements that a run did not meet.
 pub fn lacks(
     entries: &[Entry],
     windows: &[Window],
@@ -104,25 +105,28 @@ pub fn lacks(
         let ok = counts.get(kind).map_or(0, |count| count.ok);
         let wanted = (per_minute * load_seconds / MINUTE).max(1);
         if ok < wanted {
-            lacks.push(format!("{ok} of kind {kind} ended well, {wanted} are the least"));
+            lacks.push(format!(
+                "only {ok} operations of kind {kind} succeeded, at least {wanted} are required"
+            ));
         }
     }
     let ok: u64 = counts.values().map(|count| count.ok).sum();
     if ok * 100 < entries.len() as u64 * OK_PERCENT_MIN {
-        lacks.push(format!("only {ok} of {} operations ended well", entries.len()));
+        lacks.push(format!("only {ok} of {} operations succeeded", entries.len()));
     }
     if windows.is_empty() {
-        lacks.push("no fault was begun".to_owned());
+        lacks.push("no fault began".to_owned());
     } else if windows.iter().all(|window| window.hits == 0) {
-        lacks.push("it struck nobody".to_owned());
+        lacks.push("no fault had an effect".to_owned());
     }
     if wants.progress_inside {
         let time = u64::try_from((election * GOES_ON_AFTER).as_micros()).unwrap_or(u64::MAX / 2);
         for window in windows {
-            // Of a window that is no longer than that, half is enough.
+            // In a shorter window, half of it counts.
             let length = window.end - window.struck;
             let pause = if time < length { time } else { length / 2 };
-            // What was asked for before, or answered at once, may have had its quorum before the fault.
+            // An operation that was called before the fault, or answered at once, may have had its quorum before the
+            // fault.
             let inside = |entry: &&Entry| {
                 entry.end == End::Ok
                     && needs_a_quorum(entry.kind)
@@ -130,14 +134,16 @@ pub fn lacks(
                     && (window.struck + pause..=window.end).contains(&entry.ended)
             };
             if entries.iter().find(inside).is_none() {
-                lacks
-                    .push(format!("nothing that needs a quorum ended well while: {}", window.what));
+                lacks.push(format!(
+                    "no operation that needs a quorum succeeded during: {}",
+                    window.what
+                ));
             }
         }
     }
     let inside = |at: &u64| windows.iter().any(|of| (of.begin..=of.end).contains(at));
     if wants.leader_change && !leader_changes.iter().any(inside) {
-        lacks.push("the leader never changed while a fault was there".to_owned());
+        lacks.push("leadership did not change during any fault".to_owned());
     }
     lacks
 }
@@ -155,7 +161,7 @@ mod tests {
     }
 
     const LEAST: &[(&str, u64)] = &[("read", 2)];
-    /// Three of these are over three microseconds after the strike.
+    /// Three of these are over three microseconds after the fault.
     const ELECTION: Duration = Duration::from_micros(1);
 
     fn lacking(entries: &[Entry], windows: &[Window], changes: &[u64], wants: Wants) -> usize {
@@ -183,15 +189,15 @@ mod tests {
             lacking(&reads, &[window(10)], &[], wants)
         };
         assert_eq!(with(entry("read", 14, End::Ok)), 0);
-        assert_eq!(with(entry("read", 12, End::Ok)), 1, "the cluster had the time of an election");
+        assert_eq!(with(entry("read", 12, End::Ok)), 1, "the cluster had time for an election");
         let before = Entry { ended: 15, ..entry("read", 10, End::Ok) };
-        assert_eq!(with(before), 1, "it was asked for before the strike");
-        assert_eq!(with(entry("read", 20, End::Ok)), 1, "it ended when all was over");
+        assert_eq!(with(before), 1, "called before the fault");
+        assert_eq!(with(entry("read", 20, End::Ok)), 1, "ended with the fault");
         for kind in ["release", "resign", "remove", "promote"] {
             assert!(LOCAL.contains(&kind), "{kind}");
         }
         for local in LOCAL {
-            assert_eq!(with(entry(local, 14, End::Ok)), 1, "{local}: its member asks nobody");
+            assert_eq!(with(entry(local, 14, End::Ok)), 1, "{local}: needs no quorum");
         }
     }
 

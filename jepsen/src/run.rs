@@ -1,12 +1,13 @@
-//! One run: a cluster, a load, faults at intervals, healing, last reads, a verdict.
+//! Runs one test: a cluster, a load, faults at intervals, recovery, final reads, and a verdict.
 //!
 //! ```text
-//!   start │ begin │ ═══════════════ load ═══════════════ │ heal │ clients end │ last reads │ judge
+//!   start │ begin │ ═══════════════ load ═══════════════ │ heal │ clients end │ final reads │ check
 //!                    warm  [window] rest [window] rest ...
 //! ```
 //!
-//! A history is taken down here, by one clock: an operation is called when its order is sent, and has ended when its answer
-//! is read, so that it never seems shorter than it was. A process that dies makes its open operations unknown.
+//! The history is recorded here with one clock: an operation is called when its order is sent, and has ended when its
+//! answer is read, so that it never seems shorter than it was. The open operations of a process that dies are
+//! unknown.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -28,29 +29,29 @@ use crate::workload::{self, Client, Control, Exhibit, Span, Workload};
 
 pub use crate::verdict::Verdict;
 
-/// What is to be run.
+/// The parameters of a run.
 #[derive(Clone)]
 pub struct Plan {
-    /// What the clients do.
+    /// The workload.
     pub workload: &'static workload::Kind,
-    /// What goes wrong.
+    /// The nemesis.
     pub nemesis: &'static nemesis::Kind,
-    /// How many members.
+    /// Number of members.
     pub members: usize,
-    /// How clients reach them.
+    /// How clients reach the members.
     pub over: Over,
-    /// How long the load lasts.
+    /// Length of the load.
     pub load: Duration,
-    /// Targets the faults hit, what the clients choose.
+    /// The seed for the targets of faults and the choices of clients.
     pub seed: u64,
-    /// How long the faults last.
+    /// The length of faults and rests.
     pub pace: Pace,
-    /// How many steps of clients a second there are at most, in all.
+    /// Maximum number of client steps per second in total.
     pub rate: u64,
 }
 
 impl Plan {
-    /// What it is called, also as a file.
+    /// Returns the name of the run, which is also used for files.
     pub fn name(&self) -> String {
         let Plan { workload, nemesis, members, over, seed, .. } = self;
         let over = match over {
@@ -60,7 +61,8 @@ impl Plan {
         format!("{}-{}-{members}{over}-{seed}", workload.name, nemesis.name)
     }
 
-    /// The command that runs it again. Processes are not replayed bit for bit: the same faults at the same times.
+    /// Returns the command that repeats the run. Processes are not deterministic; only the faults and their times are
+    /// the same.
     pub fn command(&self) -> String {
         let Plan { workload, nemesis, members, over, load, seed, pace, rate } = self;
         let over = match over {
@@ -79,9 +81,9 @@ impl Plan {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 pub struct Ran {
-    /// What was run.
+    /// The plan.
     pub plan: Plan,
     /// The verdict.
     pub verdict: Verdict,
@@ -89,23 +91,23 @@ pub struct Ran {
     pub entries: Vec<Entry>,
     /// Every fault.
     pub windows: Vec<Window>,
-    /// How often somebody else led, or the same one anew.
+    /// Number of leader changes, including a new term of the same leader.
     pub leader_changes: u64,
-    /// When the load began and ended, in microseconds of the run's clock.
+    /// Start and end of the load, in microseconds of the clock of the run.
     pub load: (u64, u64),
-    /// How long everything took.
+    /// Length of the whole run.
     pub took: Duration,
-    /// What clients saw, where the run was not ok.
+    /// Histories, if the run was not ok.
     pub evidence: Vec<Evidence>,
 }
 
-/// A history that a run leaves, with the checker's page if it found a violation.
+/// A history that a run leaves, with the page of the checker if it found a violation.
 pub struct Evidence {
-    /// What it is of, as part of a file's name.
+    /// Name of the history, used in the file name.
     pub name: String,
-    /// What `bowline check` is to be told to judge it again, if it can.
+    /// Arguments of `bowline check` to check it again, if it can.
     pub check: Option<&'static str>,
-    /// The history, as JSON lines.
+    /// The history as JSON lines.
     pub lines: String,
     /// The page.
     pub page: Option<String>,
@@ -118,34 +120,34 @@ impl Evidence {
     }
 }
 
-/// How long everybody works before the first fault.
+/// Time before the first fault.
 const WARM: Duration = Duration::from_millis(1500);
-/// How long a client waits after something went wrong.
+/// How long a client waits after a failure.
 const AFTER_A_MISS: Duration = Duration::from_millis(20);
-/// How far a client may be behind its steps before some of them are dropped.
+/// Maximum time that a client may lag behind its schedule before steps are dropped.
 const BEHIND_MAX: Duration = Duration::from_millis(200);
-/// How often it is asked who leads.
+/// Interval between two queries of the leader.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a healed cluster may take until it answers again.
+/// Maximum time until a cluster answers again after all faults have ended.
 pub const BACK_WITHIN: Duration = Duration::from_secs(30);
-/// How often members' rows are compared until they are of one revision.
+/// Maximum number of comparisons of the members' rows until they are at one revision.
 const COMPARISONS_MAX: usize = 50;
 
-/// What all threads of a run share.
+/// The state that all threads of a run share.
 struct Stage<'a> {
     fleet: &'a Fleet,
     ledger: &'a Ledger,
-    /// No more steps.
+    /// Whether clients must take no more steps.
     ending: AtomicBool,
-    /// All is healed, or cannot be: clients may end.
+    /// Whether all faults have ended, or could not be ended, so that clients may end.
     healed: AtomicBool,
-    /// It cannot be.
+    /// Whether faults could not be ended.
     broken: AtomicBool,
-    /// From when to when the leader has changed: from the last look that has seen another one on.
+    /// Leader changes, each as the time from the last query with another leader to the first with the new one.
     leader_changes: Mutex<Vec<Span>>,
 }
 
-/// What is left of a plan that was not run, or whose run left nothing else.
+/// Returns the result of a plan that was not run, or whose run left nothing else.
 pub fn without(plan: &Plan, verdict: Verdict) -> Ran {
     Ran {
         plan: plan.clone(),
@@ -175,7 +177,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         Err(why) => Verdict::Skipped(why),
         Ok(()) if plan.members < plan.nemesis.wants.members_min => {
             let least = plan.nemesis.wants.members_min;
-            Verdict::Skipped(format!("{} wants {least} members", plan.nemesis.name))
+            Verdict::Skipped(format!("{} needs {least} members", plan.nemesis.name))
         }
         Ok(()) => {
             match act(plan, program, &*workload, &ledger, &mut windows, &mut load, &mut changes) {
@@ -195,7 +197,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
             violation.of_control()
         }
-        // A control has failed if it is ok, so that it did enough.
+        // A control that is ok has failed, which requires that it did enough.
         (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();
@@ -234,13 +236,13 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
 
 /// How far a run came.
 enum End {
-    /// With its last reads.
+    /// To its end, with the final reads.
     Whole,
-    /// It came to this before.
+    /// It ended earlier with this verdict.
     Early(Verdict),
 }
 
-/// Everything up to the last reads.
+/// Runs everything up to the final reads.
 fn act(
     plan: &Plan,
     program: &Program,
@@ -258,7 +260,7 @@ fn act(
     fleet.start()?;
     let mut first = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut first, |caller| workload.begin(caller)) {
-        return Ok(End::Early(Verdict::Invalid(format!("it does not begin: {miss:?}"))));
+        return Ok(End::Early(Verdict::Invalid(format!("the workload could not begin: {miss:?}"))));
     }
     let stage = &Stage {
         fleet,
@@ -284,7 +286,7 @@ fn act(
         stage.ending.store(true, Ordering::Relaxed);
         load.1 = ledger.now();
         let back = || fleet.heal().and_then(|()| fleet.await_leader(LIMIT));
-        // From here on nothing is broken any more: whoever does not serve again is wrong.
+        // From here on there are no more faults, so a member that does not serve again is a violation.
         let healed = faults.and_then(|()| back().map_err(HarnessError::when_healed));
         stage.broken.store(healed.is_err(), Ordering::Relaxed);
         stage.healed.store(true, Ordering::Release);
@@ -294,12 +296,12 @@ fn act(
     changes.extend(leaders.iter().map(|(_, until)| *until));
     workload.was_disturbed(match healed {
         Ok(_) => disturbances(plan, windows, leaders, load.1),
-        // Nobody knows of what, or for how long.
+        // After an error the times of the disturbances are unknown, so the whole run counts as disturbed.
         Err(_) => vec![(0, u64::MAX)],
     });
     let at = |of: Compaction| Compaction { called: ledger.of(of.called), ..of };
     workload.hears_of(fleet.compactions().into_iter().map(at).collect());
-    // Who has seen what no member may do has seen it, whatever else went wrong.
+    // A recorded violation counts, whatever else went wrong.
     if let Some(why) = fleet.wrongs().into_iter().next() {
         return Ok(End::Early(Verdict::Violation(why)));
     }
@@ -310,7 +312,7 @@ fn act(
     }
     let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut last, |caller| workload.conclude(caller)) {
-        let why = format!("healed, it does not answer: {miss:?}");
+        let why = format!("final read failed after all faults ended: {miss:?}");
         return Ok(End::Early(Verdict::Violation(why)));
     }
     if let Err(why) = members_agree(fleet) {
@@ -319,7 +321,7 @@ fn act(
     Ok(End::Whole)
 }
 
-/// Faults and changes of the leader; and everything behind the load, when nobody looks who leads.
+/// Returns the times of faults and leader changes, and everything after the load, when the leader is not queried.
 fn disturbances(plan: &Plan, windows: &[Window], leaders: Vec<Span>, load_end: u64) -> Vec<Span> {
     let faults = windows.iter().filter(|_| plan.nemesis.disturbs());
     let mut spans: Vec<Span> = faults.map(|window| (window.begin, window.end)).collect();
@@ -328,7 +330,7 @@ fn disturbances(plan: &Plan, windows: &[Window], leaders: Vec<Span>, load_end: u
     spans
 }
 
-/// Tries at one member after the other until it is done.
+/// Repeats a call on one member after the other until it succeeds.
 pub(crate) fn patiently(
     caller: &mut Caller<'_>,
     mut what: impl FnMut(&mut Caller<'_>) -> Result<(), Miss>,
@@ -346,7 +348,7 @@ pub(crate) fn patiently(
     }
 }
 
-/// One client's life.
+/// Runs the steps of one client.
 fn steps(
     stage: &Stage<'_>,
     mut client: Box<dyn Client + '_>,
@@ -363,7 +365,8 @@ fn steps(
         }
         client.step(&mut caller);
         let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX / 2);
-        // Between nothing and twice the pause behind the last one. What took longer is made up for, but not for long.
+        // The pause is random between 0 and twice the mean. A client catches up after slow steps, but only to a
+        // limit.
         due += Duration::from_micros(caller.dice.below(2 * micros + 1));
         due = due.max(Instant::now().checked_sub(BEHIND_MAX).unwrap_or(due));
         thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -377,7 +380,7 @@ fn steps(
     }
 }
 
-/// Counts who leads after whom.
+/// Counts leader changes.
 fn follow_the_leader(stage: &Stage<'_>) {
     let mut last: Option<(u64, u64)> = None;
     while !stage.ending.load(Ordering::Relaxed) {
@@ -393,7 +396,7 @@ fn follow_the_leader(stage: &Stage<'_>) {
     }
 }
 
-/// Windows and rests, for as long as the load lasts.
+/// Runs windows and rests for the length of the load.
 fn break_it(
     plan: &Plan,
     nemesis: &mut dyn Nemesis,
@@ -410,7 +413,7 @@ fn break_it(
         let end = stage.ledger.now();
         windows.push(Window { begin, struck, end, what, hits: 0 });
         nemesis.end(stage.fleet, &mut dice)?;
-        // Some know it only now.
+        // Some nemeses know the number of affected targets only now.
         windows.iter_mut().last().expect("it was just pushed").hits = nemesis.struck() - before;
         let left = plan.load.saturating_sub(begun.elapsed());
         thread::sleep(plan.pace.rest.min(left));
@@ -419,7 +422,7 @@ fn break_it(
     Ok(())
 }
 
-/// The places of all who are members: those who founded the cluster, and those who have joined it.
+/// Returns the indices of all members: the founders and those that have joined.
 fn members(fleet: &Fleet) -> Option<Vec<usize>> {
     let Reply::Members { voters, learners, .. } = fleet.call(0, Call::Members, LIMIT)? else {
         return None;
@@ -431,7 +434,7 @@ fn members(fleet: &Fleet) -> Option<Vec<usize>> {
     Some((0..fleet.places()).filter(is_in).collect())
 }
 
-/// Whether all members read the same, at one revision.
+/// Checks that all members read the same rows at one revision.
 fn members_agree(fleet: &Fleet) -> Result<(), String> {
     for _ in 0..COMPARISONS_MAX {
         let (members, mut all) = (members(fleet).unwrap_or_default(), Vec::new());
@@ -450,5 +453,5 @@ fn members_agree(fleet: &Fleet) -> Result<(), String> {
         }
         thread::sleep(LOOK_EVERY);
     }
-    Err("the members never come to one revision".to_owned())
+    Err("the members did not reach the same revision".to_owned())
 }

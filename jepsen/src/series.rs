@@ -1,7 +1,7 @@
-//! Many runs, some of them side by side. What each came to is written down at once, so that a series that was
-//! broken off goes on where it was, and several add up.
+//! Runs many plans, some of them in parallel. Each result is recorded at once, so that an interrupted series can be
+//! resumed and several series can be added up.
 //!
-//! Runs share the processors and nothing else: each has its own ports, directories and file systems.
+//! Runs share only the processors: each has its own ports, directories and file systems.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,26 +17,26 @@ use crate::report::{self, Summary};
 use crate::run::{self, Plan, Ran, Verdict};
 use crate::workload::words_of;
 
-/// Where a directory of reports says what came of its runs: a [`Summary`] as JSON in each line.
+/// File name of the results in a directory of reports: one [`Summary`] as JSON per line.
 pub const RUNS: &str = "runs.jsonl";
 
-/// How far a series is.
+/// The progress of a series.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// How many runs have ended.
+    /// Number of completed runs.
     pub done: usize,
-    /// Of how many.
+    /// Total number of runs.
     pub of: usize,
-    /// How many of those that have ended were neither ok nor skipped.
+    /// Number of completed runs that were neither ok nor skipped.
     pub bad: usize,
-    /// How long the others will take, roughly.
+    /// Rough estimate of the remaining time.
     pub left: Duration,
 }
 
-/// Runs all plans, `at_once` of them side by side, and tells of each when it has ended.
+/// Runs all plans, `at_once` of them in parallel, and calls back after each.
 ///
 /// # Errors
-/// A report cannot be written.
+/// Returns an error if a report cannot be written.
 pub fn run(
     plans: &[Plan],
     programs: &Programs,
@@ -87,29 +87,29 @@ pub fn run(
     })
 }
 
-/// A run. One in which the harness itself fails says nothing, but it was there: it has its line like all others.
+/// Runs a plan. If the harness itself panics, the run is recorded as invalid.
 fn whole(plan: &Plan, run: impl FnOnce() -> Ran) -> Ran {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let why = format!("the harness has failed: {}", words_of(&*panic));
+        let why = format!("the harness panicked: {}", words_of(&*panic));
         run::without(plan, Verdict::Invalid(why))
     })
 }
 
-/// Adds a line to what a directory knows of its runs.
+/// Adds a line to the results in a directory.
 fn remember(summary: &Summary, dir: &Path) -> Result<(), HarnessError> {
     let line = serde_json::to_string(summary).unwrap_or_default() + "\n";
     fs::create_dir_all(dir)
         .and_then(|()| fs::OpenOptions::new().append(true).create(true).open(dir.join(RUNS)))
         .and_then(|mut file| file.write_all(line.as_bytes()))
-        .map_err(|source| HarnessError::System { what: "writing down a run", source })
+        .map_err(|source| HarnessError::System { what: "cannot record a run", source })
 }
 
-/// What a directory knows of its runs, the oldest first. One that does not exist knows of none.
+/// Returns the results in a directory, the oldest first, or nothing if it does not exist.
 ///
 /// # Errors
-/// The file system's; a line that is none of ours.
+/// Returns errors of the file system, and an error for an invalid line.
 pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
-    let system = |source| HarnessError::System { what: "reading what runs came to", source };
+    let system = |source| HarnessError::System { what: "cannot read the results of runs", source };
     let file = match fs::File::open(dir.join(RUNS)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.map_err(system)?,
@@ -120,7 +120,8 @@ pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
     BufReader::new(file).lines().map(read).collect()
 }
 
-/// The plans that have not been run yet, at least as long and well and with the same programs, by these summaries.
+/// Returns the plans that still need a run. A plan is done if an ok run of it is recorded that was at least as long and
+/// used the same programs.
 pub fn not_done(plans: Vec<Plan>, programs: &Programs, summaries: &[Summary]) -> Vec<Plan> {
     let is_done = |plan: &Plan| {
         let wanted = run::without(plan, Verdict::Ok(String::new()));
@@ -150,7 +151,7 @@ mod tests {
         }
     }
 
-    /// A harness of these bytes in a directory of its own.
+    /// Returns a harness with this content in a directory of its own.
     fn programs(bytes: &str) -> Programs {
         let dir = tempfile::tempdir().unwrap();
         let harness = dir.path().join("harness");

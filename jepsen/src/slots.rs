@@ -1,4 +1,4 @@
-//! What clients hold inside a node's process, each under its slot: locks, leaderships, items, watches.
+//! Holds of clients inside the process of a node, by slot: locks, leaderships, items, watches.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,25 +10,25 @@ use bowline::{
     queue::{Delivery, QueueTaker},
 };
 
-/// Something held.
+/// A hold.
 pub enum Holding {
     /// A lock.
     Lock(Guard),
-    /// Permits.
+    /// Permits of a semaphore.
     Permit(Permit),
     /// A leadership.
     Leadership(Leadership),
-    /// An item of a queue.
+    /// A delivery of a queue item.
     Item(Delivery),
     /// A watch.
     Watch(Box<Watch>),
-    /// One that tells nothing more, and why: nobody has heard that yet.
+    /// A watch that has ended, with the reason, which was not reported yet.
     Over(String),
 }
 
-/// Things by their slots.
+/// Holds by slot.
 pub(crate) struct Shelf<H> {
-    /// `None`: whatever comes is given up.
+    /// `None` means that a hold which is put there is given up at once.
     held: Mutex<BTreeMap<String, Option<H>>>,
 }
 
@@ -38,7 +38,7 @@ impl<H> Default for Shelf<H> {
     }
 }
 
-/// See the module.
+/// The slots of a node process.
 #[derive(Default)]
 pub struct Slots {
     shelf: Shelf<Holding>,
@@ -51,14 +51,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<H> Shelf<H> {
-    /// Takes what is in a slot out of it.
+    /// Removes and returns the hold of a slot.
     pub(crate) fn take(&self, slot: &str) -> Option<H> {
         lock(&self.held).remove(slot).flatten()
     }
 
-    /// Puts something into a slot; what was there is given up.
+    /// Puts a hold into a slot. A previous hold is given up.
     pub(crate) fn put(&self, slot: String, holding: H) {
-        // What is given up is dropped outside of the lock: it may take a moment.
+        // A hold is dropped outside of the critical section, because that may take a moment.
         let mut before = Some(holding);
         match lock(&self.held).entry(slot) {
             Entry::Vacant(vacant) => drop(vacant.insert(before.take())),
@@ -70,7 +70,7 @@ impl<H> Shelf<H> {
         drop(before);
     }
 
-    /// Gives up what is in a slot, and what will be put there.
+    /// Gives up the hold of a slot, and any hold that will be put there.
     pub(crate) fn forget(&self, slot: String) {
         let before = lock(&self.held).insert(slot, None);
         drop(before);
@@ -78,28 +78,28 @@ impl<H> Shelf<H> {
 }
 
 impl Slots {
-    /// Takes what is in a slot out of it.
+    /// Removes and returns the hold of a slot.
     pub fn take(&self, slot: &str) -> Option<Holding> {
         self.shelf.take(slot)
     }
 
-    /// Puts something into a slot; what was there is given up.
+    /// Puts a hold into a slot. A previous hold is given up.
     pub fn put(&self, slot: String, holding: Holding) {
         self.shelf.put(slot, holding);
     }
 
-    /// Gives up what is in a slot, and what will be put there.
+    /// Gives up the hold of a slot, and any hold that will be put there.
     pub fn forget(&self, slot: String) {
         self.shelf.forget(slot);
     }
 
-    /// The owner of this name: as long as its session lives, the same.
+    /// Returns the owner with this name, which stays the same during the life of the session.
     pub fn owner(&self, session: &Session, name: &str) -> Owner {
         let key = format!("{name}@{}", session.lease());
         lock(&self.owners).entry(key).or_insert_with(|| session.owner(name)).clone()
     }
 
-    /// The taker of a queue, one for each session.
+    /// Returns the taker of a queue, one per session.
     pub fn taker(&self, session: &Session, queue: &str) -> QueueTaker {
         let key = format!("{queue}@{}", session.lease());
         lock(&self.takers).entry(key).or_insert_with(|| session.queue(queue.to_owned())).clone()

@@ -1,25 +1,25 @@
-//! What is said of a run, and how it comes of what its judges say.
+//! The verdict on a run, combined from the results of its checks.
 
 use crate::process::HarnessError;
 use crate::workload::{Control, Exhibit, Finding, Judgement};
 
-/// What is said of a run.
+/// The verdict on a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// All is well.
+    /// Everything is correct.
     Ok(String),
-    /// Bowline did what it must not.
+    /// Bowline broke a promise.
     Violation(String),
-    /// The checker's budget ended, or the checker failed.
+    /// The checker ran out of budget, or failed.
     Undecided(String),
-    /// It says nothing: too little happened, or the harness could not go on.
+    /// The run proves nothing: too little happened, or the harness could not continue.
     Invalid(String),
-    /// This machine cannot do it.
+    /// This machine does not support the run.
     Skipped(String),
 }
 
 impl Verdict {
-    /// In one word.
+    /// Returns the name of the verdict.
     pub fn word(&self) -> &'static str {
         match self {
             Verdict::Ok(_) => "ok",
@@ -30,7 +30,7 @@ impl Verdict {
         }
     }
 
-    /// In a few.
+    /// Returns the reason in a few words.
     pub fn why(&self) -> &str {
         let (Verdict::Ok(why)
         | Verdict::Violation(why)
@@ -40,12 +40,12 @@ impl Verdict {
         why
     }
 
-    /// What it comes to where it is a control's: it must fail.
+    /// Returns the verdict of a control, which must fail.
     #[must_use]
     pub(crate) fn of_control(self) -> Self {
         match self {
-            Verdict::Ok(why) => Verdict::Invalid(format!("the control has not failed: {why}")),
-            Verdict::Violation(why) => Verdict::Ok(format!("it has failed, as it must: {why}")),
+            Verdict::Ok(why) => Verdict::Invalid(format!("the control did not fail: {why}")),
+            Verdict::Violation(why) => Verdict::Ok(format!("failed as expected: {why}")),
             verdict => verdict,
         }
     }
@@ -61,7 +61,8 @@ impl From<Judgement> for Verdict {
     }
 }
 
-/// A member that stops by itself, dies or hangs is Bowline's fault; everything else is the harness's or the machine's.
+/// Classifies an error: a member that stops by itself, dies or hangs is a violation; everything else is a problem of
+/// the harness or the machine.
 impl From<&HarnessError> for Verdict {
     fn from(trouble: &HarnessError) -> Self {
         match trouble {
@@ -81,16 +82,16 @@ impl From<&HarnessError> for Verdict {
 /// The pages of violations, by the names of their exhibits.
 pub(crate) type Pages = Vec<(&'static str, String)>;
 
-/// What the judges say of a run that came to its end.
+/// Checks a run that came to its end.
 pub(crate) fn judge(exhibits: &[Exhibit], control: Option<Control>, pages: &mut Pages) -> Verdict {
     let judged = exhibits.iter().map(|exhibit| said_of(exhibit, pages)).reduce(Judgement::and);
-    let nobody = || Verdict::Invalid("nobody judges what was seen".to_owned());
+    let nobody = || Verdict::Invalid("no checker for the history".to_owned());
     let verdict = judged.map_or_else(nobody, Verdict::from);
     if control.is_some() { verdict.of_control() } else { verdict }
 }
 
-/// The same of one that did not, and came to `verdict`: what was seen until then may be a violation all the same. What a
-/// control shows before its end says nothing.
+/// Checks a run that ended early with `verdict`, because a violation may have been observed before. An early result
+/// of a control proves nothing.
 pub(crate) fn without_end(
     verdict: Verdict,
     exhibits: &[Exhibit],
@@ -103,7 +104,7 @@ pub(crate) fn without_end(
     }
     match exhibits.iter().map(|exhibit| said_of(exhibit, pages)).reduce(Judgement::and) {
         Some(Judgement::Violation(seen)) => {
-            Verdict::Violation(format!("{seen} (and the run did not come to its end: {why})"))
+            Verdict::Violation(format!("{seen} (the run ended early: {why})"))
         }
         _ => Verdict::Invalid(why),
     }
@@ -124,7 +125,7 @@ mod tests {
 
     const CONTROL: Control = Control { under: "none", may_stop: false };
 
-    /// A register of which somebody read this.
+    /// Returns a history of a register with a read of this value.
     fn register(read: i64) -> Exhibit {
         let history = vec![
             Operation::ok(1, 2, RegisterCall::Write(Some(7.into())), RegisterReply::Written),
@@ -136,7 +137,7 @@ mod tests {
     }
 
     fn complaint() -> Exhibit {
-        Exhibit::complaints("sums", vec!["#3 sees 801 in all".to_owned()])
+        Exhibit::complaints("sums", vec!["#3 read a total of 801".to_owned()])
     }
 
     fn broken_off(exhibits: &[Exhibit], control: Option<Control>) -> (Verdict, usize) {

@@ -1,20 +1,19 @@
-//! Small file systems of their own, in files that are mounted, for faults that only a real file system
-//! has: one that loses its power, one that is full.
+//! Small file systems in mounted files, for faults that need a real file system: power cuts and full disks.
 //!
 //! ```text
-//!   Plain    image ── ext4                       what is not synced is lost with the page cache
-//!   Loose    image ── ext4, data=writeback       and sizes may be there before their bytes are
-//!   Cached   image ── ext4 ── image ── ext4      and so is what the inner one gave to its disk and
-//!                     ╳ the power is cut here    did not flush: a disk with a volatile cache
-//!   Xfs      image ── XFS                        another way to keep a journal
+//!   Plain    image ── ext4                       unsynced data is lost with the page cache
+//!   Loose    image ── ext4, data=writeback       in addition, sizes may be durable before the data
+//!   Cached   image ── ext4 ── image ── ext4      in addition, loses what the inner file system wrote to
+//!                     ╳ the power is cut here    its disk and did not flush: a volatile disk cache
+//!   Xfs      image ── XFS                        another kind of journal
 //! ```
 //!
-//! The power is cut by the ioctl that file systems have for it (`EXT4_IOC_SHUTDOWN`, `XFS_IOC_GOINGDOWN`, without flushing):
-//! nothing more reaches the image, not even the journal, and what only the page cache knew is gone when
-//! it is mounted again. Mounting needs root and loop devices, and the ioctl needs a tool that can speak
-//! it (perl): [`Volumes::possible`] says whether this machine has all that, or what is missing.
+//! The power is cut by the ioctl that shuts a file system down without flushing (`EXT4_IOC_SHUTDOWN`,
+//! `XFS_IOC_GOINGDOWN`). Nothing more reaches the image, not even the journal, and data that was only in the page
+//! cache is gone after the next mount. Mounting needs root and loop devices, and the ioctl needs a tool that can
+//! issue it (perl). [`Volumes::possible`] checks whether this machine has them, and reports what is missing.
 //!
-//! Not covered: a sector that is half written. The simulated disk of the library does that.
+//! Not covered: partially written sectors. The simulated disk of the library covers them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -27,23 +26,23 @@ use tempfile::TempDir;
 
 use crate::process::HarnessError;
 
-/// What the directory of all volumes of one process is called, with the process's id behind it.
+/// Prefix of the directory of all volumes of a process, followed by the process id.
 const PREFIX: &str = "bowline-volumes-";
 
-/// What the outer file system of [`Medium::Cached`] takes for itself.
+/// Space that the outer file system of [`Medium::Cached`] uses itself.
 const OUTER_BYTES: u64 = 32 << 20;
 
-/// What a volume is filled with in one step, at first.
+/// Size of the first steps when a volume is filled.
 const FILL_BYTES: u64 = 64 << 20;
 
-/// What makes an ext4 that keeps nothing back for root.
+/// Arguments for an ext4 file system without reserved blocks for root.
 const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-m", "0"];
 
 const XFS: &[&str] = &["mkfs.xfs", "-q", "-f"];
 
-/// Opens every directory that it is given, says so, waits for a line, and shuts their file systems down
-/// one after the other without flushing anything: `_IOR('X', 125, __u32)` with `NOLOGFLUSH`. Says how many
-/// microseconds that took, if it can tell.
+/// A perl script that opens the given directories, reports that it is ready, waits for a line, and then shuts down
+/// their file systems one after the other without flushing: `_IOR('X', 125, __u32)` with `NOLOGFLUSH`. Reports the
+/// duration in microseconds, if it can measure it.
 const SHUT_DOWN: &str = r#"
     $| = 1;
     my @dirs = map { open(my $dir, "<", $_) or die "$_: $!\n"; $dir } @ARGV;
@@ -53,22 +52,22 @@ const SHUT_DOWN: &str = r#"
     my $begun = $clock && $clock->();
     for my $dir (@dirs) {
         my $flags = pack("L", 2);
-        ioctl($dir, 0x8004587D, $flags) or die "the file system does not shut down: $!\n";
+        ioctl($dir, 0x8004587D, $flags) or die "cannot shut the file system down: $!\n";
     }
     my $took = $clock ? int(1e6 * ($clock->() - $begun)) : "";
     print "cut $took\n";
 "#;
 
-/// What a volume stands on; see the module.
+/// A kind of file system for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Medium {
-    /// A file system that orders data before the journal's commit.
+    /// A file system that writes data before it commits the journal.
     Plain,
-    /// One that does not.
+    /// A file system that does not.
     Loose,
-    /// One on a disk that loses what was not flushed.
+    /// A file system on a disk that loses unflushed data.
     Cached,
-    /// XFS. Its images have 300 MiB at least.
+    /// XFS. Its images have at least 300 MiB.
     Xfs,
 }
 
@@ -82,7 +81,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Makes an empty file system of so many bytes, and mounts it.
+    /// Makes an empty file system of this size and mounts it.
     fn make(
         image: PathBuf,
         at: PathBuf,
@@ -93,7 +92,7 @@ impl Mount {
         fs::File::create_new(&image)
             .and_then(|file| file.set_len(bytes))
             .and_then(|()| fs::create_dir(&at))
-            .map_err(|source| HarnessError::System { what: "making an image", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot create an image", source })?;
         run(Command::new(maker[0]).args(&maker[1..]).arg(&image))?;
         let mut mount = Self { image, at, options, mounted: false };
         mount.mount()?;
@@ -119,7 +118,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.mounted {
-            // Whoever still uses it keeps it; nobody finds it any more.
+            // A process that still uses it can continue; no other process finds it any more.
             drop(run(Command::new("umount").arg("--lazy").arg(&self.at)));
         }
     }
@@ -128,14 +127,14 @@ impl Drop for Mount {
 /// A mounted volume.
 #[derive(Debug)]
 struct Volume {
-    /// From the inside to the outside: the data is in the first, the power is cut in the last.
+    /// From the innermost to the outermost: the data is in the first, and the power is cut in the last.
     mounts: Vec<Mount>,
 }
 
 impl Volume {
     fn make(dir: &Path, medium: Medium, bytes: u64) -> Result<Self, HarnessError> {
         fs::create_dir(dir)
-            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
         let (image, data) = (dir.join("image"), dir.join("data"));
         let mounts = match medium {
             Medium::Plain => vec![Mount::make(image, data, bytes, EXT4, "")?],
@@ -154,25 +153,24 @@ impl Volume {
         &self.mounts[0].at
     }
 
-    /// What takes up room.
+    /// Returns the path of the file that fills the volume.
     fn ballast(&self) -> PathBuf {
         self.data().join("ballast")
     }
 
-    /// What loses its power.
+    /// Returns the mount point whose power is cut.
     fn powered(&self) -> &Path {
         &self.mounts[self.mounts.len() - 1].at
     }
 
-    /// Mounts it again, as after a loss of power.
+    /// Mounts it again, as after a power cut.
     fn again(&mut self) -> Result<(), HarnessError> {
         self.mounts.iter_mut().try_for_each(Mount::unmount)?;
         self.mounts.iter_mut().rev().try_for_each(Mount::mount)
     }
 }
 
-/// A volume for each member of a cluster. Dropping it unmounts and removes all of them: whatever uses
-/// them must have ended.
+/// A volume for each member of a cluster. Dropping it unmounts and removes all of them; their users must have ended.
 #[derive(Debug)]
 pub struct Volumes {
     volumes: Vec<Volume>,
@@ -180,15 +178,15 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// A volume of so many bytes for each medium.
+    /// Makes a volume of this size for each medium.
     ///
     /// # Errors
-    /// The operating system's, and that of the tools that make file systems.
+    /// Returns errors of the operating system and of the tools that make file systems.
     pub fn make(media: &[Medium], bytes: u64) -> Result<Self, HarnessError> {
         clear_up_after_the_dead();
         let prefix = format!("{PREFIX}{}-", std::process::id());
         let dir = TempDir::with_prefix(prefix)
-            .map_err(|source| HarnessError::System { what: "making a directory", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
         let mut volumes = Vec::new();
         for (number, medium) in media.iter().enumerate() {
             let at = dir.path().join(format!("v{number}"));
@@ -197,10 +195,10 @@ impl Volumes {
         Ok(Self { volumes, _dir: dir })
     }
 
-    /// Whether volumes can be made here, cut off and mounted again, and keep what they should keep.
+    /// Checks that volumes can be made here, cut off and mounted again, and keep what they must keep.
     ///
     /// # Errors
-    /// Why not, in the words of whoever refused.
+    /// Returns why not, in the words of the failing tool.
     pub fn possible() -> Result<(), String> {
         let try_out = || -> Result<(), HarnessError> {
             let mut volumes = Self::make(&[Medium::Cached], 8 << 20)?;
@@ -210,33 +208,31 @@ impl Volumes {
                 .and_then(|mut file| file.write_all(b"kept").and_then(|()| file.sync_all()))
                 .and_then(|()| fs::File::open(volumes.dir(0))?.sync_all())
                 .and_then(|()| fs::write(volumes.dir(0).join("lost"), b"lost"))
-                .map_err(system("writing to a volume"))?;
+                .map_err(system("cannot write to a volume"))?;
             volumes.switch(&[0])?.cut()?;
             volumes.again(&[0])?;
-            if fs::read(&kept).map_err(system("reading what was synced"))? != b"kept" {
-                return Err(HarnessError::Ended("a volume has lost what was synced".to_owned()));
+            if fs::read(&kept).map_err(system("cannot read synced data"))? != b"kept" {
+                return Err(HarnessError::Ended("a volume has lost synced data".to_owned()));
             }
             if volumes.dir(0).join("lost").exists() {
-                return Err(HarnessError::Ended(
-                    "a volume loses nothing with its power".to_owned(),
-                ));
+                return Err(HarnessError::Ended("a volume lost nothing in a power cut".to_owned()));
             }
             Ok(())
         };
         try_out().map_err(|trouble| trouble.to_string())
     }
 
-    /// Where a member's data goes.
+    /// Returns the data directory of a member.
     pub fn dir(&self, member: usize) -> PathBuf {
         self.volumes[member].data().to_owned()
     }
 
-    /// Fills a member's volume with a file of its own, beside the data, to the last block.
+    /// Fills the volume of a member to the last block with an additional file.
     ///
     /// # Errors
-    /// Anything but that it is full.
+    /// Returns any error except that the volume is full.
     pub fn fill(&self, member: usize) -> Result<(), HarnessError> {
-        let system = |source| HarnessError::System { what: "filling a volume", source };
+        let system = |source| HarnessError::System { what: "cannot fill a volume", source };
         let file = fs::File::create(self.volumes[member].ballast()).map_err(system)?;
         let (mut at, mut step) = (0, FILL_BYTES);
         while step > 0 {
@@ -249,33 +245,33 @@ impl Volumes {
         file.sync_all().map_err(system)
     }
 
-    /// Gives the room back that was filled.
+    /// Removes the file that fills the volume.
     ///
     /// # Errors
-    /// It was not filled.
+    /// Returns an error if the volume was not filled.
     pub fn free(&self, member: usize) -> Result<(), HarnessError> {
         fs::remove_file(self.volumes[member].ballast())
-            .map_err(|source| HarnessError::System { what: "freeing a volume", source })
+            .map_err(|source| HarnessError::System { what: "cannot free a volume", source })
     }
 
-    /// A switch for the power of these members.
+    /// Returns a switch for the power of these members.
     ///
     /// # Errors
-    /// There is no perl, or it may not.
+    /// Returns an error if perl is missing or lacks the privilege.
     pub fn switch(&self, members: &[usize]) -> Result<Switch, HarnessError> {
         Switch::new(members.iter().map(|member| self.volumes[*member].powered()))
     }
 
-    /// Mounts these members' volumes again. Whatever used them must have ended.
+    /// Mounts the volumes of these members again. Their users must have ended.
     ///
     /// # Errors
-    /// Those of `mount`.
+    /// Returns the errors of `mount`.
     pub fn again(&mut self, members: &[usize]) -> Result<(), HarnessError> {
         members.iter().try_for_each(|member| self.volumes[*member].again())
     }
 }
 
-/// Cuts the power of some volumes at once.
+/// A switch that cuts the power of some volumes at once.
 #[derive(Debug)]
 pub struct Switch {
     child: Child,
@@ -290,57 +286,59 @@ impl Switch {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|source| HarnessError::System { what: "starting perl", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot start perl", source })?;
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut switch = Self { child, output };
         switch.hear("ready")?;
         Ok(switch)
     }
 
-    /// Cuts. Says how much time lay between the first and the last of them at most.
+    /// Cuts the power. Returns the maximum time between the first volume and the last.
     ///
     /// # Errors
-    /// A file system does not shut down.
+    /// Returns an error if a file system does not shut down.
     pub fn cut(mut self) -> Result<Duration, HarnessError> {
         let begun = Instant::now();
         let mut input = self.child.stdin.take().expect("it is piped");
         input
             .write_all(b"\n")
-            .map_err(|source| HarnessError::System { what: "switching the power off", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot cut the power", source })?;
         let micros = self.hear("cut")?.parse().ok();
         let took = micros.map_or_else(|| begun.elapsed(), Duration::from_micros);
-        // As long as it lives it uses them.
+        // The script uses the volumes while it runs.
         self.child
             .wait()
-            .map_err(|source| HarnessError::System { what: "waiting for perl", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot wait for perl", source })?;
         Ok(took)
     }
 
-    /// What comes behind a word that it must say.
+    /// Reads a line that must begin with a word, and returns the rest.
     fn hear(&mut self, word: &str) -> Result<String, HarnessError> {
         let mut line = String::new();
         self.output
             .read_line(&mut line)
-            .map_err(|source| HarnessError::System { what: "hearing perl", source })?;
+            .map_err(|source| HarnessError::System { what: "cannot read from perl", source })?;
         match line.strip_prefix(word) {
             Some(rest) => Ok(rest.trim().to_owned()),
-            None => Err(HarnessError::Ended(format!("perl says {line:?} instead of {word:?}"))),
+            None => Err(HarnessError::Ended(format!(
+                "unexpected output of perl: {line:?} instead of {word:?}"
+            ))),
         }
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // One that has ended already is gone too.
+        // A process that has ended already is gone too.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// Runs a tool; what it says when it fails is the error.
+/// Runs a tool. If it fails, its output is the error.
 fn run(command: &mut Command) -> Result<(), HarnessError> {
     let output = command.stdin(Stdio::null()).output().map_err(|source| HarnessError::System {
-        what: "starting a tool for file systems",
+        what: "cannot start a file system tool",
         source,
     })?;
     if output.status.success() {
@@ -351,7 +349,7 @@ fn run(command: &mut Command) -> Result<(), HarnessError> {
     Err(HarnessError::Tool { tool, status: output.status.to_string(), said })
 }
 
-/// Unmounts and removes what a run that was killed has left.
+/// Unmounts and removes what a killed run has left.
 fn clear_up_after_the_dead() {
     let is_dead = |path: &str| {
         let owner = path.split_once(PREFIX).and_then(|(_, rest)| rest.split_once('-'));
@@ -361,7 +359,7 @@ fn clear_up_after_the_dead() {
         })
     };
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    // Later mounts stand on earlier ones.
+    // Later mounts are on top of earlier ones, so they are unmounted first.
     for at in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
         if is_dead(at) {
             drop(run(Command::new("umount").arg(at)));

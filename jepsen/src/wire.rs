@@ -1,21 +1,21 @@
-//! What a node's process and the harness say to each other: one line each, words between spaces.
+//! The protocol between the process of a node and the harness: one line per message, with words separated by spaces.
 //!
 //! ```text
 //!   to the node                 from the node
 //!   7 write w/2/19              7 done 311   |  7 refused why...  |  7 unknown why...
-//!                               7 applied why...         (done, and the result is lost)
+//!                               7 applied why...         (applied, but the result is lost)
 //!   7 put scrap/3               7 done 312
 //!   7 delete scrap/3            7 done 313
-//!   7 grant                     7 done 8812             (the lease's id)
-//!   7 revoke 8812               7 done 1                (how many keys it had)
+//!   7 grant                     7 done 8812             (the id of the lease)
+//!   7 revoke 8812               7 done 1                (the number of its keys)
 //!   7 compact 300               7 done 313
 //!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
 //!   9 status                    9 status leader 4 2        (role, term, leader or 0)
 //!   10 arm LogAfterSync 3       10 armed
-//!   11 look                     11 status other 4 2        (the same, without asking anybody)
+//!   11 look                     11 status other 4 2        (the same, from local state)
 //!   12 door slow-sync 20        12 armed                   (see `doors`)
 //!   13 call {"get":...}         13 came {"row":...}        (see `calls`)
-//!                               ready                      (the node runs)
+//!                               ready                      (the node is ready)
 //!                               dies LogAfterSync          (it is about to kill itself there)
 //!                               stopped why...             (the node has stopped by itself)
 //! ```
@@ -24,38 +24,37 @@ use bowline::env::Point;
 
 use crate::calls::{Call, Reply};
 
-/// What the harness wants of a node.
+/// An order of the harness to a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Write a key, with the value that belongs to it, and count it in its writer's tally, in one
-    /// transaction.
+    /// Writes a key with its value and adds to the tally of its writer, in one transaction.
     Write(String),
-    /// Put a key that is not judged.
+    /// Puts a key that is not checked.
     Put(String),
-    /// Delete such a key.
+    /// Deletes such a key.
     Delete(String),
-    /// Make a lease that lives for long.
+    /// Grants a lease with a long TTL.
     Grant,
-    /// End a lease.
+    /// Revokes a lease.
     Revoke(u64),
-    /// Forget what was before a revision.
+    /// Discards history before a revision.
     Compact(u64),
-    /// All rows, read linearizably.
+    /// Reads all rows linearizably.
     Rows,
-    /// Who leads, as of now.
+    /// Asks for the current leader, with a linearizable read.
     Status,
-    /// Kill yourself at the n-th reach of a point from now on.
+    /// Arms a crash point: the process kills itself when it reaches the point for the n-th time from now on.
     Arm(Point, u64),
-    /// Who leads, as far as the node knows without asking anybody.
+    /// Asks for the leader that the node knows from its local state.
     Look,
-    /// Change one of the process's doors to the world: see [`doors`](crate::fault_injection).
+    /// Starts or ends faults inside the process: see [`fault_injection`](crate::fault_injection).
     Fault(String),
-    /// What a client of a workload wants: see [`calls`](crate::calls).
+    /// Runs a call of a workload client: see [`calls`](crate::calls).
     Call(Box<Call>),
 }
 
 impl Order {
-    /// As a line says it.
+    /// Formats the order as a line.
     pub fn words(&self) -> String {
         match self {
             Order::Write(key) => format!("write {key}"),
@@ -73,7 +72,7 @@ impl Order {
         }
     }
 
-    /// What a line says.
+    /// Parses an order.
     pub fn parse(words: &str) -> Option<Self> {
         if let Some(call) = words.strip_prefix("call ") {
             return Call::parse(call).map(|call| Order::Call(Box::new(call)));
@@ -98,36 +97,36 @@ impl Order {
     }
 }
 
-/// What a node answers.
+/// The answer of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Done: the revision at which it was written, or what else the order has for a result.
+    /// The order was applied: the revision of the write, or another result of the order.
     Done(u64),
-    /// Not done, and never will be.
+    /// The order was not applied and never will be.
     Refused(String),
-    /// Perhaps done, perhaps not.
+    /// The outcome is unknown.
     Unknown(String),
-    /// Done; the result is lost.
+    /// The order was applied, but its result is lost.
     Applied(String),
     /// All rows.
     Rows(Rows),
-    /// Its part, its term, and whom it follows.
+    /// The state of the node in the cluster.
     Status {
         /// Whether it leads.
         leads: bool,
         /// Its term.
         term: u64,
-        /// The id of the leader, as far as it knows.
+        /// The id of the leader that it knows.
         leader: Option<u64>,
     },
-    /// The point is armed, or the door is as it was wanted.
+    /// The point is armed, or the faults are set.
     Armed,
-    /// What came of a [`Call`].
+    /// The reply to a [`Call`].
     Came(Box<Reply>),
 }
 
 impl Answer {
-    /// As a line says it.
+    /// Formats the answer as a line.
     pub fn words(&self) -> String {
         match self {
             Answer::Done(revision) => format!("done {revision}"),
@@ -144,7 +143,7 @@ impl Answer {
         }
     }
 
-    /// What a line says.
+    /// Parses an answer.
     pub fn parse(words: &str) -> Option<Self> {
         let (kind, rest) = words.split_once(' ').unwrap_or((words, ""));
         Some(match kind {
@@ -167,14 +166,14 @@ impl Answer {
     }
 }
 
-/// A row as far as it is judged.
+/// A row, with the parts that are checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Its key.
+    /// The key.
     pub key: String,
     /// The revision of its last change.
     pub revision: u64,
-    /// How often it was written.
+    /// Number of writes to it.
     pub version: u64,
     /// The [`hash`] of its value.
     pub value: u64,
@@ -183,9 +182,9 @@ pub struct Row {
 /// All rows of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rows {
-    /// The store's revision.
+    /// The revision of the store.
     pub revision: u64,
-    /// In the order of their keys.
+    /// The rows, sorted by key.
     pub rows: Vec<Row>,
 }
 
@@ -216,28 +215,28 @@ impl Rows {
     }
 }
 
-/// The bytes of a value: a segment of the log is full after some sixty of them.
+/// Size of a value in bytes. About sixty of them fill a segment of the log.
 const VALUE_BYTES: usize = 1000;
 
-/// The value that is written to a key: its own for each.
+/// Returns the value that is written to a key, which is different for each key.
 pub fn value_of(key: &str) -> String {
     key.chars().chain(std::iter::once('.')).cycle().take(VALUE_BYTES).collect()
 }
 
-/// Where a writer's writes are counted.
+/// Returns the key of the tally of a writer.
 pub fn tally_of(key: &str) -> String {
     let writer = key.split('/').nth(1).unwrap_or("");
     format!("tally/{writer}")
 }
 
-/// A 64-bit FNV-1a hash.
+/// Returns the 64-bit FNV-1a hash.
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// The crash point of this name.
+/// Returns the crash point with this name.
 pub fn point_named(name: &str) -> Option<Point> {
     Point::ALL.into_iter().find(|point| format!("{point:?}") == name)
 }

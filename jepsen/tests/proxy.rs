@@ -1,5 +1,5 @@
-//! The network between members does what its rules say and nothing else: with sockets that speak as members do, and
-//! with real members that notice.
+//! Tests that the network between members does what its rules say and nothing else: with sockets that act as members,
+//! and with real members that notice.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use bowline_jepsen::ports::free_addresses;
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::proxy::Proxy;
 
-/// Two places whose members are the test itself.
+/// Two members that the test itself plays.
 struct Pair {
     links: Links,
     addresses: Vec<String>,
@@ -29,20 +29,20 @@ fn address(listener: &TcpListener) -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// As a member begins: a preface, and a greeting that says where it is reached itself.
+/// Returns the beginning of the connection of a member: a preface, and a handshake with its own address.
 fn greeting(address: &str) -> Vec<u8> {
     let mut preface = b"bowline\0".to_vec();
     preface.extend([1, 0, 1, 0, 0, 0, 0, 0]);
     [preface, frame(format!("greetings from {address}, to you").as_bytes())].concat()
 }
 
-/// A body with its length before it, and what would be its checksums.
+/// Returns a frame: a body with its length and dummy checksums.
 fn frame(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap().to_le_bytes();
     [&length[..], &[0; 8], body].concat()
 }
 
-/// Bodies of one length that say which they are.
+/// Returns distinct frames of equal length.
 fn numbered(many: u32) -> Vec<Vec<u8>> {
     (0..many).map(|number| frame(format!("{number:08}").as_bytes())).collect()
 }
@@ -57,7 +57,7 @@ impl Pair {
         Self { links, addresses, listeners, _proxy: proxy }
     }
 
-    /// A connection that one has dialed to the other, after the greeting: both ends.
+    /// Returns both ends of a connection from one member to the other, after the handshake.
     fn connect(&self, from: usize, to: usize) -> (TcpStream, TcpStream) {
         let mut near = TcpStream::connect(&self.addresses[to]).unwrap();
         let said = greeting(&self.addresses[from]);
@@ -69,13 +69,13 @@ impl Pair {
         let mut heard = vec![0; said.len()];
         far.read_exact(&mut heard).unwrap();
         assert_eq!(heard, said);
-        // One more frame belongs to the greeting.
+        // One more frame belongs to the handshake.
         near.write_all(&frame(b"alive")).unwrap();
         far.read_exact(&mut [0; 17]).unwrap();
         (near, far)
     }
 
-    /// Everything that arrives of what is sent before the connection is closed.
+    /// Sends bytes, closes the connection, and returns everything that arrives.
     fn sent(&self, rule: Rule, bytes: &[u8]) -> Vec<u8> {
         let (mut near, mut far) = self.connect(0, 1);
         self.links.set(0, 1, rule);
@@ -89,16 +89,16 @@ impl Pair {
     }
 }
 
-/// Whether nothing comes within a moment. That is all that can be seen of silence.
+/// Returns whether nothing arrives within a short time. Silence cannot be observed otherwise.
 fn is_silent(socket: &mut TcpStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
     let heard = socket.read(&mut [0; 1]);
     socket.set_read_timeout(Some(LIMIT)).unwrap();
-    // Only so much time has passed: an end, and one that breaks, is no silence.
+    // Only a timeout counts as silence, and not the end or the failure of the connection.
     heard.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
 
-/// Whether the other end has ended it, in whatever way, within the limit.
+/// Returns whether the other end closes the connection in any way within the limit.
 fn is_closed(socket: &mut TcpStream) -> bool {
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     match socket.read(&mut [0; 1]) {
@@ -150,7 +150,8 @@ fn connection_dialed_during_a_silent_cut_is_never_forwarded() {
     let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();
     near.write_all(&greeting(&pair.addresses[0])).unwrap();
     assert!(is_silent(&mut near));
-    // The proxy may be slower than that moment. Who is let in only when all is healed was never cut off.
+    // The proxy may be slower than that short time. A connection that is accepted only after the link is restored was
+    // never cut off.
     let begun = Instant::now();
     while pair.links.traffic(0, 1).silenced == 0 {
         assert!(begun.elapsed() < LIMIT, "the proxy does not see who is calling");
@@ -268,7 +269,7 @@ fn rules_do_not_affect_non_members() {
     let pair = Pair::new();
     pair.links.part(&[0], &[1]);
     let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();
-    // Who wants to join says at first only that.
+    // A machine that wants to join at first sends only the preface.
     let mut preface = greeting(&pair.addresses[0]);
     preface.truncate(16);
     preface[12] = 255;

@@ -1,5 +1,5 @@
-//! Bytes that are to be a history, for each of the checkers: what is read is written again, and one history
-//! has one verdict, in whatever order its lines stand.
+//! Fuzz target for the checkers: a history that can be read is written back unchanged, and the order of its lines
+//! does not change the verdict.
 
 use super::edn::{self, Dialect};
 use super::intervals::{self, Holds, Leases};
@@ -11,10 +11,10 @@ use crate::fuzz::{Came, Feed};
 
 const STEPS: u64 = 20_000;
 
-/// How many operations are judged: more take long, and show no more.
+/// Maximum number of operations that are checked. More operations take long and find no more bugs.
 const OPERATIONS_MAX: usize = 40;
 
-/// The first byte says by which checker.
+/// Runs one input. The first byte selects the checker.
 pub(crate) fn histories(data: &[u8]) -> Came {
     let Some((model, text)) = data.split_first() else { return Came::Refused };
     let made;
@@ -49,7 +49,8 @@ pub(crate) fn histories(data: &[u8]) -> Came {
     }
 }
 
-/// The calls of a model, and what comes back of them: `$v` is a value, `$k` a key, `$n` a number, `$b` true or false.
+/// Returns templates for the calls of a model and their replies. `$v` stands for a value, `$k` for a key, `$n` for a
+/// number, `$u` for a unique number, and `$b` for a boolean.
 fn calls(model: u8) -> &'static [(&'static str, &'static str)] {
     const REGISTER: &[(&str, &str)] = &[
         (r#""call":"read""#, r#","result":$v"#),
@@ -129,7 +130,7 @@ fn calls(model: u8) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// Lines that can be read.
+/// Builds valid lines from the input bytes.
 fn made_up(model: u8, feed: &mut Feed<'_>) -> String {
     let (mut text, mut now, mut unique) = (String::new(), 0, 0);
     while !feed.is_empty() {
@@ -166,7 +167,7 @@ fn made_up(model: u8, feed: &mut Feed<'_>) -> String {
     text
 }
 
-/// Jepsen's notation: it is refused, or a history.
+/// Reads the input as Jepsen's notation, which either fails or yields a history.
 fn jepsens(text: &[u8]) -> Came {
     let Some((dialect, text)) = text.split_first() else { return Came::Refused };
     match dialect % 4 {
@@ -206,12 +207,12 @@ where
     judged_turned(text, stands_alone, |history| history.reverse(), check)
 }
 
-/// The latest first; what is of one moment stays in the order of its lines.
+/// Sorts the latest operations first. Operations at the same moment keep the order of their lines.
 fn backwards<C, R>(history: &mut History<C, R>) {
     history.sort_by_key(|operation| std::cmp::Reverse(operation.invoked));
 }
 
-/// `turn` gives the lines an order that makes no difference.
+/// Checks a history, and checks it again after `turn` has reordered it in a way that must not matter.
 fn judged_turned<C: Written + Clone>(
     text: &[u8],
     stands_alone: bool,
@@ -251,7 +252,7 @@ where
     Came::Through
 }
 
-/// Histories whose verdict is known.
+/// Histories with a known verdict.
 const KNOWN: [(u8, &str); 12] = [
     (0, include_str!("tests/histories/register.txt")),
     (1, include_str!("tests/histories/mutex.txt")),
@@ -281,7 +282,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         for (_, body) in sections.step_by(3).take(6) {
             seeds.push([&[model], body.as_bytes()].concat());
         }
-        // Orders for lines that can be read.
+        // Input bytes that build valid lines.
         let orders = |salt: u8| (1..80).map(move |n: u8| n.wrapping_mul(37).wrapping_add(salt));
         for salt in [model, model.wrapping_mul(91)] {
             seeds.push([model, 0xff].into_iter().chain(orders(salt)).collect());

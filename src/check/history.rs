@@ -1,70 +1,70 @@
-//! What was called, when, by whom, and what came back: the only thing that a checker is given. A history
-//! comes from a [`Recorder`], from a file (see [`lines`](super::lines)), or is put together by hand.
+//! Histories, the only input of a checker: which process called what, when, and which reply came back. A history
+//! comes from a [`Recorder`] or a file (see [`lines`](super::lines)), or is built by hand.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A moment in a history: any clock that all its processes share, in any unit.
+/// A moment in a history, by any clock that all processes share, in any unit.
 ///
-/// Only the order counts. An operation came before another if it completed at a *lower* moment than the other
-/// was invoked at; at equal moments they were concurrent, so that a coarse clock accuses nobody.
+/// Only the order matters. An operation came before another if it completed at a *lower* moment than the other was
+/// invoked. Operations with equal moments count as concurrent, so that a coarse clock never causes a false violation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct At(pub u64);
 
-/// Who calls: a client, a thread. For people; no verdict depends on it but that of
-/// [`Level::SessionSerializable`](super::Level::SessionSerializable), where it is a session.
+/// The caller of an operation: a client or a thread. It is shown in reports. Only the verdict of
+/// [`Level::SessionSerializable`](super::Level::SessionSerializable) depends on it, where each process is a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Process(pub u64);
 
-/// What is known of an operation's end.
+/// The outcome of an operation as far as it is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome<R> {
-    /// It took effect once, between the call and this moment, and this came back.
+    /// The operation took effect once, between its call and this moment, and returned this reply.
     Ok {
-        /// When the reply was there.
+        /// Time at which the reply arrived.
         at: At,
-        /// What it said.
+        /// The reply.
         reply: R,
     },
-    /// It certainly never takes effect.
+    /// The operation did not take effect and never will.
     Failed {
-        /// When that was known.
+        /// Time at which the caller learned this, if known.
         at: Option<At>,
     },
-    /// It took effect at some moment after the call, takes effect later, or never does: a timeout, a
-    /// connection that broke, a process that died.
+    /// The operation took effect at some moment after its call, will take effect later, or never does. Examples are a
+    /// timeout, a broken connection and a crashed process.
     Unknown {
-        /// When the caller gave up. Its effect may come later than that.
+        /// Time at which the caller gave up, if known. The effect may come later.
         at: Option<At>,
     },
 }
 
-/// One operation: a call and what is known of its end.
+/// One operation: a call and its outcome as far as it is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Operation<C, R> {
-    /// Who called.
+    /// The caller.
     pub process: Process,
-    /// On which object: each is judged by itself. Empty where there is one.
+    /// The object of the call. Each object is checked on its own. Empty if there is only one.
     pub object: Arc<str>,
-    /// When it was called: no effect is earlier.
+    /// Time of the call. The effect is never earlier.
     pub invoked: At,
-    /// What was asked for.
+    /// The requested operation.
     pub call: C,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome<R>,
 }
 
 impl<C, R> Operation<C, R> {
-    /// An operation of process 0 on the one object, that ended `Ok`.
+    /// Returns an operation of process 0 on the unnamed object that ended with `Ok`.
     pub fn ok(invoked: u64, at: u64, call: C, reply: R) -> Self {
         Self::new(invoked, call, Outcome::Ok { at: At(at), reply })
     }
 
-    /// An operation of process 0 on the one object, of which nobody knows whether it took effect.
+    /// Returns an operation of process 0 on the unnamed object whose outcome is unknown.
     pub fn unknown(invoked: u64, call: C) -> Self {
         Self::new(invoked, call, Outcome::Unknown { at: None })
     }
 
-    /// An operation of process 0 on the one object, that certainly never takes effect.
+    /// Returns an operation of process 0 on the unnamed object that failed.
     pub fn failed(invoked: u64, call: C) -> Self {
         Self::new(invoked, call, Outcome::Failed { at: None })
     }
@@ -73,19 +73,19 @@ impl<C, R> Operation<C, R> {
         Self { process: Process(0), object: "".into(), invoked: At(invoked), call, outcome }
     }
 
-    /// The same by another process.
+    /// Returns the operation with another process.
     #[must_use]
     pub fn by(self, process: u64) -> Self {
         Self { process: Process(process), ..self }
     }
 
-    /// The same on another object.
+    /// Returns the operation with another object.
     #[must_use]
     pub fn on(self, object: &str) -> Self {
         Self { object: object.into(), ..self }
     }
 
-    /// When its caller knew of its end, if it did.
+    /// Returns the time at which the caller learned the outcome or gave up.
     pub fn ended(&self) -> Option<At> {
         match self.outcome {
             Outcome::Ok { at, .. } => Some(at),
@@ -94,22 +94,22 @@ impl<C, R> Operation<C, R> {
     }
 }
 
-/// Operations, in any order. A verdict names them by their place here, from 0.
+/// Operations in any order. A verdict names an operation by its index, from 0.
 pub type History<C, R> = Vec<Operation<C, R>>;
 
-/// The place of an operation in its [`History`], from 0.
+/// The index of an operation in its [`History`], from 0.
 pub type Index = usize;
 
-/// An operation that was begun in a [`Recorder`] and has not ended. Dropped, it stays unknown.
+/// An operation that was begun in a [`Recorder`] and has not ended. If dropped, its outcome stays unknown.
 #[derive(Debug)]
 #[must_use]
 pub struct Begun(Index);
 
-/// Takes down what a running program calls and what comes back. For any number of threads.
+/// A recorder for the calls and replies of a running program. Any number of threads may share it.
 ///
-/// Moments are counted by the recorder itself, one each call, so that no clock is needed. Begin an operation
-/// *before* it is called, and end it *after* its reply is there: an operation that seems longer than it
-/// was hides violations, one that seems shorter invents them.
+/// The recorder counts moments itself, one for each call, so that no clock is needed. Begin an operation *before* the
+/// call and end it *after* the reply. Recording an operation as longer than it was can hide a violation; recording it
+/// as shorter can invent one.
 ///
 /// ```
 /// use bowline::check::{Budget, Recorder, Register, RegisterCall, RegisterReply, linear};
@@ -147,12 +147,13 @@ impl<C, R> Default for Recorder<C, R> {
 }
 
 impl<C, R> Recorder<C, R> {
-    /// An empty one.
+    /// Returns an empty recorder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Just before the call. Until it has ended it is unknown.
+    /// Records a call. Must be called just before the call itself. The outcome is unknown until the operation is
+    /// ended.
     pub fn begin(&self, process: u64, object: &str, call: C) -> Begun {
         let mut book = self.book();
         let invoked = book.tick();
@@ -166,17 +167,17 @@ impl<C, R> Recorder<C, R> {
         Begun(book.operations.len() - 1)
     }
 
-    /// Just after the reply.
+    /// Records a reply. Must be called just after the reply has arrived.
     pub fn ok(&self, begun: Begun, reply: R) {
         self.end(begun, |at| Outcome::Ok { at, reply });
     }
 
-    /// It certainly did not take effect, and will not.
+    /// Records that the operation did not take effect and never will.
     pub fn failed(&self, begun: Begun) {
         self.end(begun, |at| Outcome::Failed { at: Some(at) });
     }
 
-    /// Nobody knows whether it took effect, or will.
+    /// Records that the outcome is unknown.
     pub fn unknown(&self, begun: Begun) {
         self.end(begun, |at| Outcome::Unknown { at: Some(at) });
     }
@@ -187,14 +188,14 @@ impl<C, R> Recorder<C, R> {
         book.operations[begun.0].outcome = outcome(at);
     }
 
-    /// A caller that panicked between two lines leaves a whole book.
+    /// A panic of another caller cannot leave the book half-written, so a poisoned mutex is safe to use.
     fn book(&self) -> std::sync::MutexGuard<'_, Book<C, R>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<C: Clone, R: Clone> Recorder<C, R> {
-    /// What was taken down until now.
+    /// Returns a copy of everything recorded so far.
     pub fn history(&self) -> History<C, R> {
         self.book().operations.clone()
     }

@@ -1,24 +1,23 @@
-//! Histories as JSON lines: one operation, one line, in any order.
+//! Reads and writes histories as JSON lines: one operation per line, in any order.
 //!
 //! ```text
 //! {"process":1,"object":"x","invoke":10,"complete":14,"outcome":"ok","call":"write","value":7}
 //! {"process":2,"object":"x","invoke":12,"complete":19,"outcome":"ok","call":"read","result":7}
 //! {"process":3,"object":"x","invoke":13,"outcome":"unknown","call":"write","value":8}
-//! # a line that begins with # says nothing, and so does an empty one
+//! # lines that begin with # are comments; empty lines are ignored as well
 //! ```
 //!
-//! | field | what it is | if it is missing |
+//! | field | meaning | if it is missing |
 //! |---|---|---|
-//! | `process` | a number: who called; only [`Level::SessionSerializable`](super::Level) asks for it | 0 |
-//! | `object` | a text: each object is judged by itself | `""` |
+//! | `process` | a number: the caller; only [`Level::SessionSerializable`](super::Level) requires it | 0 |
+//! | `object` | a string: each object is checked on its own | `""` |
 //! | `invoke` | a number: the moment of the call, in any unit | an error |
-//! | `complete` | a number, not before `invoke`: when the caller knew the end | an error with `ok` |
-//! | `outcome` | `ok`, `failed` (it never takes effect) or `unknown` (it may, at any later moment) | an error |
-//! | `call` | one of the model's, with its fields | an error |
+//! | `complete` | a number, not less than `invoke`: when the caller knew the outcome | an error with `ok` |
+//! | `outcome` | `ok`, `failed` (never takes effect) or `unknown` (may take effect at any later moment) | an error |
+//! | `call` | a call of the model, with its fields | an error |
 //!
-//! What calls there are, and their fields, stands at each model. A field that nobody knows is an error, and so is one that
-//! stands twice in an object, so that a slip of the pen never makes a history say less than was meant. Every
-//! error names its line.
+//! Each model documents its calls and their fields. An unknown field is an error, and so is a field that occurs twice
+//! in an object, so that a typing error never makes a history say less than intended. Every error names its line.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -30,111 +29,111 @@ use thiserror::Error;
 use super::history::{At, History, Operation, Outcome, Process};
 use super::value::Value;
 
-/// The longest line that is read, in bytes.
+/// Maximum length of a line, in bytes.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Calls that can be written as fields of a line, with what comes back of them.
+/// Calls that can be read from and written to the fields of a line, together with their replies.
 pub trait Written: Sized {
-    /// What comes back.
+    /// The reply to a call.
     type Reply;
 
-    /// Takes the fields of the call of this name; `None` if there is no such call.
+    /// Takes the fields of the call with this name. Returns `None` if there is no such call.
     ///
     /// # Errors
     ///
-    /// What is wrong with the fields.
+    /// Returns an error if a field is missing or invalid.
     fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError>;
 
-    /// Takes the fields of what came back of this call.
+    /// Takes the fields of the reply to this call.
     ///
     /// # Errors
     ///
-    /// What is wrong with the fields.
+    /// Returns an error if a field is missing or invalid.
     fn read_reply(&self, fields: &mut Fields) -> Result<Self::Reply, FieldError>;
 
-    /// The name of this call; and puts its fields.
+    /// Puts the fields of this call and returns its name.
     fn write(&self, fields: &mut Fields) -> &'static str;
 
-    /// Puts the fields of what came back of this call.
+    /// Puts the fields of a reply to this call.
     fn write_reply(&self, reply: &Self::Reply, fields: &mut Fields);
 }
 
-/// The fields of one line, from which each is taken once.
+/// The fields of one line. Reading a field removes it.
 #[derive(Debug, Default)]
 pub struct Fields(Map<String, Json>);
 
-/// What is wrong with a field.
+/// An error in a field.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum FieldError {
-    /// It must be there.
+    /// A required field is missing.
     #[error("the field `{0}` is missing")]
     Missing(&'static str),
-    /// It holds something else than it should.
+    /// The field has another type than expected.
     #[error("the field `{name}` is {found}, not {expected}")]
     Wrong {
-        /// Its name.
+        /// Name of the field.
         name: &'static str,
-        /// What it should be.
+        /// Description of a valid value.
         expected: &'static str,
-        /// What it is.
+        /// The value that was found.
         found: String,
     },
-    /// It holds another text than it may.
+    /// The field has a string that is not among the allowed ones.
     #[error("the field `{name}` is {found:?}, not {expected}")]
     NoneOf {
-        /// Its name.
+        /// Name of the field.
         name: &'static str,
-        /// What it may be.
+        /// The allowed strings.
         expected: String,
-        /// What it is.
+        /// The value that was found.
         found: String,
     },
-    /// In a list, an object has a field that nobody knows.
-    #[error("nobody knows the field `{field}` in `{list}`")]
+    /// An object in a list has an unknown field.
+    #[error("unknown field `{field}` in `{list}`")]
     Surplus {
-        /// The list's name.
+        /// Name of the list.
         list: &'static str,
-        /// The field's.
+        /// Name of the unknown field.
         field: String,
     },
 }
 
-/// What is wrong with a line.
+/// An error in a line.
 #[derive(Debug, Error)]
 pub enum LineFault {
-    /// It cannot be read.
+    /// The line cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is longer than [`LINE_BYTES_MAX`].
-    #[error("it is longer than {LINE_BYTES_MAX} bytes")]
+    /// The line is longer than [`LINE_BYTES_MAX`].
+    #[error("longer than {LINE_BYTES_MAX} bytes")]
     TooLong,
-    /// It is no JSON.
-    #[error("it is no JSON: {0}")]
+    /// The line is not valid JSON.
+    #[error("invalid JSON: {0}")]
     NotJson(serde_json::Error),
-    /// It is JSON, but no object.
-    #[error("it is no JSON object")]
+    /// The line is valid JSON, but not an object.
+    #[error("not a JSON object")]
     NotAnObject,
-    /// It is no EDN, or none that says what a history says.
+    /// The input is not valid EDN, or not a valid history.
     #[error("{0}")]
     NotEdn(String),
-    /// A field is missing, or not what it should be.
+    /// A field is missing or invalid.
     #[error(transparent)]
     Field(#[from] FieldError),
-    /// The model has no such call.
+    /// The model has no call with this name.
     #[error("the model has no call `{0}`")]
     NoSuchCall(String),
-    /// A field that nobody knows.
-    #[error("nobody knows the field `{0}` here")]
+    /// The line has an unknown field.
+    #[error("unknown field `{0}`")]
     NoSuchField(String),
-    /// A field that is said twice.
-    #[error("the field `{0}` stands twice in one object")]
+    /// The line has a field twice.
+    #[error("duplicate field `{0}`")]
     Repeated(String),
-    /// It ended before it began.
-    #[error("it completes at {completed}, before it is invoked at {invoked}")]
+    /// The operation ended before it began.
+    #[error("`complete` ({completed}) is before `invoke` ({invoked})")]
     Backwards {
-        /// `invoke`.
+        /// Value of `invoke`.
         invoked: u64,
-        /// `complete`.
+        /// Value of `complete`.
         completed: u64,
     },
 }
@@ -145,40 +144,40 @@ impl From<serde_json::Error> for LineFault {
     }
 }
 
-/// A history that cannot be read.
+/// An error in a history, with the line where it occurred.
 #[derive(Debug, Error)]
 #[error("line {line}: {fault}")]
 pub struct LineError {
-    /// The line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub fault: LineFault,
 }
 
 impl Fields {
-    /// Takes a field, if it is there.
+    /// Takes a field, if it exists.
     pub fn take(&mut self, name: &'static str) -> Option<Json> {
         self.0.remove(name)
     }
 
-    /// Takes a number from 0.
+    /// Takes a non-negative integer.
     ///
     /// # Errors
     ///
-    /// It is something else.
+    /// Returns an error if the field has another type.
     pub fn number(&mut self, name: &'static str) -> Result<Option<u64>, FieldError> {
         let Some(json) = self.take(name) else { return Ok(None) };
         match json.as_u64() {
             Some(number) => Ok(Some(number)),
-            None => Err(wrong(name, "a whole number from 0", &json)),
+            None => Err(wrong(name, "a non-negative integer", &json)),
         }
     }
 
-    /// Takes a number from 0, or null, one of which must be there.
+    /// Takes a required field that is a non-negative integer or null.
     ///
     /// # Errors
     ///
-    /// It is missing, or neither.
+    /// Returns an error if the field is missing or has another type.
     pub fn number_or_null(&mut self, name: &'static str) -> Result<Option<u64>, FieldError> {
         match self.take(name) {
             None => Err(FieldError::Missing(name)),
@@ -186,28 +185,28 @@ impl Fields {
             Some(json) => json
                 .as_u64()
                 .map(Some)
-                .ok_or_else(|| wrong(name, "a whole number from 0, or null", &json)),
+                .ok_or_else(|| wrong(name, "a non-negative integer or null", &json)),
         }
     }
 
-    /// Takes a text.
+    /// Takes a string.
     ///
     /// # Errors
     ///
-    /// It is something else.
+    /// Returns an error if the field has another type.
     pub fn text(&mut self, name: &'static str) -> Result<Option<String>, FieldError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::String(text)) => Ok(Some(text)),
-            Some(json) => Err(wrong(name, "a text", &json)),
+            Some(json) => Err(wrong(name, "a string", &json)),
         }
     }
 
-    /// Takes a text or null.
+    /// Takes a required field that is a string or null.
     ///
     /// # Errors
     ///
-    /// It is neither.
+    /// Returns an error if the field is missing or has another type.
     pub fn text_or_null(
         &mut self,
         name: &'static str,
@@ -216,15 +215,15 @@ impl Fields {
             None => Ok(None),
             Some(Json::Null) => Ok(Some(None)),
             Some(Json::String(text)) => Ok(Some(Some(text))),
-            Some(json) => Err(wrong(name, "a text or null", &json)),
+            Some(json) => Err(wrong(name, "a string or null", &json)),
         }
     }
 
-    /// Takes one of some texts: its place among them.
+    /// Takes one of several allowed strings and returns its index among them.
     ///
     /// # Errors
     ///
-    /// It is none of them.
+    /// Returns an error if the field has any other value.
     pub fn one_of(
         &mut self,
         name: &'static str,
@@ -241,7 +240,7 @@ impl Fields {
     ///
     /// # Errors
     ///
-    /// It is no list, or there is something else in it.
+    /// Returns an error if the field is not a list or has other elements.
     pub fn list(&mut self, name: &'static str) -> Result<Option<Vec<Fields>>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -257,16 +256,16 @@ impl Fields {
         }
     }
 
-    /// Whether a field is there.
+    /// Returns whether a field exists.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// Takes care that everything was taken of an object in a list.
+    /// Checks that all fields of an object in a list were taken.
     ///
     /// # Errors
     ///
-    /// Something is left.
+    /// Returns an error if a field is left.
     pub fn end(self, list: &'static str) -> Result<(), FieldError> {
         match self.0.into_iter().next() {
             None => Ok(()),
@@ -274,11 +273,11 @@ impl Fields {
         }
     }
 
-    /// Takes true or false.
+    /// Takes a boolean.
     ///
     /// # Errors
     ///
-    /// It is something else.
+    /// Returns an error if the field has another type.
     pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -287,35 +286,35 @@ impl Fields {
         }
     }
 
-    /// Takes a value that must be there.
+    /// Takes a required field that is a value.
     ///
     /// # Errors
     ///
-    /// It is missing, or no value.
+    /// Returns an error if the field is missing or not a value.
     pub fn value(&mut self, name: &'static str) -> Result<Value, FieldError> {
         match self.take(name) {
             None => Err(FieldError::Missing(name)),
             Some(json) => value(&json)
-                .ok_or_else(|| wrong(name, "a whole number below 2^63 or a text", &json)),
+                .ok_or_else(|| wrong(name, "a 64-bit signed integer or a string", &json)),
         }
     }
 
-    /// Takes a value or null, one of which must be there.
+    /// Takes a required field that is a value or null.
     ///
     /// # Errors
     ///
-    /// It is missing, or neither.
+    /// Returns an error if the field is missing or has another type.
     pub fn value_or_null(&mut self, name: &'static str) -> Result<Option<Value>, FieldError> {
         match self.take(name) {
             None => Err(FieldError::Missing(name)),
             Some(Json::Null) => Ok(None),
             Some(json) => value(&json)
                 .map(Some)
-                .ok_or_else(|| wrong(name, "a whole number below 2^63, a text or null", &json)),
+                .ok_or_else(|| wrong(name, "a 64-bit signed integer, a string or null", &json)),
         }
     }
 
-    /// The fields that are left, by their names.
+    /// Returns the remaining fields, sorted by name.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &Json)> {
         self.0.iter()
     }
@@ -331,13 +330,13 @@ impl Fields {
         self.put(name, list);
     }
 
-    /// Puts a value, or null.
+    /// Puts a value or null.
     pub fn put_value(&mut self, name: &'static str, value: Option<&Value>) {
         self.put(name, value.map_or(Json::Null, json));
     }
 }
 
-/// The value that a piece of JSON is, if it is one.
+/// Returns the value that a piece of JSON represents, if it represents one.
 pub(super) fn value(json: &Json) -> Option<Value> {
     match json {
         Json::Number(number) => number.as_i64().map(Value::Number),
@@ -346,7 +345,7 @@ pub(super) fn value(json: &Json) -> Option<Value> {
     }
 }
 
-/// A value as JSON.
+/// Returns a value as JSON.
 pub(super) fn json(value: &Value) -> Json {
     match value {
         Value::Number(number) => (*number).into(),
@@ -354,7 +353,7 @@ pub(super) fn json(value: &Value) -> Json {
     }
 }
 
-/// Says what was found, in a few characters.
+/// Returns an error that shows the beginning of the value that was found.
 pub(super) fn wrong(name: &'static str, expected: &'static str, found: &Json) -> FieldError {
     const SHOWN_CHARS_MAX: usize = 40;
     let text = found.to_string();
@@ -365,14 +364,14 @@ pub(super) fn wrong(name: &'static str, expected: &'static str, found: &Json) ->
     FieldError::Wrong { name, expected, found: shown }
 }
 
-/// A history, and on which line each of its operations stood.
+/// A history, with the line of each of its operations.
 #[derive(Clone, Debug)]
 pub struct Lines<C, R> {
-    /// What the lines say.
+    /// The history.
     pub history: History<C, R>,
-    /// The line of each operation, from 1.
+    /// Line number of each operation, from 1.
     pub numbers: Vec<usize>,
-    /// The first line that does not say whose it is: its process is 0, and may be another one.
+    /// The first line without a process. Its process counts as 0, which may be wrong.
     pub nameless: Option<usize>,
 }
 
@@ -382,11 +381,11 @@ impl<C, R> Lines<C, R> {
     }
 }
 
-/// Reads a history, line by line, up to its end.
+/// Reads a history line by line up to the end of the input.
 ///
 /// # Errors
 ///
-/// The first line that cannot be read, or says nothing that the model knows.
+/// Returns an error for the first line that cannot be read or that the model does not know.
 pub fn read<C: Written>(mut from: impl BufRead) -> Result<Lines<C, C::Reply>, LineError> {
     let mut lines = Lines::new();
     let mut bytes = Vec::new();
@@ -427,7 +426,8 @@ fn object(line: &[u8]) -> Result<Map<String, Json>, LineFault> {
     }
 }
 
-/// The first name that stands twice in one object of a line, which is JSON: of such fields the map has the last.
+/// Returns the first name that occurs twice in one object of a line of valid JSON. The parsed map only has the last
+/// of such fields.
 fn repeated(line: &[u8]) -> Option<String> {
     let mut rest = line;
     let mut open: Vec<BTreeSet<String>> = Vec::new();
@@ -451,7 +451,7 @@ fn repeated(line: &[u8]) -> Option<String> {
     None
 }
 
-/// The operation that the fields of a line say.
+/// Builds the operation from the fields of a line.
 pub(super) fn of_fields<C: Written>(
     map: Map<String, Json>,
 ) -> Result<Operation<C, C::Reply>, LineFault> {
@@ -487,7 +487,7 @@ pub(super) fn of_fields<C: Written>(
     }
 }
 
-/// One operation as its line, without the line's end.
+/// Returns an operation as one line, without a line break.
 pub fn line<C: Written>(operation: &Operation<C, C::Reply>) -> String {
     let mut text = format!("{{\"process\":{}", operation.process.0);
     let mut say = |name: &str, json: &Json| {
@@ -519,11 +519,11 @@ pub fn line<C: Written>(operation: &Operation<C, C::Reply>) -> String {
     text
 }
 
-/// Writes a history that [`read`] reads.
+/// Writes a history in the format that [`read`] reads.
 ///
 /// # Errors
 ///
-/// What `to` says.
+/// Returns the errors of `to`.
 pub fn write<C: Written>(history: &History<C, C::Reply>, mut to: impl Write) -> io::Result<()> {
     for operation in history {
         writeln!(to, "{}", line(operation))?;

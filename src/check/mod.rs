@@ -1,7 +1,7 @@
-//! Checkers: given what was called, when, and what came back, could a correct system have said so?
+//! Checkers: given the calls, their times and their replies, could a correct system have produced this history?
 //!
-//! They know nothing of Bowline and judge anybody's histories: those of your own program in a test, and those in
-//! a file (`bowline check`). They read no clock, open nothing, and say the same every time.
+//! The checkers know nothing of Bowline. They check histories from any source: a test of your own program, or a file
+//! (`bowline check`). They are deterministic, read no clock and open no files.
 //!
 //! ```text
 //! Recorder ─┐
@@ -15,24 +15,24 @@
 //!                        └▶ cycles::lists, cycles::registers             page::Page shows a violation
 //! ```
 //!
-//! | checker | judges | of how much |
+//! | checker | checks | scales to |
 //! |---|---|---|
-//! | [`linear`] | any object of which a [`Model`] says what is allowed; [`models`] has some | hundreds of operations with much at once, hundreds of thousands with little |
-//! | [`total`] | a key-value store whose replies say revisions | millions of operations |
-//! | [`watch`] | streams of changes | millions of events |
+//! | [`linear`] | any object described by a [`Model`]; [`models`] has some | hundreds of operations with high concurrency, hundreds of thousands with little |
+//! | [`total`] | a key-value store whose replies contain revisions | millions of operations |
+//! | [`watch`] | watch streams | millions of events |
 //! | [`cycles`] | transactions on lists and registers | hundreds of thousands of transactions |
-//! | [`intervals`] | locks that can end by themselves, and leases, by the clock | millions of holds |
+//! | [`intervals`] | locks whose holds may expire, and leases, by the clock | millions of holds |
 //!
-//! Where it stands: [`history`] and its [`lines`] (or Jepsen's, [`edn`]) are what goes in, [`verdict`] what comes out, and [`page`] shows it
-//! as a picture.
+//! [`history`] and [`lines`] (or [`edn`] for Jepsen's format) define the input, [`verdict`] the result, and [`page`]
+//! draws a violation.
 //!
-//! All checkers have one shape, so that whoever runs them, or draws what they say, knows one thing:
+//! All checkers have the same interface:
 //!
-//! - What goes in is a [`History`] of calls and replies. Each checker says which; those that implement
+//! - The input is a [`History`] of calls and replies. Each checker has its own types for these. Types that implement
 //!   [`lines::Written`] can be read from a file and written to one.
-//! - What comes out is a [`Verdict`]. A violation is a [`Counterexample`]: the `rule` that is broken, the
-//!   `operations` that break it, by their places in the history, `why` in words that name them as `#3`, and
-//!   perhaps `links`, which are arrows from one operation to another.
+//! - The result is a [`Verdict`]. A violation is a [`Counterexample`]: the `rule` that is broken, the `operations`
+//!   that break it, by their indices in the history, a sentence `why` that refers to them as `#3`, and optionally
+//!   `links`, which are arrows from one operation to another.
 
 pub mod cycles;
 pub mod edn;

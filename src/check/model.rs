@@ -1,27 +1,27 @@
-//! What an object is, for a checker: its states, and what each call may do and say in each of them.
+//! The interface of a model: the states of an object, and the possible effects and replies of each call.
 
 use std::fmt::Debug;
 use std::hash::Hash;
 
 use super::value::Value;
 
-/// A sequential object: what one caller after the other would see.
+/// A sequential object, as a single caller would see it.
 ///
-/// A model says what is allowed, not what is likely; it may have several next states for a call of which
-/// nobody knows what came back. It must be a pure function of its arguments.
+/// A model defines what is allowed, not what is likely. For a call of unknown outcome it may return several next
+/// states. It must be a pure function of its arguments.
 pub trait Model {
-    /// What is asked for.
+    /// A call on the object.
     type Call: Clone + Eq + Hash;
-    /// What comes back.
+    /// The reply to a call.
     type Reply: Clone;
-    /// What the object holds. Equal states are interchangeable.
+    /// The state of the object. Equal states are interchangeable.
     type State: Clone + Eq + Hash + Debug;
 
-    /// What the object holds before the first operation.
+    /// Returns the state before the first operation.
     fn initial(&self) -> Self::State;
 
-    /// Adds to `next` each state that the object may be in after `call`, if `reply` came back; with `None`,
-    /// whatever came back. Adds nothing if `reply` is impossible in `state`.
+    /// Adds to `next` each possible state after `call` returned `reply`, or after any reply if `reply` is `None`.
+    /// Adds nothing if `reply` is impossible in `state`.
     fn step(
         &self,
         state: &Self::State,
@@ -30,32 +30,32 @@ pub trait Model {
         next: &mut Vec<Self::State>,
     );
 
-    /// Whether `call` with this reply leaves every state that allows it as it is. It need not be known; where
-    /// it is, the search is shorter. That it is true is asserted in each step.
+    /// Returns whether `call` with this reply changes no state that allows it. Returning false is always correct;
+    /// returning true makes the search shorter. Each step asserts that a true result is right.
     fn observes(&self, _call: &Self::Call, _reply: Option<&Self::Reply>) -> bool {
         false
     }
 
-    /// What this operation can only have if another one gives it; `None` as reply: it may never take effect. It
-    /// need not be known: [`Needs::Anything`] is always true.
+    /// Returns what this operation needs from another one to get its reply. With `None` as the reply, the operation
+    /// may never have taken effect. Returning [`Needs::Anything`] is always correct.
     fn needs(&self, _call: &Self::Call, _reply: Option<&Self::Reply>) -> Needs {
         Needs::Anything
     }
 
-    /// The one value that `call` gives to others, if that is all that it can do for them. Where nobody needs that
-    /// value, an operation that may never have taken effect need not be tried.
+    /// Returns the one value that `call` provides to other operations, if it can affect them in no other way. If no
+    /// operation needs that value, the search need not try this one when its outcome is unknown.
     fn gives(&self, _call: &Self::Call) -> Option<Value> {
         None
     }
 }
 
-/// What an operation can only have if another one gives it.
+/// A requirement of an operation on other operations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Needs {
-    /// It cannot be said.
+    /// The requirement is not known.
     Anything,
-    /// This value.
+    /// Another operation must provide this value.
     Value(Value),
-    /// Nothing.
+    /// The operation needs no other one.
     Nothing,
 }

@@ -1,16 +1,16 @@
-//! What registers, rows and queues hold in a history: a whole number or a text, which are never equal.
+//! The values in a history: integers and strings, which are never equal to each other.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What a register, a row or a queue holds, and what owners are called: a whole number or a text.
+/// A value of a register, a row or a queue, or the name of an owner: an integer or a string.
 ///
 /// In a line of a history it is a JSON number without a fraction, or a JSON string. `7` and `"7"` differ.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
-    /// A whole number.
+    /// An integer.
     Number(i64),
-    /// A text.
+    /// A string.
     Text(Arc<str>),
 }
 

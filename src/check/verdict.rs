@@ -1,109 +1,110 @@
-//! What a checker says of a history. There are three answers, and only one of them is a pass.
+//! The result of a checker. Of the three verdicts, only [`Verdict::Ok`] is a pass.
 //!
-//! All checkers give this one answer, so that whoever shows it (a line, a page with a picture) needs to know none of
-//! them: a [`Counterexample`] names operations by their places in the history that was judged, draws arrows between
-//! them, and says why in words.
+//! All checkers share these types, so that a program that shows a result need not know the checker. A
+//! [`Counterexample`] names operations by their indices in the history, connects them with arrows, and gives the
+//! reason as a sentence.
 
 use super::history::Index;
 use std::fmt;
 
-/// What a checker says of a history.
+/// The result of a checker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Verdict {
-    /// There is an explanation.
+    /// Some order explains the history.
     Ok,
-    /// There is none, and this is why.
+    /// No order explains the history.
     Violation(Box<Counterexample>),
-    /// There is no answer. It is not a pass.
+    /// The checker has no result. This is not a pass.
     Undecided {
         /// The object that is undecided.
         object: String,
-        /// What ended, or is missing.
+        /// The reason.
         why: Undecided,
-        /// How many steps of the model had been tried.
+        /// Number of steps of the model that were tried.
         explored: u64,
     },
 }
 
-/// Why there is no answer.
+/// A reason for an undecided verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Undecided {
-    /// [`Budget::steps`](super::Budget::steps) were taken.
+    /// The search reached [`Budget::steps`](super::Budget::steps).
     Steps,
-    /// [`Budget::configurations`](super::Budget::configurations) were kept.
+    /// The search reached [`Budget::configurations`](super::Budget::configurations).
     Configurations,
-    /// The caller's own [`Budget::stop`](super::Budget::stop) said so.
+    /// [`Budget::stop`](super::Budget::stop) ended the search.
     Stopped,
-    /// This operation's reply does not say what the checker needs: a revision.
+    /// The reply of this operation lacks the revision, which the checker needs.
     Silent(Index),
-    /// These two transactions wrote the same value to the same key, so that nobody knows who was read.
+    /// These two transactions wrote the same value to the same key, so that reads cannot be matched with writers.
     Repeated(Index, Index),
-    /// Several operations of unknown outcome may have done the same, and what was tried first led nowhere.
+    /// Several operations of unknown outcome may have had the same effect, and the first choice led to a
+    /// contradiction.
     Ambiguous,
-    /// No operation was answered: there is nothing that could be wrong.
+    /// No operation has a reply, so there is nothing to check.
     Nothing,
-    /// No read was answered, by which alone others are judged.
+    /// No read has a reply, and only reads can show a violation.
     Unread,
 }
 
 /// A few operations that contradict each other.
 ///
-/// Where [`is_minimal`](Self::is_minimal) is true, nothing was left out to make it small: all other operations of
-/// the object were let off, which means that each may take effect at any moment after its call, or never,
-/// and have any reply. If that does not help, nothing does. So a read of what nobody wrote is a counterexample
-/// alone, and a stale read comes with the write that it missed.
+/// If [`is_minimal`](Self::is_minimal) is true, the operations contradict each other regardless of all other
+/// operations of the object: each of those may take effect at any moment after its call, or never, with any reply.
+/// They are never simply removed. Therefore a read of a value that was never written is a counterexample on its own,
+/// and a stale read comes with the write that it missed.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Counterexample {
-    /// What is broken, in a few words that are the same for all violations of this kind.
+    /// The broken rule, as a short constant text.
     pub rule: &'static str,
     /// The object.
     pub object: String,
-    /// The operations that cannot all be true. [`linear`](super::linear) has them by their calls' moments, others
-    /// as [`why`](Self::why) names them.
+    /// The operations that contradict each other. [`linear`](super::linear) sorts them by the time of their calls,
+    /// other checkers in the order of [`why`](Self::why).
     pub operations: Vec<Index>,
-    /// Whether they contradict each other whatever all others did, and each of them is needed. Else they are where
-    /// it was seen that the history has no explanation: fewer may do, or others may belong to it.
+    /// Whether they contradict each other regardless of all other operations, and each of them is needed. If false,
+    /// they show where the history has no explanation: fewer operations may be enough, or others may be part of it.
     pub is_minimal: bool,
-    /// Why, as a sentence in which `#3` is the operation at place 3 of the history, from 0.
+    /// The reason, as a sentence in which `#3` is the operation with index 3 in the history.
     pub why: String,
-    /// Arrows from one operation to another, if they make it clearer; where all go one way, there is no order.
+    /// Arrows between operations that illustrate the reason. If they form a cycle, no order exists.
     pub links: Vec<Link>,
-    /// Where a search for an order got stuck, if there was a search.
+    /// The point where the search for an order got stuck, if there was a search.
     pub dead_end: Option<DeadEnd>,
 }
 
-/// One operation comes before another one.
+/// An arrow: one operation comes before another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// What comes first.
+    /// The earlier operation.
     pub before: Index,
-    /// What comes later.
+    /// The later operation.
     pub after: Index,
-    /// Why, in a few words: "had ended", "revision 5 < 7".
+    /// The reason, in a few words: "had ended", "revision 5 < 7".
     pub why: String,
 }
 
-/// Where a search for an order got stuck.
+/// The point where a search for an order got stuck.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeadEnd {
-    /// How many operations of the object were let off.
+    /// Number of operations of the object that were relaxed, that is, treated as if their outcome were unknown.
     pub let_off: usize,
-    /// The longest order that was found, for as many operations as possible; with those let off that help.
+    /// The longest order that was found. It contains relaxed operations only where they are needed.
     pub order: Vec<Index>,
-    /// What the object holds after that order.
+    /// The state of the object after that order.
     pub state: String,
-    /// Those of which one had to be next, and none could.
+    /// The operations of which one had to be next and none was possible.
     pub stuck: Vec<Index>,
 }
 
 impl Verdict {
-    /// Whether there is an explanation. Undecided is none.
+    /// Returns whether the history has an explanation. False if undecided.
     pub fn is_ok(&self) -> bool {
         matches!(self, Self::Ok)
     }
 
-    /// Why there is no explanation, if that is certain.
+    /// Returns the violation, if there is one.
     pub fn violation(&self) -> Option<&Counterexample> {
         match self {
             Self::Violation(counterexample) => Some(counterexample),
@@ -111,7 +112,8 @@ impl Verdict {
         }
     }
 
-    /// The worse of two verdicts, of parts of one history: a violation, else what is undecided. Of equal ones, this.
+    /// Combines the verdicts of two parts of one history: a violation is worse than undecided, and undecided is worse
+    /// than ok. If both are equally bad, returns `self`.
     pub fn and(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Violation(_), _)
@@ -123,7 +125,7 @@ impl Verdict {
 }
 
 impl Counterexample {
-    /// A minimal one, with words.
+    /// Returns a minimal counterexample.
     pub(super) fn new(
         rule: &'static str,
         object: &str,
@@ -134,12 +136,12 @@ impl Counterexample {
         Self { rule, object, operations, is_minimal: true, why, ..Self::default() }
     }
 
-    /// The same, in which what others did may matter.
+    /// Sets whether the counterexample is minimal.
     pub(super) fn perhaps(self, is_minimal: bool) -> Self {
         Self { is_minimal, ..self }
     }
 
-    /// The same with an arrow.
+    /// Adds an arrow.
     pub(super) fn link(mut self, before: Index, after: Index, why: impl Into<String>) -> Self {
         self.links.push(Link { before, after, why: why.into() });
         self
@@ -155,17 +157,19 @@ impl From<Counterexample> for Verdict {
 impl fmt::Display for Undecided {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Steps => write!(f, "the budget of steps ended"),
-            Self::Configurations => write!(f, "the budget of configurations ended"),
-            Self::Stopped => write!(f, "it was stopped"),
+            Self::Steps => write!(f, "the step budget is exhausted"),
+            Self::Configurations => write!(f, "the configuration budget is exhausted"),
+            Self::Stopped => write!(f, "stopped by the caller"),
             Self::Silent(index) => write!(f, "the reply of #{index} has no revision"),
             Self::Repeated(one, other) => {
                 write!(
                     f,
-                    "#{one} and #{other} write one value to one key, so that nobody knows who was read"
+                    "#{one} and #{other} write the same value to the same key, so reads cannot be matched with writers"
                 )
             }
-            Self::Ambiguous => write!(f, "operations of unknown outcome explain too much"),
+            Self::Ambiguous => {
+                write!(f, "several operations of unknown outcome could explain the replies")
+            }
             Self::Nothing => write!(f, "no operation was answered"),
             Self::Unread => write!(f, "no read was answered"),
         }
@@ -187,12 +191,12 @@ impl fmt::Display for Verdict {
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rule, object, operations, is_minimal, why, links: _, dead_end } = self;
-        let perhaps = if *is_minimal { "" } else { " (perhaps fewer would do)" };
+        let perhaps = if *is_minimal { "" } else { " (may not be minimal)" };
         write!(f, "object {object:?}: {rule}: operations {operations:?}{perhaps}: {why}")?;
         if let Some(DeadEnd { let_off, order, state, stuck }) = dead_end {
             write!(
                 f,
-                "; with the other {let_off} let off: after {order:?} the object holds {state}, and none \
+                "; with the other {let_off} operations relaxed: after {order:?} the object holds {state}, and none \
                  of {stuck:?} can be next"
             )?;
         }

@@ -1,5 +1,5 @@
-//! How the programs of a simulated world talk to their node: its handles, with every error boiled
-//! down to what it says of the request.
+//! The interface of the simulated programs to their node: its handles, with every error reduced to what it says about
+//! the request.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -22,14 +22,14 @@ use crate::node::CallError;
 use crate::recipes::Locks;
 use crate::watch::{WatchRequest, Watcher};
 
-/// What an error says of its request.
+/// The meaning of an error for its request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
-    /// The store said no; nothing was applied.
+    /// The store rejected the request. Nothing was applied.
     Refused(Rejection),
     /// Nothing was applied, and nothing will be.
     NotApplied,
-    /// It was applied, or will be, or not.
+    /// The request was applied, will be applied, or never will be.
     Unknown,
 }
 
@@ -38,17 +38,17 @@ impl From<Error> for Fate {
         match (error.effect(), error) {
             (_, Error::Rejected(refusal)) => Fate::Refused(refusal),
             (Effect::NotApplied, _) => Fate::NotApplied,
-            // Of what was applied, and how, nothing is known but that.
+            // An error after which the request is known to be applied has no reply, so it counts as unknown.
             (Effect::Unknown | Effect::Applied, _) => Fate::Unknown,
         }
     }
 }
 
-/// Notes which revision readers see when a task is woken. On a machine with threads the task may run at that
-/// moment, while the driver that has woken it is still in its turn.
+/// A waker that records the revision that readers see when a task is woken. On a machine with threads the task may
+/// run at that moment, while the driver that woke it is still in its turn.
 struct Prompt {
     reader: Reader,
-    /// At the last waking; 0 before the first.
+    /// The revision at the last wake-up, or 0 before the first.
     seen: AtomicU64,
     task: Waker,
 }
@@ -64,7 +64,7 @@ impl Wake for Prompt {
     }
 }
 
-/// A handle on a node.
+/// A handle to a node.
 #[derive(Clone)]
 pub(crate) struct Caller {
     client: Client,
@@ -76,7 +76,7 @@ impl Caller {
         Self { client, judge }
     }
 
-    /// Waits for an answer. `Some`: it was waited for, and readers saw this revision when the task was woken for it.
+    /// Waits for a reply. If the task had to wait, also returns the revision that readers saw when it was woken.
     async fn prompt<T>(&self, answer: impl Future<Output = T>) -> (T, Option<Revision>) {
         let mut answer = pin!(answer);
         let mut last: Option<Arc<Prompt>> = None;
@@ -101,7 +101,7 @@ impl Caller {
         .await
     }
 
-    /// A caller was woken for an answer: readers of its node see this revision by then.
+    /// Checks that readers of the node already see the revision `owed` when a caller is woken for its reply.
     fn woken(&self, seen: Option<Revision>, owed: Revision, what: &str) {
         let Some(seen) = seen else { return };
         let mut judge = self.judge.borrow_mut();
@@ -111,17 +111,17 @@ impl Caller {
         judge.count("answer that readers saw when its caller was woken");
     }
 
-    /// The client itself, for what stands on it.
+    /// Returns the client itself.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The locks, as an operator sees them.
+    /// Returns the locks as an operator sees them.
     pub(crate) fn locks(&self) -> Locks {
         Locks::new(self.client.clone())
     }
 
-    /// How long a call may take, by the node's clock.
+    /// Returns the deadline of a call, by the clock of the node.
     pub(crate) fn deadline(&self) -> Duration {
         self.client.shared.settings.call_deadline
     }
@@ -129,7 +129,7 @@ impl Caller {
     /// Sends a command and waits for its outcome.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn write(&self, command: Command) -> Result<Reply, Fate> {
         let (answer, seen) = self.prompt(self.client.propose(command, None)).await;
         let reply = answer?;
@@ -137,10 +137,10 @@ impl Caller {
         Ok(reply)
     }
 
-    /// Wants the members to change, and waits until they have.
+    /// Requests a membership change and waits until it has been applied.
     ///
     /// # Errors
-    /// Why they have not, or nobody knows.
+    /// Why it was not applied, or that its outcome is unknown.
     pub(crate) async fn step(
         &self,
         membership_request: MembershipRequest,
@@ -149,10 +149,10 @@ impl Caller {
         shared.step(membership_request, shared.deadline(None)).await
     }
 
-    /// Reads a range, linearizably.
+    /// Reads a range linearizably.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
         let call = self.client.range(range);
         let call = if mutant::is(Mutant::N02) { call.local() } else { call };
@@ -163,10 +163,10 @@ impl Caller {
         Ok(reply)
     }
 
-    /// Reads a range as it is asked for, linearizably or as this replica has it.
+    /// Reads a range with all its options, linearizably or from this replica.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn read(&self, range: Range, local: bool) -> Result<RangeReply, Fate> {
         let Range { range, revision, limit, sort, keys_only, count_only, bounds } = range;
         let mut call = self.client.range(range).sort(sort.target, sort.order).bounds(bounds);
@@ -184,7 +184,7 @@ impl Caller {
     /// Deletes a range.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn delete(&self, delete: Delete) -> Result<DeleteReply, Fate> {
         let call = self.client.delete(delete.range);
         Ok(if delete.prev_kv { call.prev_kv() } else { call }.await?)
@@ -193,7 +193,7 @@ impl Caller {
     /// Commits a transaction.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn transact(&self, txn: Txn) -> Result<TxnReply, Fate> {
         let call = self.client.txn().when_all(txn.compares);
         let call = txn.success.into_iter().fold(call, TxnCall::then);
@@ -201,15 +201,15 @@ impl Caller {
         Ok(call.commit().await?)
     }
 
-    /// Reads a key as this replica has it; `None` if the node has stopped.
+    /// Reads a key from this replica. Returns `None` if the node has stopped.
     pub(crate) async fn get_local(&self, key: &[u8]) -> Option<(Option<KeyValue>, Revision)> {
         let range = KeyRange::key(key.to_vec());
         let mut reply = self.client.range(range).local().await.ok()?;
         Some((reply.kvs.pop(), reply.revision))
     }
 
-    /// Opens a session, which the node keeps alive, and whose keys outlive it by `delay`, unless it is
-    /// closed; `None` if that did not succeed.
+    /// Opens a session that the node keeps alive. Unless it is closed, its keys outlive it by `delay`. Returns `None`
+    /// on failure.
     pub(crate) async fn session_with(&self, ttl: Duration, delay: Duration) -> Option<Session> {
         let info = SessionInfo { label: "simulated".to_owned(), own: false };
         let shared = &self.client.shared;
@@ -218,22 +218,22 @@ impl Caller {
         Some(Session::new(claim))
     }
 
-    /// Goes on with a session that somebody has opened; `None` if that did not succeed.
+    /// Resumes a session that was opened earlier. Returns `None` on failure.
     pub(crate) async fn resume(&self, lease: LeaseId, delay: Duration) -> Option<Session> {
         let shared = &self.client.shared;
         let claim = shared.resume_session(lease, delay, shared.deadline(None)).await.ok()?;
         Some(Session::new(claim))
     }
 
-    /// Renews a lease once: how long it lives.
+    /// Renews a lease once and returns its TTL.
     ///
     /// # Errors
-    /// What became of it instead.
+    /// The fate of the request.
     pub(crate) async fn renew(&self, lease: LeaseId) -> Result<Duration, Fate> {
         Ok(self.client.renew(lease).await?)
     }
 
-    /// Watches a range from a revision on; with the rows before the changes, or without.
+    /// Watches a range from a revision on, optionally with the previous rows.
     pub(crate) fn watch(&self, range: KeyRange, from: Revision, prev_kv: bool) -> Watcher {
         let request = WatchRequest { from: Some(from), prev_kv, ..WatchRequest::new(range) };
         self.client.shared.hub.watch(request)

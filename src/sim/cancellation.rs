@@ -1,12 +1,11 @@
-//! Wishes for locks that are dropped half-way, systematically: after each number of polls, with the
-//! network failing from each message on that the node sends or gets meanwhile. Whatever is dropped
-//! where: once the network is whole, or the session over, the lock is anybody's, and nothing is left
-//! below its name.
+//! Systematic tests of lock acquisitions that are dropped half-way. An acquisition is dropped after each number of
+//! polls, while the network loses the messages of its node from each message on. In every case, once the network has
+//! healed or the session has ended, the lock must be free for others, and no key may be left below its name.
 //!
 //! ```text
-//!   rival holds (or nobody) ─▶ victim wishes, is polled k times ─▶ dropped ─▶ the network heals
-//!                              └ from its n-th message on all, or that one, is lost ─┘
-//!   ─▶ rival lets go ─▶ a third one gets the lock in time ─▶ the line is empty
+//!   rival holds (or nobody) ─▶ victim enqueues, is polled k times ─▶ dropped ─▶ the network heals
+//!                              └ its n-th message, or all messages from there on, are lost ─┘
+//!   ─▶ rival releases ─▶ a third task gets the lock in time ─▶ the lock queue is empty
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -18,7 +17,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::locking::{Player, Release};
-use super::net::{LostReason, NetConditions, SimNet};
+use super::net::{LossRule, NetConditions, SimNet};
 use super::plan::{SESSION_TTL, index};
 use super::rng::Rng;
 use super::run::Failure;
@@ -29,40 +28,40 @@ use crate::api::Session;
 use crate::env::Entropy;
 use crate::recipes::LockError;
 
-/// The lock, and the election, that everything is about.
+/// Name of the lock and of the election in all trials.
 const LOCK: &str = "lock/cancelled";
 
-/// As few polls as this end every wish, where nothing is lost.
+/// Number of polls after which every acquisition has ended if no message is lost.
 const POLLS_MAX: usize = 4;
 
-/// More messages than this a wish does not need.
+/// Number of messages that no acquisition exceeds.
 const MESSAGES_MAX: u64 = 9;
 
-/// Once the network is whole and nobody holds the lock, the next one has it after this long at most.
-/// Where a leader was cut off: an election, and what it takes to ask again.
+/// Maximum time until the next task gets the lock, once the network has healed and the lock is free. If a leader was
+/// cut off, this includes an election and a retry.
 const BOUND: Duration = Duration::from_secs(2);
 
-/// And where the session of the dropped wish must end first.
+/// The same if the session of the dropped acquisition must expire first.
 const BOUND_OF_LOST: Duration = Duration::from_secs(4);
 
-/// A trial that takes longer than this hangs.
+/// Time after which a trial counts as hanging.
 const TRIAL_MAX: Duration = Duration::from_secs(60);
 
-/// What is wished for.
+/// A kind of acquisition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum LockAttemptKind {
-    /// To wait for the lock.
+    /// Waits for the lock.
     Lock,
-    /// To wait for it, but not for long.
+    /// Waits for the lock with a short deadline.
     LockUntil,
-    /// To have it at once or not at all.
+    /// Acquires the lock without waiting.
     TryLock,
-    /// To lead.
+    /// Campaigns in an election.
     Campaign,
 }
 
 impl LockAttemptKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [LockAttemptKind; 4] = [
         LockAttemptKind::Lock,
         LockAttemptKind::LockUntil,
@@ -71,19 +70,19 @@ impl LockAttemptKind {
     ];
 }
 
-/// What becomes of messages that the node of the wish sends or gets.
+/// A kind of message loss at the node that makes the acquisition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Break {
-    /// One is lost.
+    /// One message is lost.
     One,
-    /// From one on all are lost, for less than an election takes.
+    /// All messages from one on are lost, for less time than an election takes.
     Short,
-    /// From one on all are lost, for longer than the session lives.
+    /// All messages from one on are lost, for longer than the session lives.
     Long,
 }
 
 impl Break {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Break; 3] = [Break::One, Break::Short, Break::Long];
 
     fn lasts(self) -> Duration {
@@ -101,46 +100,45 @@ impl Break {
     }
 }
 
-/// A few hundred trials that have much in common.
+/// The common parameters of a few hundred trials.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cancellation {
-    /// Decides delays and who is who.
+    /// The seed of the delays and of the roles of the nodes.
     pub seed: u64,
-    /// What is wished for.
+    /// The kind of acquisition.
     pub attempt: LockAttemptKind,
-    /// What the network does.
+    /// The kind of message loss.
     pub breaks: Break,
-    /// Whether the wish is made on the leader.
+    /// Whether the acquisition is made on the leader.
     pub on_leader: bool,
-    /// Whether somebody else holds the lock meanwhile.
+    /// Whether another task holds the lock at first.
     pub held: bool,
 }
 
-/// How wishes ended, counted.
+/// Counts of how acquisitions ended.
 #[derive(Clone, Debug, Default)]
 pub struct Endings {
-    /// By name.
+    /// The counts, by name.
     pub counts: BTreeMap<&'static str, u64>,
-    /// The longest that the next one had to wait.
+    /// The longest time that the next task had to wait for the lock.
     pub longest: Duration,
-    /// The hash of everything that happened.
+    /// The hash of all events.
     pub trace: u64,
 }
 
-/// One trial.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     case: Cancellation,
-    /// So often the wish is polled.
+    /// Number of polls before the acquisition is dropped.
     polls: usize,
-    /// So many messages still pass.
+    /// Number of messages that pass before messages are lost.
     pass: u64,
 }
 
-/// Runs the trials of a case, one after another in one world.
+/// Runs the trials of a case one after another in one world.
 ///
 /// # Errors
-/// The invariant that broke.
+/// Returns the broken invariant.
 pub fn run_cancellation(case: Cancellation) -> Result<Endings, Box<Failure>> {
     let options = WorldOptions {
         nodes: 3,
@@ -233,7 +231,7 @@ fn one_trial(
     Ok(())
 }
 
-/// Who plays what in a trial.
+/// The tasks of a trial and their roles.
 struct Stage {
     trial: Trial,
     net: SimNet,
@@ -252,8 +250,8 @@ impl Stage {
         };
         let session = self.victim.session_surely().await;
         let loss = match case.breaks {
-            Break::One => LostReason { pass: self.trial.pass, lose: 1 },
-            Break::Short | Break::Long => LostReason { pass: self.trial.pass, lose: u64::MAX },
+            Break::One => LossRule { pass: self.trial.pass, lose: 1 },
+            Break::Short | Break::Long => LossRule { pass: self.trial.pass, lose: u64::MAX },
         };
         self.net.lose(self.victim.node, Some(loss));
         let whole_again = self.now() + case.breaks.lasts();
@@ -293,7 +291,8 @@ impl Stage {
         }
     }
 
-    /// Polls a wish so often, or as often as it is woken, and drops it, or what it has brought.
+    /// Polls an acquisition `polls` times, or as often as it is woken, and drops it. If it has completed, ends the
+    /// hold.
     async fn poll_some<H: Release>(&self, attempt: impl IntoFuture<Output = Result<H, LockError>>) {
         let patience = self.trial.case.breaks.lasts() + Duration::from_millis(200);
         let came = {
@@ -320,7 +319,7 @@ impl Stage {
         }
     }
 
-    /// Lets a lock go that was taken after all, in one way or another.
+    /// Ends the hold of a lock that was acquired after all: by a release, a drop, or a dropped release.
     async fn end<H: Release>(&self, held: H) {
         let holding = self.victim.believe("lock", LOCK, held);
         match self.trial.pass % 3 {
@@ -345,7 +344,7 @@ impl Stage {
         }
     }
 
-    /// Somebody else gets the lock in time, and leaves nothing behind.
+    /// Checks that another task gets the lock in time and that its release leaves no key behind.
     async fn take_over(&self) {
         let began = self.now();
         let (session, holding) = self.third.take_surely(LOCK).await;

@@ -1,5 +1,5 @@
-//! Simulated time: one true time line, and for every node a clock of its own that starts anywhere
-//! and runs a little too fast or too slow. Nothing here reads a real clock.
+//! Simulated time: one true timeline, and for each node a clock with an arbitrary start that runs slightly too fast
+//! or too slow. Nothing here reads a real clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::env::Clock;
 use crate::model::Moment;
 
-/// The true time of a world, which nobody in it can read.
+/// The true time of a world, which no node can read.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     nanos: AtomicU64,
@@ -31,10 +31,10 @@ impl Timeline {
     }
 }
 
-/// How much faster than true time a clock runs, in parts per million; negative is slower.
+/// The amount by which a clock is faster than true time, in parts per million. Negative is slower.
 pub(crate) type DriftPpm = i64;
 
-/// One machine's clock. It is read several times in each turn; nothing is locked, since a world has one thread.
+/// The clock of one machine. It is read several times in each turn. It needs no mutex because a world has one thread.
 #[derive(Debug)]
 pub(crate) struct SimClock {
     timeline: Arc<Timeline>,
@@ -43,7 +43,7 @@ pub(crate) struct SimClock {
     drift: AtomicI64,
 }
 
-/// Where a clock was at a point of true time, in nanoseconds both, and how it goes on from there.
+/// A linear clock: its reading `shown` at the true time `from`, both in nanoseconds, and its rate from there on.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     from: u64,
@@ -58,13 +58,13 @@ impl Line {
 }
 
 impl SimClock {
-    /// A clock that shows `shown` now.
+    /// Returns a clock that shows `shown` now.
     pub(crate) fn new(timeline: Arc<Timeline>, shown: Duration, drift: DriftPpm) -> Self {
         let from = AtomicU64::new(timeline.nanos());
         Self { timeline, from, shown: AtomicU64::new(nanos(shown)), drift: AtomicI64::new(drift) }
     }
 
-    /// From now on the clock runs at another rate. It does not jump.
+    /// Changes the rate of the clock from now on. Its reading does not jump.
     pub(crate) fn set_drift(&self, drift: DriftPpm) {
         let now = self.timeline.nanos();
         self.shown.store(self.line().at(now), Ordering::Relaxed);
@@ -72,8 +72,8 @@ impl SimClock {
         self.drift.store(drift, Ordering::Relaxed);
     }
 
-    /// The true time at which this clock will show `moment`, if its rate stays; now, if it does
-    /// already. Never a nanosecond early.
+    /// Returns the true time at which this clock will show `moment` if its rate does not change, or the current time
+    /// if it already does. The result is never early.
     pub(crate) fn true_time_of(&self, moment: Moment) -> Duration {
         let now = self.timeline.nanos();
         let line = self.line();
@@ -81,7 +81,7 @@ impl SimClock {
         if missing == 0 {
             return Duration::from_nanos(now);
         }
-        // Dividing by the rate, rounded up, with a nanosecond for the rounding in `at`.
+        // Divides by the rate, rounded up, plus a nanosecond for the rounding in `at`.
         let wait = match missing.checked_mul(PARTS) {
             Some(parts) => parts.div_ceil(rate(line.drift)) + 1,
             None => u64::MAX / 4,
@@ -104,17 +104,17 @@ impl Clock for SimClock {
     }
 }
 
-/// A million, of which a drift is parts.
+/// Number of parts in the unit of a drift.
 const PARTS: u64 = 1_000_000;
 
-/// How many of its own millionths a clock with this drift shows for one of true time.
+/// Returns by how many millionths a clock with this drift advances for each millionth of true time.
 fn rate(drift: DriftPpm) -> u64 {
     PARTS.checked_add_signed(drift).filter(|rate| *rate > 0).expect("a clock runs forwards")
 }
 
-/// So much of true time as a clock with this drift measures it, in nanoseconds both.
+/// Converts true time to time on a clock with this drift, both in nanoseconds.
 fn scale(true_nanos: u64, drift: DriftPpm) -> u64 {
-    // The same as `true_nanos * rate / PARTS`, in 64 bits.
+    // The same as `true_nanos * rate / PARTS`, without overflow of 64 bits.
     true_nanos / PARTS * rate(drift) + true_nanos % PARTS * rate(drift) / PARTS
 }
 

@@ -1,15 +1,14 @@
-//! A machine's disk in a simulated world: it keeps exactly what `env::disk` promises and no more.
+//! The disk of a simulated machine. It keeps exactly the promises of `env::disk` and no more.
 //!
-//! A file is an inode with three views: what a reader sees, what is durable, and the writes between
-//! the two, in order. A directory is the same with names. A power cut ([`SimDisk::crash`]) keeps, of
-//! each sector of 512 bytes, some prefix of the unsynced writes to it, independently of every other
-//! sector, and some prefix of the unsynced changes of each directory. A killed process
-//! ([`SimDisk::kill`]) loses nothing, as the operating system lives on. After a failed sync the
-//! writes before it are seen by readers but belong to nobody: no later sync makes them durable,
-//! which is what Linux does.
+//! A file is an inode with three parts: the content that readers see, the durable content, and the unsynced writes
+//! between the two, in order. A directory is the same with names. A power cut ([`SimDisk::crash`]) keeps some prefix
+//! of the unsynced writes to each sector of 512 bytes, independently of other sectors, and some prefix of the
+//! unsynced changes to each directory. Killing the process ([`SimDisk::kill`]) loses nothing, because the operating
+//! system survives. After a failed sync, readers still see the earlier writes, but no later sync makes them durable,
+//! as on Linux.
 //!
-//! It takes no time; how long a disk takes is the world's matter. Which bytes a crash keeps follows
-//! from the seed and from what was done.
+//! The disk takes no time; the world simulates its latency. The seed and the operations determine which bytes a crash
+//! keeps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -21,10 +20,10 @@ use super::Rng;
 use crate::env::{Disk, DiskLock, Entropy, File, OpenMode};
 use crate::mutant::{self, Mutant};
 
-/// What a crash keeps or loses as a whole.
+/// Size of a sector. A crash keeps or loses a write to a sector as a whole.
 pub(super) const SECTOR_BYTES: usize = 512;
 
-/// A simulated disk. Files opened in one life of the machine fail in the next.
+/// A simulated disk. Files that were opened before a crash or kill return errors after it.
 #[derive(Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -35,7 +34,7 @@ struct State {
     dirs: BTreeMap<PathBuf, Dir>,
     files: BTreeMap<u64, Content>,
     files_made: u64,
-    /// Rises with each crash and kill.
+    /// Incremented by each crash and kill.
     life: u64,
     locked: BTreeMap<PathBuf, u64>,
     locks_made: u64,
@@ -43,7 +42,7 @@ struct State {
     seed: u64,
 }
 
-/// What is wrong with the disk.
+/// The injected faults.
 #[derive(Clone, Default, Debug)]
 struct Faults {
     sync_fails: bool,
@@ -76,12 +75,12 @@ struct Content {
     writes: Vec<(usize, Vec<u8>)>,
     /// Sectors that cannot be read until they are written again.
     unreadable: BTreeSet<usize>,
-    /// How many have it open in this life.
+    /// Number of open handles since the last crash or kill.
     open: usize,
 }
 
 impl SimDisk {
-    /// An empty disk.
+    /// Returns an empty disk.
     pub fn new(seed: u64) -> Self {
         let state = State {
             dirs: BTreeMap::new(),
@@ -96,7 +95,7 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// A disk of its own with the same content, durable and not. Open files and locks stay behind.
+    /// Returns an independent disk with the same durable and unsynced content, without open files and locks.
     #[must_use]
     pub fn copy(&self) -> Self {
         let mut state = self.state().clone();
@@ -104,8 +103,8 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Cuts the power: of what was not synced some is there and some is not. Open files, locks and
-    /// faults (but for the room that there is) end.
+    /// Cuts the power: of the unsynced writes, some are kept and some are lost. Ends open files, locks and faults,
+    /// except the size limit.
     pub fn crash(&self) {
         let mut state = self.state();
         let rng = Rng::new(state.seed);
@@ -124,44 +123,44 @@ impl SimDisk {
         state.next_life();
     }
 
-    /// Ends the process that used the disk: nothing is lost, and open files and locks end.
+    /// Kills the process that uses the disk. No data is lost; open files and locks end.
     pub fn kill(&self) {
         self.state().next_life();
     }
 
-    /// Lets the next sync of a file fail. What was written to the file before it is never durable.
+    /// Makes the next sync of a file fail. The writes to the file before that never become durable.
     pub fn fail_next_sync(&self) {
         self.state().faults.sync_fails = true;
     }
 
-    /// Lets every write fail until the faults are cleared.
+    /// Makes all writes fail until the faults are cleared.
     pub fn fail_writes(&self) {
         self.state().faults.writes_fail = true;
     }
 
-    /// How many bytes all files have together. A removed one counts until its removal is durable.
+    /// Returns the total size of all files in bytes. A removed file counts until its removal is durable.
     pub fn used(&self) -> usize {
         self.state().used()
     }
 
-    /// How many bytes all files may have together; `None` is no limit.
+    /// Sets the maximum total size of all files in bytes, or no limit if `None`.
     pub fn limit(&self, bytes_max: Option<usize>) {
         let faults = &mut self.state().faults;
         (faults.bytes_max, faults.has_been_full) = (bytes_max, false);
     }
 
-    /// Whether something has found no room since the last [`SimDisk::limit`].
+    /// Returns whether a write has exceeded the limit since the last [`SimDisk::limit`].
     pub fn has_been_full(&self) -> bool {
         self.state().faults.has_been_full
     }
 
-    /// Lets the next `steps` changes and syncs happen; everything after them fails, until the
-    /// machine is crashed or killed.
+    /// Lets the next `steps` changes and syncs succeed. Everything after them fails until the machine crashes or the
+    /// process is killed.
     pub fn stop_after(&self, steps: u64) {
         self.state().faults.steps_left = Some(steps);
     }
 
-    /// Whether something has failed after the steps of [`SimDisk::stop_after`]. If not, there is no end to them any more.
+    /// Returns whether an operation has failed because of [`SimDisk::stop_after`]. If not, removes that limit.
     pub fn has_stopped(&self) -> bool {
         let faults = &mut self.state().faults;
         if !faults.has_stopped {
@@ -170,7 +169,7 @@ impl SimDisk {
         faults.has_stopped
     }
 
-    /// Whether a write or a sync has failed since the last crash or [`SimDisk::clear_faults`].
+    /// Returns whether a write or a sync has failed since the last crash or [`SimDisk::clear_faults`].
     pub fn has_failed(&self) -> bool {
         self.state().faults.has_failed
     }
@@ -180,15 +179,14 @@ impl SimDisk {
         self.state().faults = Faults::default();
     }
 
-    /// What is in a file, as a reader sees it.
+    /// Returns the content of a file as readers see it.
     pub fn read(&self, path: &Path) -> Option<Vec<u8>> {
         let state = self.state();
         let id = state.find(path).ok()?;
         Some(state.files[&id].seen.clone())
     }
 
-    /// Replaces what is in a file, durably, as nothing that uses the disk would do. The file is made
-    /// if it is not there.
+    /// Replaces the content of a file durably, bypassing the normal interface. Creates the file if needed.
     pub fn replace(&self, path: &Path, bytes: &[u8]) {
         let mut state = self.state();
         let id = state.find(path).unwrap_or_else(|_| {
@@ -204,20 +202,20 @@ impl SimDisk {
         state.files.insert(id, Content { seen, durable, open, ..Content::default() });
     }
 
-    /// Flips one bit of a file, durably: the medium rots. `bit` counts from the file's start.
+    /// Flips one bit of a file durably, as bit rot does. `bit` counts from the start of the file.
     ///
     /// # Panics
-    /// There is no such file or no such bit.
+    /// If there is no such file or bit.
     pub fn flip_bit(&self, path: &Path, bit: usize) {
         let mut bytes = self.read(path).expect("the file is there");
         bytes[bit / 8] ^= 1 << (bit % 8);
         self.replace(path, &bytes);
     }
 
-    /// Lets every read fail that touches the sector of a byte, until that is written again.
+    /// Makes every read fail that touches the sector of a byte, until the sector is written again.
     ///
     /// # Panics
-    /// There is no such file.
+    /// If there is no such file.
     pub fn spoil_sector(&self, path: &Path, offset: usize) {
         let mut state = self.state();
         let id = state.find(path).expect("the file is there");
@@ -240,19 +238,19 @@ impl State {
         self.forget_nameless();
     }
 
-    /// What has lost its name for good is there only for those who have it open.
+    /// Discards files that have durably lost their name and are not open.
     fn forget_nameless(&mut self) {
         let named = self.named();
         self.files.retain(|id, file| file.open > 0 || named.contains(id));
     }
 
-    /// The files that have a name, or may have one after a crash.
+    /// Returns the files that have a name, or may have one after a crash.
     fn named(&self) -> BTreeSet<u64> {
         let dirs = self.dirs.values();
         dirs.flat_map(|dir| dir.seen.values().chain(dir.durable.values()).copied()).collect()
     }
 
-    /// How many bytes those have.
+    /// Returns the total size of those files in bytes.
     fn used(&self) -> usize {
         self.named().iter().filter_map(|id| self.files.get(id)).map(|file| file.seen.len()).sum()
     }
@@ -273,7 +271,7 @@ impl State {
         found.copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Takes a step of those that are left.
+    /// Counts a step against the limit of [`SimDisk::stop_after`].
     fn step(&mut self) -> io::Result<()> {
         match &mut self.faults.steps_left {
             None => Ok(()),
@@ -360,14 +358,14 @@ impl Change {
 impl Content {
     fn crash(&mut self, rng: &Rng) {
         let writes = std::mem::take(&mut self.writes);
-        // Whole outcomes are as likely as mixed ones, or long runs of sectors would hardly ever be
-        // kept together.
+        // With probability 1/2, all writes are kept or all are lost; otherwise long runs of sectors would hardly ever
+        // be kept together.
         let whole = match rng.below(4) {
             0 => Some(0),
             1 => Some(writes.len() as u64),
             _ => None,
         };
-        // For each sector, how many of the writes to it reached the medium.
+        // For each sector, the number of writes to it that reached the medium.
         let mut kept: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (number, (offset, bytes)) in writes.iter().enumerate() {
             for sector in sectors(*offset, bytes.len()) {
@@ -387,7 +385,7 @@ impl Content {
     }
 }
 
-/// The sectors that a write touches.
+/// Returns the sectors that a write touches.
 fn sectors(offset: usize, length: usize) -> Range<usize> {
     offset / SECTOR_BYTES..(offset + length).div_ceil(SECTOR_BYTES)
 }
@@ -493,7 +491,7 @@ impl Disk for SimDisk {
     }
 }
 
-/// Gives the lock back, unless a crash already did.
+/// A file lock that is released on drop, unless a crash has already released it.
 struct Held {
     disk: Arc<Mutex<State>>,
     path: PathBuf,
@@ -686,7 +684,7 @@ mod tests {
         let again = disk.open(path(), OpenMode::Read).unwrap();
         disk.sync_dir(Path::new("d")).unwrap();
         disk.remove(path()).unwrap();
-        // Nothing says yet that it is gone for good.
+        // The removal is not durable yet.
         drop(file);
         assert_eq!(disk.used(), 3);
         disk.sync_dir(Path::new("d")).unwrap();

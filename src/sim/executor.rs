@@ -1,6 +1,6 @@
-//! Runs the tasks of a world: futures on one thread, polled in an order that the seed decides.
-//! Tasks belong to a node and stop with it; a paused node's tasks wait. Time is the world's: a task
-//! sleeps on [`Timers`], and nothing here waits for anything real.
+//! Runs the tasks of a world: futures on one thread, polled in an order that the seed determines. A task belongs to a
+//! node and ends with it; the tasks of a paused node wait. Tasks sleep in simulated time through [`Timers`], and
+//! nothing here blocks on anything real.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +15,11 @@ use std::time::Duration;
 use super::clock::Timeline;
 use crate::env::Entropy;
 
-/// A task that runs on a node, or on none (the world's own).
+/// The id of a task that runs on a node, or of a task of the world itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct TaskId(u64);
 
-/// Whose task it is: the place of a node in its world, or nobody's.
+/// The owner of a task: the index of a node in its world, or `None` for the world.
 pub(crate) type Owner = Option<usize>;
 
 struct Task {
@@ -28,13 +28,13 @@ struct Task {
     wake: Arc<TaskWake>,
 }
 
-/// Tasks that were woken. A set: in which order they were woken must not matter, because what wakes
-/// them may not do it in the same order each time (tokio's `watch` does not).
+/// The tasks that were woken. It is a set because the order of wake-ups must not matter: some wakers do not always
+/// wake in the same order (tokio's `watch` does not).
 type Ready = Arc<Woken>;
 
 #[derive(Default)]
 struct Woken {
-    /// Whether there may be any: most looks find none.
+    /// Whether any task may be in the set. Most checks find none.
     any: AtomicBool,
     ids: Mutex<BTreeSet<TaskId>>,
 }
@@ -61,7 +61,7 @@ impl Wake for TaskWake {
 /// Tasks that wait for their first poll.
 type Newborn = Rc<RefCell<Vec<(Owner, Pin<Box<dyn Future<Output = ()>>>)>>>;
 
-/// Lets a task start others.
+/// A handle with which a task can spawn others.
 #[derive(Clone)]
 pub(crate) struct Spawner {
     newborn: Newborn,
@@ -95,7 +95,7 @@ impl Executor {
         Spawner { newborn: self.newborn.clone() }
     }
 
-    /// Polls one task that is ready and whose owner may run. `false`: there is none.
+    /// Polls one task that is ready and whose owner may run. Returns false if there is none.
     pub(crate) fn run_one(
         &mut self,
         entropy: &dyn Entropy,
@@ -112,7 +112,7 @@ impl Executor {
         true
     }
 
-    /// Drops every task of a node, as the end of its process does.
+    /// Drops all tasks of a node, as the end of its process does.
     pub(crate) fn drop_tasks_of(&mut self, owner: usize) {
         self.newborn.borrow_mut().retain(|(of, _)| *of != Some(owner));
         let mut dead = Vec::new();
@@ -126,7 +126,7 @@ impl Executor {
         drop(dead);
     }
 
-    /// How many tasks of an owner are left.
+    /// Returns the number of remaining tasks of an owner.
     #[cfg(test)]
     fn count_of(&self, owner: Owner) -> usize {
         self.tasks.values().filter(|task| task.owner == owner).count()
@@ -169,7 +169,7 @@ impl Executor {
     }
 }
 
-/// Who sleeps until when. Shared by all tasks of a world.
+/// The sleeping tasks of a world and their wake-up times. All tasks share it.
 #[derive(Clone)]
 pub(crate) struct Timers {
     timeline: Arc<Timeline>,
@@ -182,17 +182,17 @@ impl Timers {
         Self { timeline, sleepers: Rc::default(), next: Rc::default() }
     }
 
-    /// Ready when the true time has come.
+    /// Returns a future that completes after `time` of true time.
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
         Sleep { until: self.timeline.now() + time, number: None, timers: self.clone() }
     }
 
-    /// When the next sleeper is to be woken.
+    /// Returns the time of the next wake-up.
     pub(crate) fn next(&self) -> Option<Duration> {
         self.sleepers.borrow().keys().next().map(|(until, _)| *until)
     }
 
-    /// Wakes everybody whose time has come.
+    /// Wakes all tasks whose time has come.
     pub(crate) fn wake_due(&self) {
         let now = self.timeline.now();
         loop {
@@ -208,7 +208,7 @@ impl Timers {
     }
 }
 
-/// See [`Timers::sleep`].
+/// The future of [`Timers::sleep`].
 pub(crate) struct Sleep {
     until: Duration,
     number: Option<u64>,

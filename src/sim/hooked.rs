@@ -1,4 +1,4 @@
-//! A disk on which something happens whenever a file is opened: for tests of what comes in between.
+//! A disk that calls a hook before a file is opened, for tests of what may happen in between.
 
 use std::io;
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use super::disk::SimDisk;
 use crate::env::{Disk, DiskLock, File, OpenMode};
 
-/// See the module.
+/// A disk with a hook.
 pub(crate) struct HookedDisk<F> {
     disk: Arc<SimDisk>,
     before_open: F,
 }
 
 impl<F: Fn(&Path, OpenMode) + Send + Sync + 'static> HookedDisk<F> {
-    /// `before_open` is called before each opening, by whoever opens.
+    /// Wraps a disk. `before_open` is called before each opening of a file.
     pub(crate) fn new(disk: Arc<SimDisk>, before_open: F) -> Self {
         Self { disk, before_open }
     }

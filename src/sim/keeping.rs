@@ -1,5 +1,5 @@
-//! Programs that keep sessions: open them, with a lock delay or without, leave them to others, take up
-//! what others have left or still keep, and tell the judge whenever they believe in one.
+//! Programs that keep sessions: they open them with or without a lock delay, detach them, resume sessions that others
+//! have detached or still keep, and tell the judge whenever they rely on one.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::api::Session;
 use crate::env::Entropy;
 use crate::model::{Command, LeaseId, NodeId, Put, PutLease, PutValue};
 
-/// How long a program looks at its session before it parts with it, at most, in looks.
+/// Maximum number of checks of its session that a program makes before it gives up the session.
 const LOOKS_MAX: u64 = 40;
 
-/// How many leases are remembered for those who want to take one up.
+/// Maximum number of leases that are remembered for programs that resume a session.
 const KNOWN_MAX: usize = 6;
 
-/// One program that keeps one session after the other.
+/// A program that keeps one session after the other.
 struct Keeper {
     scene: Scene,
     caller: Caller,
     node: NodeId,
     rng: Rng,
-    /// Which session it has believed in last, and when.
+    /// The last session that the program relied on, and when.
     believed: Cell<Option<(LeaseId, Duration)>>,
 }
 
@@ -73,7 +73,7 @@ impl Keeper {
         if self.bind(&session).await {
             return Some(session);
         }
-        // It is dropped, which closes it.
+        // Dropping the session closes it.
         self.scene.judge.borrow_mut().lease_may_end(session.lease());
         None
     }
@@ -86,7 +86,7 @@ impl Keeper {
         }
     }
 
-    /// Puts a key that only the end of the session's lease deletes.
+    /// Puts a key that only the end of the lease of the session deletes.
     async fn bind(&self, session: &Session) -> bool {
         let (key, value) =
             (Bytes::from(format!("lease/{}", session.lease())), self.scene.value("kept"));
@@ -137,7 +137,7 @@ impl Keeper {
         session
     }
 
-    /// Whether the session is believed in.
+    /// Returns whether the session is active, and tells the judge if it is.
     fn look(&self, session: &Session) -> bool {
         let (lease, delay) = (session.lease(), session.lock_delay());
         let mut judge = self.scene.judge.borrow_mut();
@@ -151,7 +151,7 @@ impl Keeper {
         false
     }
 
-    /// Leaves a session, and takes it up again about when its lease ends.
+    /// Detaches a session and resumes it at about the end of its lease.
     async fn come_back(&self, session: Session) {
         let (lease, delay) = (session.lease(), session.lock_delay());
         let lives = session.ttl() + delay;
@@ -184,7 +184,7 @@ impl Keeper {
                 drop(session);
             }
             _ => {
-                // What was lost with a lock delay cannot be closed any more.
+                // A session that was lost with a lock delay can no longer be closed.
                 if believes || session.lock_delay().is_zero() {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }

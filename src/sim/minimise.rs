@@ -1,11 +1,10 @@
-//! Makes a failure small: leaves parts of it out, as many as it goes on without, by delta debugging.
+//! Minimizes a failure by delta debugging: removes as many parts of its plan as possible.
 //!
-//! Halves are left out first, then quarters, down to single parts; whatever the failure does not need is
-//! gone for good. What is left is minimal: without any one more part it does not fail, unless time was up
-//! before that was known.
+//! Halves are removed first, then quarters, down to single parts. The result is minimal: removing any one more part
+//! makes the failure disappear, unless the search ran out of time.
 
-/// Which of `parts` parts can be left out together, so that it `still_fails`; `None` from there says that
-/// no more may be tried. Ascending.
+/// Returns which of `parts` parts can be left out together so that it `still_fails`, in ascending order. If
+/// `still_fails` returns `None`, the search ends.
 pub fn minimise(parts: usize, mut still_fails: impl FnMut(&[usize]) -> Option<bool>) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..parts).collect();
     let mut pieces = 2;

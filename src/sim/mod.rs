@@ -1,20 +1,20 @@
-//! A deterministic world: a whole cluster on one thread, with its machines and its network, driven by
-//! a seed.
+//! A deterministic simulator: a whole cluster on one thread, with its machines and network, driven by a seed.
 //!
-//! The nodes are the real ones. What they stand on is simulated: [`clock`] (time, which goes on only
-//! when something happens), [`disk`] (files that a power cut tears), [`rot`] (and that rot), [`net`] (messages that are lost,
-//! doubled, late and overtaken), [`point`] (crashes at named places of the code), [`rng`] (all that is
-//! random). [`world`] makes things happen, one after the other; [`process`] is one life of one node in
-//! it; [`executor`] runs the tasks of the programs that the nodes are embedded in.
+//! The nodes are the real ones. Their environment is simulated: [`clock`] (time, which advances only from event to
+//! event), [`disk`] (files with partial writes after a power cut), [`rot`] (bit rot), [`net`] (message loss,
+//! duplication, delay and reordering), [`point`] (crashes at named points of the code), [`rng`] (all randomness).
+//! [`world`] runs the events in order; [`process`] is one incarnation of one node; [`executor`] runs the tasks of the
+//! programs in which the nodes are embedded.
 //!
-//! What the programs do is [`workload`], with [`watching`], [`locking`] and [`keeping`], through [`caller`].
-//! What goes wrong is the [`plan`] that a seed draws. What really happened is [`truth`], and what a request means is [`plain`]; [`judge`] holds
-//! everything against them, and names what is broken, a [`Violation`]. [`run`] is one seed from beginning to end, and
-//! [`trace`] is how two runs of it are compared. `docs/assurance/simulator.md` is the page for who uses it.
+//! [`workload`] defines the programs, with [`watching`], [`locking`] and [`keeping`]; they call their node through
+//! [`caller`]. The seed draws a [`plan`] of faults. [`truth`] is the real history, and [`plain`] defines the meaning
+//! of a request. [`judge`] checks everything against them and reports a broken invariant as a [`Violation`]. [`run`]
+//! runs one seed from start to end, and [`trace`] compares two runs of it. `docs/assurance/simulator.md` is the guide for
+//! users.
 //!
-//! Beside it stands [`quota`]: so much room and no more, on any disk, also a real one.
+//! [`quota`] wraps any disk, real or simulated, with a size limit.
 //!
-//! Invariant: knows no thread, no socket, no file and no clock but its own.
+//! Invariant: uses no thread, socket, file or clock other than its own.
 
 mod cancellation;
 mod minimise;

@@ -1,9 +1,8 @@
-//! The simulated network. Every message is encoded and decoded as on a real wire; between the two it
-//! can be lost, doubled, delayed and overtaken, and a link can be cut in one direction or both.
+//! The simulated network. Every message is encoded and decoded as on a real connection. In between it can be lost,
+//! duplicated, delayed and reordered, and a link can be cut in one or both directions.
 //!
-//! Connections are made and noticed broken by the world ([`super::world`]); this file says which
-//! messages arrive when. What the network never does, as TCP never does: deliver a message of an
-//! older connection on a newer one.
+//! The world ([`super::world`]) makes connections and detects broken ones; this file decides which messages arrive
+//! when. Like TCP, the network never delivers a message of an old connection on a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,30 +18,30 @@ use crate::env::{Entropy, Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage};
 use crate::transport;
 
-/// Messages under way on one lane of one link; more are refused, as a full socket buffer does.
+/// Maximum number of messages in flight on one lane of a link. More are rejected, as by a full socket buffer.
 const IN_FLIGHT_MAX: usize = 4096;
 
-/// Most messages are no larger: a frame begins with so much room, in bytes.
+/// Initial capacity of a frame in bytes. Most messages fit.
 const FRAME_BYTES: usize = 256;
 
-/// How the network treats messages.
+/// The conditions of the network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NetConditions {
-    /// The least time a message travels.
+    /// Minimum delay of a message.
     pub(crate) delay_min: Duration,
-    /// The most time a message travels, unless something holds it up.
+    /// Maximum delay of a message, unless it is held up.
     pub(crate) delay_max: Duration,
-    /// Of a million messages, so many are lost.
+    /// Probability of losing a message, per million.
     pub(crate) loss_ppm: u64,
-    /// Of a million messages, so many arrive twice.
+    /// Probability of delivering a message twice, per million.
     pub(crate) duplicate_ppm: u64,
-    /// Of a million messages, so many are held up, by up to `straggle_max`.
+    /// Probability of holding up a message by up to `straggle_max`, per million.
     pub(crate) straggle_ppm: u64,
-    /// How long a message may be held up.
+    /// Maximum time that a message is held up.
     pub(crate) straggle_max: Duration,
-    /// Of a million messages, so many are damaged on the way.
+    /// Probability of damaging a message, per million.
     pub(crate) damage_ppm: u64,
-    /// Whether messages of one lane may overtake each other. Across lanes they always may.
+    /// Whether messages of one lane may overtake each other. Messages of different lanes always may.
     pub(crate) reorder: bool,
 }
 
@@ -61,54 +60,54 @@ impl Default for NetConditions {
     }
 }
 
-/// Some of the messages that a node sends or gets from now on are lost.
+/// A rule that loses some of the messages that a node sends or receives from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct LostReason {
-    /// So many pass first.
+pub(crate) struct LossRule {
+    /// Number of messages that pass first.
     pub(crate) pass: u64,
-    /// Then so many are lost.
+    /// Number of messages that are then lost.
     pub(crate) lose: u64,
 }
 
-/// A message on its way.
+/// A message in flight.
 pub(crate) struct Flight {
     pub(crate) at: Duration,
     pub(crate) from: NodeId,
     pub(crate) to: NodeId,
     pub(crate) lane: Lane,
-    /// The connection it was sent on.
+    /// The connection on which it was sent.
     pub(crate) connection: u64,
-    /// What is on the wire: the message, or, where that was damaged, the frame that it was in.
+    /// The bytes on the wire: the message, or the whole frame if it was damaged.
     pub(crate) frame: Bytes,
     pub(crate) damaged: bool,
 }
 
-/// What becomes of what arrives.
+/// The result of an arrival.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Arrival {
-    /// It is a message.
+    /// A message.
     Message(PeerMessage),
-    /// It is of a connection that does not stand any more.
+    /// The message belongs to a closed connection.
     Late,
-    /// It makes no sense: its connection is closed.
+    /// The message cannot be decoded, so its connection is closed.
     Broken,
 }
 
 /// One direction between two nodes.
 #[derive(Default)]
 struct Link {
-    /// Nothing that is sent now arrives.
+    /// Whether messages sent now are lost.
     cut: bool,
-    /// Nothing arrives before this time.
+    /// No message arrives before this time.
     clogged_until: Duration,
-    /// By lane.
+    /// State of each lane.
     lanes: [LaneState; transport::LANES.len()],
 }
 
-/// Of one lane of a link.
+/// The state of one lane of a link.
 #[derive(Default)]
 struct LaneState {
-    /// When the last message arrives: the next one comes after it.
+    /// Arrival time of the last message. The next one arrives later.
     last: Duration,
     in_flight: usize,
 }
@@ -123,22 +122,22 @@ struct State {
     conditions: NetConditions,
     rng: Rng,
     links: BTreeMap<(NodeId, NodeId), Link>,
-    /// The number of the connection between two nodes that are connected, the smaller id first.
+    /// The number of the connection between two connected nodes, the smaller id first.
     connections: BTreeMap<(NodeId, NodeId), u64>,
     next_connection: u64,
-    /// Whom each node wants to be connected with: everybody, until it has said.
+    /// The peers that each node wants to be connected to. All peers if the node has not set any.
     wanted: BTreeMap<NodeId, BTreeSet<NodeId>>,
     outgoing: Vec<Flight>,
     sent: u64,
-    losses: BTreeMap<NodeId, LostReason>,
+    losses: BTreeMap<NodeId, LossRule>,
 }
 
-/// The network of a world. A handle: clones are the same network.
+/// The network of a world. Clones are handles to the same network.
 #[derive(Clone)]
 pub(crate) struct SimNet {
     timeline: Arc<Timeline>,
     state: Arc<Mutex<State>>,
-    /// Whether something may have been sent since the last look: most looks find nothing.
+    /// Whether messages may have been sent since the last check. Most checks find none.
     news: Arc<AtomicBool>,
 }
 
@@ -158,7 +157,7 @@ impl SimNet {
         Self { timeline, state: Arc::new(Mutex::new(state)), news: Arc::default() }
     }
 
-    /// A node's way out, from the start of its process.
+    /// Returns the network interface of a node for a new process.
     pub(crate) fn network_of(&self, from: NodeId) -> SimNetwork {
         self.state().wanted.remove(&from);
         SimNetwork { from, net: self.clone() }
@@ -168,13 +167,13 @@ impl SimNet {
         self.state().conditions = conditions;
     }
 
-    /// From now on nothing that `from` sends reaches `to`.
+    /// Loses all messages from `from` to `to` from now on.
     pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
         self.state().link(from, to).cut = true;
     }
 
-    /// From now on these messages of a node are lost; `None`: none are.
-    pub(crate) fn lose(&self, node: NodeId, loss: Option<LostReason>) {
+    /// Sets the rule that loses messages of a node, or removes it if `None`.
+    pub(crate) fn lose(&self, node: NodeId, loss: Option<LossRule>) {
         let mut state = self.state();
         match loss {
             Some(loss) => state.losses.insert(node, loss),
@@ -182,7 +181,7 @@ impl SimNet {
         };
     }
 
-    /// Everything that was cut or clogged passes again.
+    /// Removes all cuts and delays of links.
     pub(crate) fn heal(&self) {
         for link in self.state().links.values_mut() {
             link.cut = false;
@@ -190,24 +189,24 @@ impl SimNet {
         }
     }
 
-    /// Holds up everything from `from` to `to` until then.
+    /// Holds up all messages from `from` to `to` until that time.
     pub(crate) fn clog(&self, from: NodeId, to: NodeId, until: Duration) {
         self.state().link(from, to).clogged_until = until;
     }
 
-    /// Whether messages pass in both directions, as a handshake needs it.
+    /// Returns whether messages pass in both directions, as a handshake requires.
     pub(crate) fn passable(&self, a: NodeId, b: NodeId) -> bool {
         let mut state = self.state();
         !state.link(a, b).cut && !state.link(b, a).cut
     }
 
-    /// Whether messages pass in neither direction, so that a connection must die of silence.
+    /// Returns whether messages pass in neither direction, so that the connection must time out.
     pub(crate) fn silent(&self, a: NodeId, b: NodeId) -> bool {
         let mut state = self.state();
         state.link(a, b).cut && state.link(b, a).cut
     }
 
-    /// Whether one of two wants a connection with the other.
+    /// Returns whether one of two nodes wants a connection with the other.
     pub(crate) fn wanted(&self, a: NodeId, b: NodeId) -> bool {
         let state = self.state();
         let wants = |who, whom| state.wanted.get(&who).is_none_or(|peers| peers.contains(&whom));
@@ -224,18 +223,18 @@ impl SimNet {
         state.next_connection += 1;
         let before = state.connections.insert(pair(a, b), number);
         assert!(before.is_none(), "{a:?} and {b:?} were connected already");
-        // A new connection owes no order to an older one.
+        // Messages of a new connection need no order relative to those of the old one.
         for (from, to) in [(a, b), (b, a)] {
             state.link(from, to).lanes = Default::default();
         }
     }
 
-    /// Whether there was a connection.
+    /// Closes the connection between two nodes. Returns whether there was one.
     pub(crate) fn disconnect(&self, a: NodeId, b: NodeId) -> bool {
         self.state().connections.remove(&pair(a, b)).is_some()
     }
 
-    /// What was sent since the last call.
+    /// Returns the messages sent since the last call.
     pub(crate) fn take_outgoing(&self) -> Vec<Flight> {
         if !self.news.load(Ordering::Relaxed) {
             return Vec::new();
@@ -244,10 +243,10 @@ impl SimNet {
         std::mem::take(&mut self.state().outgoing)
     }
 
-    /// The message, if its connection still stands.
+    /// Returns the message if its connection is still open.
     ///
     /// # Panics
-    /// If what was encoded cannot be decoded: the codec is broken.
+    /// If an undamaged message cannot be decoded, which is a bug of the codec.
     pub(crate) fn arrive(&self, flight: Flight) -> Arrival {
         let mut state = self.state();
         if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
@@ -264,7 +263,7 @@ impl SimNet {
         Arrival::Message(message.expect("what one node encoded another can decode"))
     }
 
-    /// How many messages were ever sent.
+    /// Returns the total number of messages sent.
     pub(crate) fn sent(&self) -> u64 {
         self.state().sent
     }
@@ -319,7 +318,7 @@ impl State {
         SendOutcome::Queued
     }
 
-    /// Flips one to three bits, or cuts the end off.
+    /// Flips one to three bits, or cuts off the end.
     fn damage(&self, mut frame: Vec<u8>) -> Bytes {
         let any = |length: usize| self.rng.below(length as u64) as usize;
         if any(8) == 0 {
@@ -350,7 +349,7 @@ impl State {
         at
     }
 
-    /// Counts a message of this node.
+    /// Counts a message of this node and returns whether it is lost.
     fn is_lost(&mut self, node: NodeId) -> bool {
         let Some(loss) = self.losses.get_mut(&node) else { return false };
         if loss.pass > 0 {
@@ -372,7 +371,7 @@ impl State {
     }
 }
 
-/// See [`SimNet::network_of`].
+/// The network interface of one node.
 pub(crate) struct SimNetwork {
     from: NodeId,
     net: SimNet,
@@ -459,7 +458,7 @@ mod tests {
     fn damaged_message_is_never_decoded_as_another() {
         let damaging = NetConditions { damage_ppm: 1_000_000, ..NetConditions::default() };
         let (_, arrived) = sent(damaging, 1000);
-        // Two flips of one bit leave it whole.
+        // Two flips of the same bit leave a message intact.
         assert!(arrived.len() < 20, "{}", arrived.len());
     }
 }

@@ -1,6 +1,6 @@
-//! What a request means, carried out on all rows of a store, one operation after the other: so plain that it is
-//! obviously right, and as slow. It is written from what etcd documents and from [`model`](crate::model), and shares
-//! no code with [`machine`](crate::machine), which is judged by it.
+//! A reference implementation of requests: it applies one operation after the other to all rows of a store, so simply
+//! that it is obviously right, and slow. It is written from the documentation of etcd and from
+//! [`model`](crate::model), and shares no code with [`machine`](crate::machine), which is checked against it.
 
 use std::collections::BTreeMap;
 
@@ -12,34 +12,34 @@ use crate::model::{
     TxnReply, TxnResult,
 };
 
-/// All rows, at one revision.
+/// All rows at one revision.
 pub type State = BTreeMap<Bytes, KeyValue>;
 
-/// What a request has done so far.
+/// A request while it is being applied.
 #[derive(Debug)]
 pub struct Draft {
     base: Revision,
-    /// The rows as they are now.
+    /// The rows at this point.
     pub state: State,
-    /// What it has changed.
+    /// The changes so far.
     pub events: Vec<Event>,
 }
 
 impl Draft {
-    /// A request that begins where the store has `state`, at revision `base`.
+    /// Begins a request on a store with the rows `state` at revision `base`.
     pub fn new(base: Revision, state: State) -> Self {
         Self { base, state, events: Vec::new() }
     }
 
-    /// The store's revision if the request ended here.
+    /// Returns the revision of the store if the request ended here.
     pub fn now(&self) -> Revision {
         if self.events.is_empty() { self.base } else { self.base.next() }
     }
 
-    /// A put.
+    /// Applies a put.
     ///
     /// # Panics
-    /// If it keeps what is not there.
+    /// If the put keeps the value or lease of a missing key.
     pub fn put(&mut self, put: &Put) -> PutReply {
         let revision = self.base.next();
         let old = self.state.get(&put.key).cloned();
@@ -63,7 +63,7 @@ impl Draft {
         PutReply { revision, prev: old.filter(|_| put.prev_kv) }
     }
 
-    /// A deletion.
+    /// Applies a deletion.
     pub fn delete(&mut self, delete: &Delete) -> DeleteReply {
         let rows = self.state.values().filter(|row| delete.range.contains(&row.key));
         let rows: Vec<KeyValue> = rows.cloned().collect();
@@ -87,7 +87,7 @@ impl Draft {
         }
     }
 
-    /// A transaction on its way; `past` knows the rows of older revisions.
+    /// Applies a transaction along its path. `past` returns the rows at older revisions.
     pub fn txn(&mut self, path: &Path<'_>, past: &dyn Fn(Revision) -> State) -> TxnReply {
         let mut results = Vec::new();
         for step in &path.steps {
@@ -105,30 +105,30 @@ impl Draft {
     }
 }
 
-/// The way through a transaction, chosen on the state before it.
+/// The branch taken in a transaction and its nested ones, chosen by the state before it.
 #[derive(Debug)]
 pub struct Path<'a> {
-    /// Whether its compares held.
+    /// Whether the compares succeeded.
     pub succeeded: bool,
-    /// What to do.
+    /// The operations of the branch.
     pub steps: Vec<Step<'a>>,
 }
 
 /// One operation on a [`Path`].
 #[derive(Debug)]
 pub enum Step<'a> {
-    /// Read.
+    /// A range read.
     Range(&'a Range),
-    /// Write.
+    /// A put.
     Put(&'a Put),
-    /// Delete.
+    /// A deletion.
     Delete(&'a Delete),
-    /// A transaction inside.
+    /// A nested transaction.
     Txn(Path<'a>),
 }
 
 impl<'a> Path<'a> {
-    /// All steps in their order, those of nested transactions in the place of these.
+    /// Returns all steps in order, with nested transactions expanded.
     pub fn flat(&self) -> Vec<&Step<'a>> {
         let mut flat = Vec::new();
         for step in &self.steps {
@@ -140,7 +140,7 @@ impl<'a> Path<'a> {
         flat
     }
 
-    /// The way that a transaction takes where these rows are.
+    /// Returns the path of a transaction on these rows.
     pub fn choose(txn: &'a Txn, before: &State) -> Self {
         let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
         let ops = if succeeded { &txn.success } else { &txn.failure };
@@ -154,13 +154,14 @@ impl<'a> Path<'a> {
     }
 }
 
-/// The revision that a range asks for; 0 asks for the newest.
+/// Returns the revision at which a range is to be read, or `None` for the newest. Revision 0 means the newest as
+/// well.
 pub fn asked(range: &Range) -> Option<Revision> {
     range.revision.filter(|revision| *revision > Revision(0))
 }
 
-/// Whether every row of the compare's range satisfies it; a range without rows counts as one row of
-/// zeroes, without a value.
+/// Returns whether every row in the range of the compare satisfies it. A range without rows counts as one row with
+/// all fields zero and no value.
 fn holds(compare: &Compare, state: &State) -> bool {
     let mut rows = state.values().filter(|row| compare.range.contains(&row.key)).peekable();
     if rows.peek().is_none() {
@@ -192,7 +193,7 @@ fn holds_for(compare: &Compare, row: Option<&KeyValue>) -> bool {
     }
 }
 
-/// The rows of `range` in `state`, told at revision `now`.
+/// Reads `range` from `state`, reported at revision `now`.
 pub fn read(state: &State, range: &Range, now: Revision) -> RangeReply {
     let rows = state.values().filter(|row| range.range.contains(&row.key));
     let mut kvs: Vec<KeyValue> = rows.cloned().collect();
@@ -207,7 +208,7 @@ pub fn read(state: &State, range: &Range, now: Revision) -> RangeReply {
             && bounds.create_max.is_none_or(|max| row.create_revision <= max)
             && bounds.create_min.is_none_or(|min| row.create_revision >= min)
     });
-    // A stable sort of rows that stand in key order: what is equal stays in key order, both ways.
+    // The sort is stable and the rows are in key order, so equal rows stay in key order in both directions.
     kvs.sort_by(|a, b| {
         let order = match range.sort.target {
             SortTarget::Key => a.key.cmp(&b.key),

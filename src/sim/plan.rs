@@ -1,5 +1,5 @@
-//! What one seed does: how many nodes, which network, which disks, which faults how often. Every seed
-//! switches some kinds of faults off altogether, so that rare combinations get room (swarm testing).
+//! The plan of a seed: the number of nodes, the network, the disks, and the faults. Every seed switches off some
+//! kinds of faults completely, so that rare combinations become more likely (swarm testing).
 
 use std::time::Duration;
 
@@ -9,106 +9,106 @@ use super::rng::Rng;
 use super::rot::Rot;
 use crate::env::{Entropy, Point};
 
-/// The sizes of clusters, as often as they are drawn.
+/// Cluster sizes, repeated by their frequency.
 const SIZES: [u64; 10] = [1, 2, 3, 3, 3, 3, 5, 5, 5, 7];
 
-/// The drift that clocks stay inside of, against true time, in parts per million: hardly less than the bound that
-/// nodes are configured with, which is one of each clock, so that two may differ by nearly twice as much.
+/// Maximum drift of a clock against true time, in parts per million. It is slightly less than the bound in the
+/// configuration of the nodes. That bound is per clock, so two clocks may differ by nearly twice as much.
 pub(crate) const DRIFT_PPM_MAX: i64 = 99_000;
 
-/// The cluster forms in peace: a world in which no node ever met another proves nothing.
+/// Time without faults at the start, in which the cluster forms. A world whose nodes never met would test nothing.
 pub(crate) const PEACE: Duration = Duration::from_secs(3);
 
-/// How long sessions live: short, so that many of them end.
+/// TTL of sessions, short so that many expire.
 pub(super) const SESSION_TTL: Duration = Duration::from_millis(2_500);
 const SESSION_TTL_SHORT: Duration = Duration::from_millis(900);
 
-/// Which node a fault strikes.
+/// The node that a fault affects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
     /// The leader, or any node if there is none.
     Leader,
-    /// A node that believes to hold a lock, or any node if none does.
+    /// A node that believes that it holds a lock, or any node if none does.
     Holder,
-    /// Any node that runs.
+    /// Any running node.
     Any,
 }
 
 /// How a partition divides the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Split {
-    /// Two halves, drawn.
+    /// Two random halves.
     Halves,
-    /// One node alone.
+    /// One node is isolated.
     Isolate(Who),
-    /// The node at this place.
+    /// The node with this index is isolated.
     Alone(usize),
-    /// One node is not heard, but hears.
+    /// One node receives but its messages are lost.
     Mute(Who),
-    /// One node hears nobody, but is heard.
+    /// One node sends but receives nothing.
     Deaf(Who),
-    /// Two groups that only one node can talk to.
+    /// Two groups with one node that reaches both.
     Bridge,
-    /// Each direction of each link is cut or not, by the toss of a coin.
+    /// Each direction of each link is cut with probability 1/2.
     Random,
 }
 
-/// One thing that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// A process dies; its files stay as the operating system has them.
+    /// A process is killed. Its files keep all writes.
     Kill { who: Who, down: Duration },
-    /// A machine loses power: what was not synced may be lost.
+    /// A machine loses power. Unsynced writes may be lost.
     PowerLoss { who: Who, down: Duration },
     /// All machines lose power at once.
     Blackout { down: Duration },
-    /// A machine loses power the next time that the code comes to this point.
+    /// A machine loses power the next time that it reaches this point of the code.
     PointCrash { who: Who, point: Point, down: Duration },
-    /// A process stands still while time goes on.
+    /// A process is paused while time advances.
     Pause { who: Who, time: Duration },
-    /// A process stands still, hears what has come meanwhile, and from then on nothing more for a while.
+    /// A process is paused, receives what has arrived in the meantime, and is then isolated for a while.
     Stupor { who: Who, still: Duration, alone: Duration },
-    /// The same, of the node that next asks for the renewal of a session that it resumes, once it has asked.
+    /// The same, for the node that next requests the renewal of a session that it resumes, right after that request.
     ResumeStupor { still: Duration, alone: Duration },
-    /// All processes stand still.
+    /// All processes are paused.
     PauseAll { time: Duration },
-    /// Some messages do not pass.
+    /// Some links are cut.
     Partition { split: Split, time: Duration },
-    /// One direction of a link holds everything up, then lets it through.
+    /// One direction of a link holds up all messages and then delivers them.
     Clog { time: Duration },
     /// Syncs take this much longer.
     SlowDisk { who: Who, extra: Duration, time: Duration },
-    /// Each step of writing a snapshot takes this much longer, while the log is as quick as before.
+    /// Each step of writing a snapshot takes this much longer, while the log has its normal speed.
     SlowSnapshots { who: Who, extra: Duration, time: Duration },
-    /// A sync fails, or all writes do; the node must stop, and is started again.
+    /// A sync fails, or all writes do. The node must stop and is restarted.
     DiskError { who: Who, down: Duration },
-    /// All clocks run at other rates.
+    /// All clocks change their rates.
     Drift,
-    /// A follower that is slow to write gets entries, what another leader puts in their place, and the entries again.
+    /// A follower with a slow disk gets entries, their replacements by another leader, and the first entries again.
     Seesaw,
-    /// The leader is asked to hand over.
+    /// The leader is asked to transfer leadership.
     Transfer,
-    /// A machine goes down, and what lies on its disk rots meanwhile; or its snapshot does while it works: of so
-    /// few that the others can do without them.
+    /// A machine is down while its disk rots, or its snapshot rots while it runs. It happens to so few machines that
+    /// the others can do without them.
     Rot { who: Who, what: Rot, down: Duration },
-    /// A disk has only so much room left for a while.
+    /// The free space of a disk is limited for a while.
     Full { who: Who, room_bytes: usize, time: Duration },
-    /// A program shuts its node down in good order, and starts it again.
+    /// A program shuts its node down gracefully and restarts it.
     Stop { who: Who, down: Duration },
-    /// All do, one after the other.
+    /// All nodes are restarted one after the other.
     Rolling { down: Duration, every: Duration },
-    /// A new machine wants to become a member.
+    /// A new machine asks to become a member.
     Join,
-    /// One comes in the place of a voter, whose machine is lost with its disk before, or works on.
+    /// A new machine replaces a voter, which either is lost with its disk before or keeps running.
     Replace { lost: bool },
-    /// Some learner is to vote.
+    /// A learner is promoted.
     Promote,
-    /// Some member is to go.
+    /// A member is removed.
     Remove,
 }
 
 impl Fault {
-    /// What a run counts it as.
+    /// Returns the name under which a run counts the fault.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Fault::Kill { .. } => "fault: kill",
@@ -142,11 +142,11 @@ impl Fault {
     }
 }
 
-/// Changes of the members, each with how often it is drawn, in seeds in which the members change.
+/// Membership changes with their weights, for seeds in which the members change.
 const MEMBERS_MENU: [(Kind, u64); 4] =
     [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
 
-/// Kinds of faults, each with how often it is drawn where it is not switched off.
+/// Kinds of faults with their weights.
 const MENU: [(Kind, u64); 21] = [
     (Kind::Kill, 6),
     (Kind::PowerLoss, 6),
@@ -203,24 +203,23 @@ enum Kind {
 /// The plan of one seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// How many nodes.
+    /// Number of nodes.
     pub(crate) nodes: u64,
-    /// The network outside of faults.
+    /// The network in the absence of faults.
     pub(crate) net: NetConditions,
-    /// A sync takes at least this long.
+    /// Minimum time of a sync.
     pub(crate) sync_min: Duration,
-    /// And at most this long, outside of slow spells.
+    /// Maximum time of a sync in the absence of faults.
     pub(crate) sync_max: Duration,
-    /// What goes wrong, and when.
+    /// The faults and their times.
     pub(crate) faults: Vec<(Duration, Fault)>,
-    /// How many clients work on each node.
+    /// Number of clients on each node.
     pub(crate) clients: u64,
-    /// How long a client thinks between two operations, at most.
+    /// Maximum pause of a client between two operations.
     pub(crate) think_max: Duration,
-    /// What is done with locks.
+    /// The lock programs.
     pub(crate) programs: Vec<Program>,
-    /// How long the sessions of those who want locks live: in some seeds hardly longer than it takes to
-    /// elect a leader.
+    /// TTL of the sessions of lock programs. In some seeds it is hardly longer than an election takes.
     pub(crate) session_ttl: Duration,
     /// Whether the members change.
     pub(crate) members_change: bool,
@@ -262,7 +261,7 @@ impl Plan {
         let every = Duration::from_millis(1_000 + rng.below(5_000));
         let faults = draw_faults(rng, storm, every, &menu);
         let programs = draw_programs(rng);
-        // Eight or so all together, however many nodes they are spread over.
+        // About eight clients in total, regardless of the number of nodes.
         let clients = 1 + 6 / nodes;
         Self {
             nodes,
@@ -278,10 +277,10 @@ impl Plan {
         }
     }
 
-    /// A plan to measure the world's speed by: three nodes, about a hundred operations a second, and of
-    /// every kind of fault but changes of the members one in twenty seconds or so.
+    /// Returns a plan for measuring the speed of the simulator: three nodes, about a hundred operations a second, and
+    /// a fault of any kind except membership changes about every twenty seconds.
     pub(crate) fn steady(rng: &Rng, storm: Duration) -> Self {
-        // Who rots may be lost for good, and then there are not three.
+        // Rot may lose a machine for good, which would leave fewer than three.
         let menu: Vec<_> = MENU.into_iter().filter(|(kind, _)| *kind != Kind::Rot).collect();
         let faults = draw_faults(rng, storm, Duration::from_secs(20), &menu);
         Self {
@@ -298,7 +297,7 @@ impl Plan {
         }
     }
 
-    /// What can be left out of a run, in words: the faults, then the programs.
+    /// Describes the parts that can be left out of a run: the faults, then the programs.
     pub(crate) fn parts(&self) -> Vec<String> {
         let faults =
             self.faults.iter().map(|(at, fault)| format!("{:>6.2} s {fault:?}", at.as_secs_f64()));
@@ -306,7 +305,7 @@ impl Plan {
         faults.chain(programs).collect()
     }
 
-    /// Leaves the parts with these numbers out.
+    /// Leaves out the parts with these numbers.
     pub(crate) fn leave_out(&mut self, without: &[usize]) {
         let faults = self.faults.len();
         let mut number = 0..;
@@ -318,7 +317,7 @@ impl Plan {
     }
 }
 
-/// What goes wrong in a storm. Whatever else happens: a leader dies once.
+/// Draws the faults of a storm. At least one leader is killed.
 fn draw_faults(
     rng: &Rng,
     storm: Duration,
@@ -353,7 +352,7 @@ fn draw_kind(rng: &Rng, menu: &[(Kind, u64)]) -> Kind {
     unreachable!("the weights of the menu sum to {total}")
 }
 
-/// One program, and about one more: each gets more room where there are not all of them.
+/// Draws one program and on average about one more. With fewer programs, each of them does more.
 fn draw_programs(rng: &Rng) -> Vec<Program> {
     let count = Program::ALL.len();
     let first = index(rng, count);
@@ -392,7 +391,7 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
         Kind::Clog => Fault::Clog { time: ms(100, 5_000) },
         Kind::SlowDisk => Fault::SlowDisk { who, extra: ms(20, 2_000), time: ms(500, 8_000) },
         Kind::SlowSnapshots => {
-            // Mostly the leader: it alone knows how far the others are.
+            // Mostly the leader, because it alone knows the progress of the others.
             let who = if one_in(rng, 4) { who } else { Who::Leader };
             Fault::SlowSnapshots { who, extra: ms(500, 4_000), time: ms(4_000, 12_000) }
         }

@@ -1,4 +1,4 @@
-//! The named points of the code, where a simulated machine may lose power.
+//! The named points of the code at which a simulated machine may lose power.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::env::{Point, Points};
 
-/// What unwinds a turn that a crash has cut off. Not a panic: no hook is called, nothing is printed.
+/// The payload that unwinds a turn at a crash point. It is not a panic: no hook is called and nothing is printed.
 pub(crate) struct CutOff;
 
-/// Cuts a turn off at the point that is armed, and counts how often each was reached. Nothing is locked, since a world
-/// has one thread.
+/// Ends a turn at the armed point and counts how often each point was reached. It needs no mutex because a world has
+/// one thread.
 #[derive(Debug)]
 pub(crate) struct SimPoints {
-    /// The armed point, as below; [`NONE`] if none is.
+    /// Index of the armed point, or [`NONE`].
     armed: AtomicUsize,
-    /// By the place in [`Point::ALL`].
+    /// Number of times that each point was reached, in the order of [`Point::ALL`].
     reached: [AtomicU64; Point::ALL.len()],
 }
 
@@ -29,17 +29,17 @@ impl Default for SimPoints {
 }
 
 impl SimPoints {
-    /// The next time that the code comes to `point`, the turn is cut off.
+    /// Arms a point: the next turn that reaches `point` is cut off there.
     pub(crate) fn arm(&self, point: Point) {
         self.armed.store(point as usize, Ordering::Relaxed);
     }
 
-    /// Nothing is armed any more.
+    /// Disarms the point.
     pub(crate) fn disarm(&self) {
         self.armed.store(NONE, Ordering::Relaxed);
     }
 
-    /// How often each point was reached.
+    /// Returns how often each point was reached.
     pub(crate) fn reached(&self) -> BTreeMap<Point, u64> {
         let reached = self.reached.iter().map(|times| times.load(Ordering::Relaxed));
         Point::ALL.into_iter().zip(reached).filter(|(_, times)| *times > 0).collect()

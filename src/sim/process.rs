@@ -1,5 +1,4 @@
-//! One process of a simulated node: the parts that real threads would run, and what the judge wants
-//! to see of them.
+//! One process of a simulated node: the parts that real threads would run, and the state that the judge inspects.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,25 +28,25 @@ use crate::node::{
 use crate::transport::{Introducer, JoinReply, Receiver, Refused, judge};
 use crate::wal::{EntryKind, LogReader};
 
-/// Every cluster of every world has this id: worlds never meet.
+/// The cluster id in every world. Worlds never meet, so one id is enough.
 const CLUSTER: ClusterId = ClusterId(0xb0_11e);
 
-/// How far clocks may be off, as the nodes are told. See [`super::plan::DRIFT_PPM_MAX`].
+/// The clock drift bound in the configuration of the nodes. See [`super::plan::DRIFT_PPM_MAX`].
 const DRIFT_PERCENT: u32 = 10;
 
-/// Small, so that the log changes segments while faults go on.
+/// Small, so that the log changes segments during faults.
 const SEGMENT_BYTES: u64 = 16 << 10;
 
-/// Small, so that snapshots are taken, and the log is cut, while faults go on.
+/// Small, so that snapshots are taken and the log is truncated during faults.
 const SNAPSHOT_LOG_BYTES: u64 = 16 << 10;
 
-/// Small, so that a snapshot has many parts, and something goes wrong between them.
+/// Small, so that a snapshot has many parts and faults happen between them.
 const SNAPSHOT_PART_BYTES: usize = 4 << 10;
 
-/// How much of the history is read at once.
+/// Size of a page when reading the history.
 const PAGE_BYTES: usize = 256 << 10;
 
-/// Which parts of a process have something to do.
+/// Flags for the parts of a process that have work to do.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     driver: AtomicBool,
@@ -56,7 +55,7 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
-    /// Whether the driver, the log and the snapshots were rung for since the last look.
+    /// Returns and clears the flags of the driver, the log and the snapshots.
     pub(crate) fn take(&self) -> (bool, bool, bool) {
         let take =
             |bell: &AtomicBool| bell.load(Ordering::Relaxed) && bell.swap(false, Ordering::Relaxed);
@@ -64,7 +63,7 @@ impl Wakes {
     }
 }
 
-/// What a process is started with.
+/// The arguments for starting a process.
 pub(crate) struct ProcessParts {
     pub(crate) id: NodeId,
     pub(crate) beginning: Beginning,
@@ -74,48 +73,48 @@ pub(crate) struct ProcessParts {
     pub(crate) judge: Rc<RefCell<Judge>>,
 }
 
-/// What a process knows of its cluster from elsewhere than its disk.
+/// The knowledge of its cluster that a process does not read from its disk.
 pub(crate) enum Beginning {
-    /// It is one of so many that found it.
+    /// It is one of `nodes` founders.
     Founder { nodes: u64 },
-    /// It was let in: now, or in an earlier life.
+    /// It was admitted, now or in an earlier incarnation.
     Newcomer { contact: Contact, members: BTreeMap<NodeId, Contact>, joined: Option<Joined> },
 }
 
-/// When a driver wants its next turn.
+/// When the driver needs its next turn.
 pub(crate) enum TurnEnd {
-    /// At this moment of its clock, if nothing comes before.
+    /// At this moment of its clock, unless an input arrives before.
     Next(Moment),
-    /// Never; why it has stopped.
+    /// Never. The reason why it has stopped.
     Stopped(Option<StopReason>),
 }
 
-/// What a process has in its log, durably. It outlives the process: who is down has what it had, and gains nothing.
+/// The durable log of a process. It outlives the process: while the process is down, it does not change.
 pub(crate) struct Durable(LogReader);
 
 impl Durable {
-    /// Whether it has this entry, or a snapshot that covers it.
+    /// Returns whether the log has this entry, or a snapshot covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
         self.0.first() > index.next() || self.0.term(index) == Some(term)
     }
 }
 
-/// See the module.
+/// A process of a simulated node.
 pub(crate) struct Process {
     node: Assembled,
     receiver: Arc<dyn Receiver>,
     introducer: Arc<dyn Introducer>,
     log_reader: LogReader,
     judge: Rc<RefCell<Judge>>,
-    /// The newest revision that the judge was shown.
+    /// The newest revision that the judge has seen.
     shown: Cell<Revision>,
     leads: Cell<bool>,
-    /// How often its log has worked.
+    /// Number of turns of the log.
     log_turns: u64,
 }
 
 impl Process {
-    /// Opens the node's directory and puts the node together.
+    /// Opens the directory of the node and assembles the node.
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
         let ProcessParts { id, beginning, env, network, wakes, judge } = parts;
         let (settings, joined) = match beginning {
@@ -149,12 +148,12 @@ impl Process {
         }
     }
 
-    /// The log takes what it writes in its next turn.
+    /// Lets the log take the jobs that it writes in its next turn.
     pub(crate) fn begin_log_turn(&mut self) {
         self.node.log_worker.begin();
     }
 
-    /// A turn of the log. Whether it should have another one.
+    /// Runs a turn of the log. Returns whether it needs another one.
     pub(crate) fn log_turn(&mut self) -> bool {
         self.log_turns += 1;
         match self.node.log_worker.turn() {
@@ -164,7 +163,7 @@ impl Process {
         }
     }
 
-    /// A step of the snapshots. Whether it should have another one.
+    /// Runs a step of the snapshots. Returns whether they need another one.
     pub(crate) fn snapshot_turn(&mut self) -> bool {
         matches!(self.node.snapshot_worker.turn(), SnapshotTurn::Worked)
     }
@@ -175,12 +174,12 @@ impl Process {
         look
     }
 
-    /// The digest of its replica.
+    /// Returns the digest of its replica.
     pub(crate) fn digest(&self) -> u64 {
         self.node.driver.digest()
     }
 
-    /// Whether it led after its last turn.
+    /// Returns whether it led after its last turn.
     pub(crate) fn leads(&self) -> bool {
         self.leads.get()
     }
@@ -189,7 +188,7 @@ impl Process {
         Caller::new(Client::new(self.node.shared.clone()), self.judge.clone())
     }
 
-    /// Asks for another leader. The answer comes within a call's deadline.
+    /// Requests a transfer of leadership. The reply arrives within the call deadline.
     pub(crate) fn transfer_leadership(&self) -> oneshot::Receiver<CallResult<()>> {
         let (sender, answer) = oneshot::channel();
         let (reply, deadline) = (ReplyTo::Waiting(sender), self.node.shared.deadline(None));
@@ -197,27 +196,27 @@ impl Process {
         answer
     }
 
-    /// Asks the node to stop in good order.
+    /// Requests a graceful shutdown of the node.
     pub(crate) fn stop(&self) {
         self.node.shared.push(Input::Stop);
     }
 
-    /// The leases of the sessions that the node keeps.
+    /// Returns the leases of the sessions that the node keeps.
     pub(crate) fn leases_kept(&self) -> Vec<LeaseId> {
         self.node.driver.leases_kept()
     }
 
-    /// The leases that there are, as its replica has them.
+    /// Returns all leases in its replica.
     pub(crate) fn leases(&self) -> BTreeSet<LeaseId> {
         self.node.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
     }
 
-    /// What says, nearly always, whether these are others than before.
+    /// Returns a fingerprint that almost certainly changes when the leases change.
     pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
         self.node.shared.reader.leases_fingerprint()
     }
 
-    /// Somebody who is no member asks to become one.
+    /// Delivers the join request of a machine that is not a member.
     pub(crate) fn ask_to_join(&self, ask: JoinAsk, reply: JoinReply) {
         self.receiver.join(ask, reply);
     }
@@ -250,48 +249,48 @@ impl Process {
 
     // ---- the judge -------------------------------------------------------------------------
 
-    /// The last entry that its newest snapshot covers.
+    /// Returns the last entry that its newest snapshot covers.
     pub(crate) fn snapshot(&self) -> Option<LogIndex> {
         self.node.driver.snapshot()
     }
 
-    /// Whether it has handed out an entry to be applied that is not on its disk for good.
+    /// Returns whether it has handed out an entry to be applied that is not durable on its disk.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         self.node.driver.is_ahead_of_disk()
     }
 
-    /// How many bytes its state takes.
+    /// Returns the size of its state in bytes.
     pub(crate) fn state_bytes(&self) -> u64 {
         self.node.shared.reader.bytes()
     }
 
-    /// Whether its log owes it an answer, and how often it has worked.
+    /// Returns the number of log turns so far if the driver waits for its log, and otherwise `None`.
     pub(crate) fn log_debt(&self) -> Option<u64> {
         self.node.driver.owes_log().then_some(self.log_turns)
     }
 
-    /// Whether it hands leadership over, or cannot.
+    /// Returns whether it is transferring leadership, or cannot.
     pub(crate) fn gives_way(&self) -> bool {
         self.node.driver.gives_way()
     }
 
-    /// Whether it has applied its whole log.
+    /// Returns whether it has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
         self.node.driver.has_applied_all()
     }
 
-    /// While it leads, and counts the time of leases: what it counts.
+    /// Returns its lease clock while it leads and expires leases.
     pub(crate) fn lessor(&self) -> Option<&Lessor> {
         self.node.driver.lessor()
     }
 
-    /// The newest revision that the judge was shown.
+    /// Returns the newest revision that the judge has seen.
     pub(crate) fn shown(&self) -> Revision {
         self.shown.get()
     }
 
-    /// What has become visible since the last call, revision by revision. What was compacted before
-    /// anybody looked is left out.
+    /// Returns the changes that have become visible since the last call, by revision. Omits those that were compacted
+    /// before.
     pub(crate) fn take_changes(&self) -> Vec<Change> {
         let reader = &self.node.shared.reader;
         let newest = reader.revision();
@@ -311,10 +310,10 @@ impl Process {
         changes
     }
 
-    /// Term and hash of the entries after `from`, up to and with `to`.
+    /// Returns term and hash of the entries after `from`, up to and including `to`.
     pub(crate) fn entries(&self, from: LogIndex, to: LogIndex) -> Vec<(LogIndex, Term, u64)> {
         let mut hashes = Vec::new();
-        // What is cut was compared before, or is in a snapshot whose digest is.
+        // Entries that were truncated have been compared before, or are in a snapshot whose digest was.
         let mut next = LogIndex(from.get().max(1)).next().max(self.log_reader.first());
         while next <= to {
             let entries = self.log_reader.entries(next, to.next(), PAGE_BYTES);
@@ -327,13 +326,13 @@ impl Process {
         hashes
     }
 
-    /// Who belongs to the cluster, as its replica has it.
+    /// Returns the members in its replica.
     pub(crate) fn members(&self) -> Arc<Members> {
         self.node.driver.members()
     }
 
-    /// The changes of the members in the entries after `from`, up to and with `to`; `None` if some of
-    /// these are not in its log any more.
+    /// Returns the membership changes in the entries after `from`, up to and including `to`, or `None` if some of
+    /// these entries are no longer in its log.
     pub(crate) fn changes(
         &self,
         from: LogIndex,
@@ -353,33 +352,33 @@ impl Process {
         Some(changes)
     }
 
-    /// How many changes of the members are in its log and not applied.
+    /// Returns the number of membership changes in its log that are not applied.
     pub(crate) fn changes_pending(&self) -> usize {
         let applied = self.node.driver.look().applied;
         self.changes(applied, self.log_reader.last()).map_or(0, |changes| changes.len())
     }
 
-    /// The first entry in its log.
+    /// Returns the first entry in its log.
     pub(crate) fn first(&self) -> LogIndex {
         self.log_reader.first()
     }
 
-    /// The last entry in its log, or that of the snapshot before it.
+    /// Returns the last entry in its log, or that of the snapshot before it.
     pub(crate) fn last(&self) -> LogIndex {
         self.log_reader.last()
     }
 
-    /// What it has in its log, now and whenever that is asked.
+    /// Returns a handle to its durable log.
     pub(crate) fn durable(&self) -> Durable {
         Durable(self.log_reader.clone())
     }
 
-    /// Whether it has this entry, or a snapshot that covers it.
+    /// Returns whether it has this entry, or a snapshot that covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
         self.durable().has(index, term)
     }
 
-    /// The term of an entry in its log.
+    /// Returns the term of an entry in its log.
     pub(crate) fn term_of(&self, index: LogIndex) -> Option<Term> {
         self.log_reader.term(index)
     }

@@ -1,11 +1,11 @@
-//! A disk with only so much room: another disk, the real one or a simulated one, that refuses to grow
-//! beyond a limit which a test moves while it is used.
+//! A disk with a size limit: it wraps another disk, real or simulated, and rejects growth beyond a limit that a test
+//! may change at any time.
 //!
-//! It counts the bytes of the files in a directory and below, by their lengths; a file that is removed
-//! gives its room back at once. A write that does not fit is done as far as it fits and then refused with
-//! `StorageFull`, which is what file systems do. Overwriting needs no room.
+//! It counts the lengths of the files in a directory and below. Removing a file frees its space at once. A write that
+//! does not fit is done as far as it fits and then fails with `StorageFull`, as file systems do. Overwriting needs no
+//! space.
 //!
-//! Invariant: below a limit that is high enough it changes nothing.
+//! Invariant: with a sufficient limit it changes nothing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::env::{Disk, DiskLock, File, OpenMode};
 
-/// See the module. A copy is the same disk.
+/// A disk with size limits for directories. Clones are the same disk.
 #[derive(Clone)]
 pub struct QuotaDisk {
     disk: Arc<dyn Disk>,
@@ -24,19 +24,19 @@ pub struct QuotaDisk {
 
 #[derive(Default)]
 struct State {
-    /// The length of every file that was seen and is there.
+    /// Length of every existing file that has been seen.
     files: BTreeMap<PathBuf, Arc<AtomicU64>>,
     limits: BTreeMap<PathBuf, u64>,
 }
 
 impl QuotaDisk {
-    /// All the room that `disk` has.
+    /// Wraps a disk, without limits at first.
     pub fn new(disk: impl Disk) -> Self {
         Self { disk: Arc::new(disk), state: Arc::default() }
     }
 
-    /// How many bytes the files in a directory and below may have together; `None` is no limit. Below
-    /// what they have now, nothing grows until enough of it is removed.
+    /// Sets the maximum total size in bytes of the files in a directory and below, or no limit if `None`. If they
+    /// already exceed it, no file can grow until enough is removed.
     pub fn limit(&self, dir: &Path, bytes_max: Option<u64>) {
         let mut state = self.state();
         match bytes_max {
@@ -45,12 +45,12 @@ impl QuotaDisk {
         }
     }
 
-    /// How many bytes the files in a directory and below have together.
+    /// Returns the total size in bytes of the files in a directory and below.
     pub fn used(&self, dir: &Path) -> u64 {
         self.state().used(dir)
     }
 
-    /// Learns the lengths of files that were there before.
+    /// Reads the lengths of existing files.
     fn measure(&self, dir: &Path) -> io::Result<()> {
         for name in self.disk.list(dir)? {
             let path = dir.join(name);
@@ -74,7 +74,7 @@ impl State {
         inside.map(|(_, bytes)| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// How many bytes the files in a directory may grow by.
+    /// Returns how many bytes the files in a directory may grow by.
     fn room(&self, dir: &Path) -> u64 {
         let limits = self.limits.iter().filter(|(above, _)| dir.starts_with(above));
         let rooms = limits.map(|(above, bytes_max)| bytes_max.saturating_sub(self.used(above)));
@@ -140,7 +140,7 @@ impl std::fmt::Debug for QuotaDisk {
 struct QuotaFile {
     file: Box<dyn File>,
     dir: PathBuf,
-    /// Its length. It counts as long as the file is there.
+    /// Length of the file. It counts while the file exists.
     bytes: Arc<AtomicU64>,
     state: Arc<Mutex<State>>,
 }
@@ -155,7 +155,7 @@ impl File for QuotaFile {
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        // Held while it is written, or two files would grow into the same room.
+        // Held during the write, so that two files cannot grow into the same space.
         let state = lock(&self.state);
         let may_end_at = self.file.len()?.saturating_add(state.room(&self.dir));
         let fits = usize::try_from(may_end_at.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -228,7 +228,7 @@ mod tests {
         b.write_all_at(&[2], 10).unwrap();
         disk.limit(Path::new("d"), None);
         b.write_all_at(&[2; 99], 11).unwrap();
-        // What is there when it is limited stays.
+        // Setting a limit does not remove existing data.
         disk.limit(Path::new("d"), Some(5));
         b.write_all_at(&[3; 110], 0).unwrap();
         assert!(is_full(b.write_all_at(&[3], 110)));

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::env::Entropy;
 
-/// Numbers that follow from a seed.
+/// A random number generator with a seed.
 #[derive(Debug)]
 pub struct Rng(AtomicU64);
 
 impl Rng {
-    /// The numbers of this seed.
+    /// Returns a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }

@@ -1,8 +1,8 @@
-//! Media that rot: what lies on a disk is not what was written there. A bit flips; or a write went to
-//! another place, so that one sector has what belongs elsewhere and another has never got its own.
+//! Bit rot: a disk returns other data than was written. Either a bit flips, or a write was misdirected, so that one
+//! sector has data that belongs elsewhere and another sector lacks its own.
 //!
-//! What rots is chosen so that it can be told from what a crash leaves: of the log, the current segment,
-//! up to where a later record says that it was synced. That a member must notice.
+//! The damage is chosen so that it cannot be mistaken for the effect of a crash: in the current segment of the log,
+//! it is within the part that a later record marks as synced. A member must detect such damage.
 
 use std::path::{Path, PathBuf};
 
@@ -10,42 +10,42 @@ use super::disk::{SECTOR_BYTES, SimDisk};
 use super::rng::Rng;
 use crate::env::{Disk, Entropy};
 
-/// Where records begin, in multiples of so many bytes.
+/// Alignment of records in bytes.
 const ALIGNMENT: usize = 8;
 
-/// How a record begins, and where in it stands up to where the log was synced when it was written.
+/// The first bytes of a record, and the offset of the field that states how much of the log was synced at that time.
 const RECORD_MAGIC: [u8; 4] = *b"BLr\x01";
 const SYNCED_AT: usize = 16;
 
-/// What rots.
+/// A kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rot {
     /// A bit of the log flips.
     LogBit,
-    /// A write to the log went to a wrong place of it.
+    /// A write to the log is misdirected within it.
     LogSector,
     /// A bit of the newest snapshot flips.
     SnapshotBit,
-    /// The same under a process that runs; or a sector of it cannot be read any more.
+    /// A bit of the newest snapshot flips while the process runs, or a sector of it becomes unreadable.
     #[cfg_attr(not(test), allow(dead_code, reason = "a story lets it happen, plans do not"))]
     SnapshotMeanwhile,
 }
 
 impl Rot {
-    /// What happens while the machine is down: those that the plans of seeds draw from.
+    /// The damage that happens while the machine is down. Plans draw from these.
     pub(crate) const WHILE_DOWN: [Rot; 3] = [Rot::LogBit, Rot::LogSector, Rot::SnapshotBit];
 
-    /// Whether it is the log: a member whose log is damaged must not go on.
+    /// Returns whether the log is damaged. A member with a damaged log must stop.
     pub(crate) fn is_of_log(self) -> bool {
         matches!(self, Rot::LogBit | Rot::LogSector)
     }
 
-    /// Whether it happens while the machine is down.
+    /// Returns whether it happens while the machine is down.
     pub(crate) fn is_while_down(self) -> bool {
         Self::WHILE_DOWN.contains(&self)
     }
 
-    /// Lets it happen, and says to which file; `None` if there was nothing to rot.
+    /// Damages a file and returns its path, or `None` if there is no suitable file.
     pub(crate) fn strike(self, disk: &SimDisk, dir: &Path, rng: &Rng) -> Option<PathBuf> {
         let any =
             |length: usize| usize::try_from(rng.below(length as u64)).expect("below a length");
@@ -81,8 +81,7 @@ impl Rot {
     }
 }
 
-/// What was written to `from` is at `to`, and `from` is as it was made: zeros. Whether that changes
-/// anything.
+/// Moves the data at `from` to `to` and fills `from` with zeros. Returns whether that changed anything.
 fn misdirect(disk: &SimDisk, path: &Path, from: usize, to: usize) -> bool {
     let Some(before) = disk.read(path) else { return false };
     let mut bytes = before.clone();
@@ -93,7 +92,7 @@ fn misdirect(disk: &SimDisk, path: &Path, from: usize, to: usize) -> bool {
     bytes != before
 }
 
-/// The current segment of a log, and how much of it is known to have been synced.
+/// Returns the current segment of a log and how much of it is known to have been synced.
 fn vouched(disk: &SimDisk, dir: &Path) -> Option<(PathBuf, usize)> {
     let mut synced = 0;
     let mut current = None;
@@ -112,7 +111,7 @@ fn vouched(disk: &SimDisk, dir: &Path) -> Option<(PathBuf, usize)> {
     (synced >> 32 == number && length > 0).then_some((path, length))
 }
 
-/// The files of a directory and its directories with an extension, by name.
+/// Returns the files with this extension in a directory and below, sorted by name.
 fn files(disk: &SimDisk, dir: &Path, extension: &str) -> Vec<PathBuf> {
     let names = disk.list(dir).unwrap_or_default();
     let paths = names.into_iter().map(|name| dir.join(name));
@@ -123,7 +122,7 @@ fn number(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.parse().ok()
 }
 
-/// The newest snapshot, if there is one.
+/// Returns the newest snapshot, if there is one.
 fn newest_snapshot(disk: &SimDisk, dir: &Path) -> Option<PathBuf> {
     files(disk, dir, "snapshot").into_iter().next_back()
 }

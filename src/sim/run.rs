@@ -1,5 +1,5 @@
-//! One seed, from the beginning to the verdict: a storm of faults over a working cluster, then calm,
-//! in which a core of the nodes must come together and do everything again.
+//! Runs one seed to its verdict: a storm of faults over a working cluster, then a calm phase in which a core of the
+//! nodes must converge and repeat every operation.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,56 +20,55 @@ use super::world::{Counts, Started, World, WorldOptions};
 use crate::env::Entropy;
 use crate::model::NodeId;
 
-/// How long faults go on, if nobody says otherwise.
+/// Default duration of the storm.
 const STORM: Duration = Duration::from_secs(55);
 
-/// How long the calm lasts before the core must have come together.
+/// Duration of the calm phase, after which the core must have converged.
 const CALM: Duration = Duration::from_secs(30);
 
-/// How long leases live on at most that nobody keeps any more, when all programs have come to their end: as
-/// long as the longest of the world (5.5 s) by the slowest clock inside the bound, with the part that is waited
-/// beyond it, from an election on.
+/// Maximum time until all leases have expired after all programs have ended: the longest TTL of the world (5.5 s) by
+/// the slowest allowed clock, plus the margin that leaders add, counted from an election.
 const LEASES_END_WITHIN: Duration = Duration::from_secs(9);
 
-/// A seed counts only if at least so much has happened.
+/// Minimum number of acknowledged operations for a seed to count.
 const ACKNOWLEDGED_MIN: u64 = 650;
 
-/// And only if each lock that it is about was granted so often.
+/// Minimum number of grants of each of its locks for a seed to count.
 const GRANTS_MIN: u64 = 5;
 
-/// And only if these have happened.
+/// Events that must have happened for a seed to count.
 const SURELY: [&str; 2] = ["lease end", "log cut behind a snapshot"];
 
-/// What a seed came to.
+/// The result of a seed.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// How many nodes there were.
+    /// Number of nodes.
     pub nodes: u64,
     /// Simulated time.
     pub simulated: Duration,
-    /// The hash of everything that happened.
+    /// The hash of all events.
     pub trace: u64,
-    /// Answered operations.
+    /// Number of acknowledged operations.
     pub acknowledged: u64,
-    /// How often leadership changed.
+    /// Number of leader changes.
     pub leader_changes: u64,
-    /// How many processes and machines died.
+    /// Number of crashes of processes and machines.
     pub crashes: u64,
-    /// Whether the machines that were left could decide in the end: more were lost than there may be if
-    /// not, and nothing was asked of them.
+    /// Whether the remaining machines had a quorum at the end. If not, more were lost than the cluster tolerates, and
+    /// the last round was skipped.
     pub recoverable: bool,
-    /// How often that of its locks was granted that was granted least.
+    /// Number of grants of the lock that was granted least.
     pub grants_min: u64,
-    /// What was done and what happened, by name.
+    /// Counts of operations and events, by name.
     pub counts: BTreeMap<&'static str, u64>,
-    /// In words.
+    /// A summary in words.
     pub story: String,
 }
 
 impl Report {
-    /// Whether enough happened for the seed to count.
+    /// Returns whether enough happened for the seed to count.
     pub fn is_valid(&self) -> bool {
         self.acknowledged >= ACKNOWLEDGED_MIN
             && self.grants_min >= GRANTS_MIN
@@ -80,14 +79,14 @@ impl Report {
     }
 }
 
-/// An invariant broke.
+/// A run in which an invariant was broken.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// When, in simulated time.
+    /// Simulated time of the violation.
     pub at: Duration,
-    /// What.
+    /// The violation.
     pub violation: Violation,
     /// The end of the trace, if the run was verbose.
     pub trace: String,
@@ -105,15 +104,15 @@ impl std::error::Error for Failure {}
 /// Runs one seed.
 ///
 /// # Errors
-/// The invariant that broke.
+/// Returns the broken invariant.
 pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Box<Failure>> {
     run_seed_without(seed, &[], verbose)
 }
 
-/// Runs one seed, but for the parts of its plan with these numbers; see [`parts_of_seed`].
+/// Runs one seed without the parts of its plan with these numbers; see [`parts_of_seed`].
 ///
 /// # Errors
-/// The invariant that broke.
+/// Returns the broken invariant.
 pub fn run_seed_without(
     seed: u64,
     without: &[usize],
@@ -122,46 +121,46 @@ pub fn run_seed_without(
     Run::new(seed, without, verbose, None).finish()
 }
 
-/// Runs three nodes with about a hundred operations a second, and a fault in twenty seconds, for so long:
-/// what the speed of the simulated world is measured by.
+/// Runs three nodes for this long, with about a hundred operations a second and a fault about every twenty seconds.
+/// Used to measure the speed of the simulator.
 ///
 /// # Errors
-/// The invariant that broke.
+/// Returns the broken invariant.
 pub fn run_steady(seed: u64, storm: Duration) -> Result<Report, Box<Failure>> {
     let rng = Rng::new(seed);
     let plan = Plan::steady(&rng, storm);
     Run::of(seed, rng, plan, false, None).finish()
 }
 
-/// What a seed draws that can be left out, in words and in order: faults, then programs.
+/// Describes the parts of a seed's plan that can be left out, in order: faults, then programs.
 pub fn parts_of_seed(seed: u64) -> Vec<String> {
     Plan::draw(&Rng::new(seed), STORM).parts()
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("something fell without a word").to_owned()
 }
 
-/// What a watch, an observer or a follower on one of these nodes has not been told.
+/// Returns a description of what a watch, an observer or a follower on one of these nodes has not received.
 fn owed(world: &World, core: &[usize]) -> Option<String> {
     let judge = world.judge().borrow();
     let owed = judge.watch_owes(core).or_else(|| judge.observer_owes(core));
     owed.or_else(|| judge.follower_owes(core))
 }
 
-/// One run of one seed.
+/// A run of one seed.
 pub(super) struct Run {
     seed: u64,
     plan: Plan,
     rng: Rng,
     world: World,
     scene: Scene,
-    /// Whether those whose machines are there can decide, once everything has healed.
+    /// Whether the nodes whose machines still exist can form a quorum once everything has healed.
     recoverable: bool,
-    /// Somebody else's program, in the place of ours.
+    /// The user's scenario that replaces our own programs.
     foreign: Option<Scenario>,
 }
 
@@ -224,7 +223,7 @@ impl Run {
         Self { seed, plan, rng, world, scene, recoverable: true, foreign }
     }
 
-    /// Runs it to its end. Whoever panics breaks a promise too.
+    /// Runs the seed to its end. A panic counts as a violation.
     pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
         let gone = catch_unwind(AssertUnwindSafe(|| self.go()));
         let (violation, has_panicked) = match gone {
@@ -233,8 +232,8 @@ impl Run {
             Err(panic) => (Violation::new("PANIC", words(panic.as_ref())), true),
         };
         let failure = self.failure(violation);
-        // What is broken may panic when it is dropped, and hide what happened; after a panic, in more
-        // places than one, which ends the process.
+        // After a violation, dropping the world may panic and hide the cause. After a panic, a second one would abort
+        // the process.
         match has_panicked {
             true => std::mem::forget(self),
             false => drop(catch_unwind(AssertUnwindSafe(|| drop(self)))),
@@ -248,7 +247,7 @@ impl Run {
         self.calm()
     }
 
-    /// Faults, until the storm is over.
+    /// Runs the world with faults until the storm is over.
     fn storm(&mut self) -> Result<(), Violation> {
         self.world.run_until(PEACE)?;
         for (at, fault) in std::mem::take(&mut self.plan.faults) {
@@ -258,8 +257,8 @@ impl Run {
         Ok(())
     }
 
-    /// A core of the nodes, at least a quorum, must come together. Where it is no more than that, the others are dead
-    /// for good. Where the members change, all that are members by then are the core.
+    /// Runs the calm phase: a core of at least a quorum must converge. In a minimal core, the other nodes are dead
+    /// for good. If the members change, the core is all current members.
     fn calm(&mut self) -> Result<(), Violation> {
         if !self.world.is_recoverable() {
             self.recoverable = false;
@@ -273,14 +272,14 @@ impl Run {
             }
             self.world.leave_alone(&core);
         }
-        // Whoever may be needed still is there, too.
+        // Nodes that may still be needed run as well.
         self.world.heal(&[&core[..], &self.world.leaving()].concat())?;
         let end = self.world.timeline().now() + CALM;
         self.world.run_until(end - CALM * 4 / 5)?;
         self.world.judge().borrow_mut().calm();
         self.world.judge().borrow_mut().quiet(true);
-        // Somebody still dies while it holds, and is there again soon: it is waited for no longer than
-        // its lease lives.
+        // One holder still crashes while it holds a lock, and soon restarts. Others wait for it at most until its
+        // lease expires.
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
@@ -288,7 +287,7 @@ impl Run {
         self.world.run_until(end - CALM * 17 / 30)?;
         self.world.judge().borrow_mut().quiet(true);
         self.world.run_until(end - CALM / 2)?;
-        // The clients end, and what they hold goes free.
+        // The clients end, and their locks become free.
         self.scene.closing.set(true);
         if self.foreign.is_some() {
             self.world.run_until(end - CALM / 3)?;
@@ -311,7 +310,7 @@ impl Run {
         self.last_round(&core)
     }
 
-    /// On every node of the core: a write, a read that sees everything, every lock.
+    /// Runs on every node of the core: a write, a read that sees everything, and every lock.
     fn last_round(&mut self, core: &[usize]) -> Result<(), Violation> {
         let callers: Vec<_> = self.world.callers(core).collect();
         if let Some(scenario) = self.foreign.clone() {
@@ -331,7 +330,7 @@ impl Run {
             let state = self.world.describe();
             return Violation::found("W-RELIABLE", format!("owed in the end: {owed:?}: {state}"));
         }
-        // What the dead still had in lines and queues ends with their leases.
+        // Entries of dead clients in lock queues and item queues end with their leases.
         let end = self.world.timeline().now() + CALM;
         let names = || self.plan.programs.iter().flat_map(|program| program.names());
         let left = |world: &World| names().find_map(|lock| world.judge().borrow().line_left(lock));
@@ -339,17 +338,18 @@ impl Run {
             let left = left(&self.world);
             return Violation::found("K-LEAK", format!("left in the end: {left:?}"));
         }
-        // Since everything healed each lease has had its time, and that of a new leader's counting.
+        // Since everything has healed, each lease has had time for its TTL and for the restart of its clock on a new
+        // leader.
         let end = self.world.timeline().now() + LEASES_END_WITHIN;
-        if !self.world.run_while(end, |world| world.lease_time_to_live().is_some())? {
-            let left = self.world.lease_time_to_live();
+        if !self.world.run_while(end, |world| world.unkept_lease().is_some())? {
+            let left = self.world.unkept_lease();
             return Violation::found("L-LATE", format!("nobody keeps it in the end: {left:?}"));
         }
         self.world.check_disks(core)?;
         self.world.compare_rest()
     }
 
-    /// What somebody else's program wants to come true, on one node after the other.
+    /// Runs the final check of the user's scenario on one node after the other.
     fn last_words(
         &mut self,
         scenario: &Scenario,
@@ -378,7 +378,7 @@ impl Run {
         self.world.compare_rest()
     }
 
-    /// What must come true in the end cannot be looked at: a run that wants that proves nothing.
+    /// Reports that the final check cannot run. A scenario with a final check would prove nothing then.
     fn nobody_to_ask(&self, why: &str) -> Result<(), Violation> {
         let wants = self.foreign.as_ref().is_some_and(|scenario| scenario.finally.is_some());
         let words =

@@ -1,15 +1,14 @@
-//! A program of your own in the simulated world: it runs on every node of a cluster, in every life of its
-//! process, while everything goes wrong that a seed draws, and what you say must hold is looked at whenever
-//! the store has changed.
+//! Runs a program of your own in the simulator. It runs on every node of a cluster, in every incarnation of its
+//! process, under the faults that a seed draws. Your invariants are checked whenever the store changes.
 //!
 //! ```
 //! use bowline::sim::Scenario;
 //! use std::time::Duration;
 //!
-//! // Each process counts up, by what it has read.
+//! // Each process increments the count that it has read.
 //! let scenario = Scenario::new(|host| async move {
 //!     while !host.is_closing() {
-//!         // First of all: where a node has stopped every call fails at once.
+//!         // Sleep first: on a stopped node every call fails at once.
 //!         host.sleep(Duration::from_millis(200)).await;
 //!         let Ok(row) = host.client().get("count").await else { continue };
 //!         let (count, version) = match &row {
@@ -31,8 +30,8 @@
 //! scenario.run(7).unwrap();
 //! ```
 //!
-//! What is told apart: a promise of Bowline's that is broken, by its name; one of yours, by the name that
-//! you gave it; and `PANIC`, where your program, or the library, has panicked.
+//! A failure has the name of the broken promise: one of Bowline's, one of yours under the name that you gave it, or
+//! `PANIC` if your program or the library has panicked.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -51,33 +50,33 @@ use crate::api::{Client, Error, OpenSession, Session};
 use crate::env::Entropy;
 use crate::model::{KeyRange, KeyValue, NodeId, Revision};
 
-/// How many runs are spent on making a failure small.
+/// Maximum number of runs for minimizing a failure.
 const TRIES_MAX: u32 = 60;
 
 /// A future of a world, which has one thread.
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// What starts a program on a node.
+/// A function that starts a program on a node.
 type Start<T> = Rc<dyn Fn(Host) -> LocalFuture<T>>;
 
-/// What must hold of the rows of any revision.
+/// An invariant on the rows of any revision.
 pub(super) type RowsCheck = Rc<dyn Fn(&Rows<'_>) -> Result<(), String>>;
 
-/// A program of your own, and what must hold of it; see the [module](crate::sim) for the world.
+/// A program of your own with its invariants. See the [module](crate::sim) for the world.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) nodes: Option<u64>,
     pub(super) program: Start<()>,
     pub(super) always: Vec<(&'static str, RowsCheck)>,
     pub(super) finally: Option<Start<Result<(), String>>>,
-    /// What must have been counted so often, by many seeds together.
+    /// Names that [`Host::count`] must have counted at least this often in all seeds together.
     floors: Vec<(&'static str, u64)>,
 }
 
 impl Scenario {
-    /// A program, started on each node whenever its process starts. It ends where the process does, at any
-    /// await point; in the calm after the storm it should see [`Host::is_closing`] and end by itself within
-    /// five seconds, then it is dropped.
+    /// Creates a scenario for a program, which is started on each node whenever its process starts. The program ends
+    /// with its process, at any await point. In the calm phase after the storm it should observe [`Host::is_closing`]
+    /// and end within five seconds; then it is dropped.
     pub fn new<F>(program: impl Fn(Host) -> F + 'static) -> Self
     where
         F: Future<Output = ()> + 'static,
@@ -86,15 +85,15 @@ impl Scenario {
         Self { nodes: None, program, always: Vec::new(), finally: None, floors: Vec::new() }
     }
 
-    /// So many nodes found the cluster, 1 to 7. Otherwise the seed decides.
+    /// Sets the number of founding nodes, 1 to 7. By default the seed decides.
     #[must_use]
     pub fn nodes(mut self, nodes: u64) -> Self {
         self.nodes = Some(nodes.clamp(1, 7));
         self
     }
 
-    /// What must hold of the store after every change, by name. It is shown what was really applied,
-    /// whatever any node knows of it by then.
+    /// Adds a named invariant on the store, which is checked after every change. It sees the real history, regardless
+    /// of what any node knows at that time.
     #[must_use]
     pub fn always(
         mut self,
@@ -105,8 +104,8 @@ impl Scenario {
         self
     }
 
-    /// What must come true once everything has healed and the programs have ended, on every node that is
-    /// left, one after the other. It has a minute.
+    /// Sets a check that must complete on every remaining node, one after the other, once everything has healed and
+    /// the programs have ended. It has a minute.
     #[must_use]
     pub fn finally<F>(mut self, check: impl Fn(Host) -> F + 'static) -> Self
     where
@@ -116,37 +115,36 @@ impl Scenario {
         self
     }
 
-    /// What [`run_all`](Self::run_all) must have counted ([`Host::count`]) so many times in all of its seeds
-    /// together: runs in which too little happens prove nothing.
+    /// Requires that [`run_all`](Self::run_all) counts `what` ([`Host::count`]) at least this many times in all of
+    /// its seeds together. Runs in which too little happens prove nothing.
     #[must_use]
     pub fn at_least(mut self, what: &'static str, times: u64) -> Self {
         self.floors.push((what, times));
         self
     }
 
-    /// Runs one seed. The same seed does the same, if the program has no time and no randomness but the
-    /// host's.
+    /// Runs one seed. The run is deterministic if the program uses only the time and randomness of the host.
     ///
     /// # Errors
-    /// What broke, with the end of the timeline.
+    /// Returns the violation with the end of the timeline.
     pub fn run(&self, seed: u64) -> Result<Report, Box<Failure>> {
         self.run_without(seed, &[])
     }
 
-    /// The same, but for the faults with these numbers.
+    /// Runs one seed without the faults with these numbers.
     ///
     /// # Errors
-    /// What broke, with the end of the timeline.
+    /// Returns the violation with the end of the timeline.
     pub fn run_without(&self, seed: u64, without: &[usize]) -> Result<Report, Box<Failure>> {
         Run::new(seed, without, true, Some(self)).finish()
     }
 
-    /// Runs many seeds, and says what they came to. The first that fails is made small: it is run again
-    /// without what it does not need to fail.
+    /// Runs many seeds and returns their reports. Minimizes the first failure: repeats the run without the faults
+    /// that it does not need.
     ///
     /// # Panics
-    /// A seed has failed: with its timeline, the faults that it needs, and how to run it again. Or too little
-    /// has happened ([`at_least`](Self::at_least)).
+    /// If a seed fails. The message contains its timeline, the faults that it needs, and how to repeat it. Also
+    /// panics if a count is too low ([`at_least`](Self::at_least)).
     pub fn run_all(&self, seeds: impl IntoIterator<Item = u64>) -> Vec<Report> {
         let mut reports = Vec::new();
         for seed in seeds {
@@ -186,7 +184,7 @@ impl Scenario {
         )
     }
 
-    /// The faults of a seed, in words.
+    /// Describes the faults of a seed.
     fn parts(&self, seed: u64) -> Vec<String> {
         let mut parts = parts_of_seed(seed);
         parts.retain(|part| !part.starts_with("program"));
@@ -200,8 +198,8 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
-/// What a program has of the process that it runs in: in place of its [`Node`](crate::Node), of a clock and
-/// of chance.
+/// The environment of a program: it replaces the [`Node`](crate::Node), the clock and the random numbers of a real
+/// process.
 pub struct Host {
     caller: Caller,
     scene: Scene,
@@ -215,17 +213,17 @@ impl Host {
         Self { caller, scene, node, rng, session: Mutex::new(None) }
     }
 
-    /// A client that works through this node.
+    /// Returns a client of this node.
     pub fn client(&self) -> Client {
         self.caller.client().clone()
     }
 
-    /// Which member it is.
+    /// Returns the id of this member.
     pub fn id(&self) -> NodeId {
         self.node
     }
 
-    /// The process's own session, as [`Node::session`](crate::Node::session).
+    /// Returns the session of the process, like [`Node::session`](crate::Node::session).
     ///
     /// # Errors
     /// See [`Error`].
@@ -239,7 +237,7 @@ impl Host {
         Ok(opened)
     }
 
-    /// Opens a session beside it, as [`Node::open_session`](crate::Node::open_session).
+    /// Opens an additional session, like [`Node::open_session`](crate::Node::open_session).
     pub fn open_session(&self) -> OpenSession {
         OpenSession::on(self.client(), false)
     }
@@ -249,23 +247,23 @@ impl Host {
         self.scene.timers.sleep(time).await;
     }
 
-    /// A number below `bound`, which is not 0, drawn by the seed.
+    /// Returns a random number below `bound`, which must not be 0. The seed determines it.
     pub fn random(&self, bound: u64) -> u64 {
         self.rng.below(bound)
     }
 
-    /// Whether the storm is over and the program should end.
+    /// Returns whether the storm is over and the program should end.
     pub fn is_closing(&self) -> bool {
         self.scene.closing.get()
     }
 
-    /// Says that something is so; if not, the run fails under this name. For what the store does not show,
-    /// but the program sees.
+    /// Checks a condition that the store does not show but the program sees. If it is false, the run fails under this
+    /// name.
     pub fn expect(&self, so: bool, name: &'static str, detail: impl FnOnce() -> String) {
         self.scene.judge.borrow_mut().expect(so, name, detail);
     }
 
-    /// Counts that something has happened: [`Report::counts`], [`Scenario::at_least`].
+    /// Counts an event for [`Report::counts`] and [`Scenario::at_least`].
     pub fn count(&self, what: &'static str) {
         self.scene.judge.borrow_mut().count(what);
     }
@@ -277,7 +275,7 @@ impl std::fmt::Debug for Host {
     }
 }
 
-/// The rows of the store at a revision, as they really were.
+/// The rows of the store at a revision, from the real history.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     truth: &'a Truth,
@@ -289,22 +287,22 @@ impl<'a> Rows<'a> {
         Self { truth, revision: truth.newest() }
     }
 
-    /// At which revision.
+    /// Returns the revision.
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// The row of a key.
+    /// Returns the row of a key.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&'a KeyValue> {
         self.truth.row_at(key.as_ref(), self.revision)
     }
 
-    /// The row of a key as it was before the last change of the store.
+    /// Returns the row of a key before the last change of the store.
     pub fn before(&self, key: impl AsRef<[u8]>) -> Option<&'a KeyValue> {
         self.truth.row_at(key.as_ref(), Revision(self.revision.get() - 1))
     }
 
-    /// The rows whose keys begin with a prefix, by key.
+    /// Returns the rows whose keys have a prefix, sorted by key.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Vec<&'a KeyValue> {
         self.truth.rows_at(&KeyRange::prefix(prefix.as_ref().to_vec()), self.revision)
     }

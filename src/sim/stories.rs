@@ -1,7 +1,6 @@
-//! What went wrong in systems like this one, as their own people or those who tested them have published it,
-//! told again here: a cluster, what its programs do, and what goes wrong when. Each is told with the bug
-//! planted ([`mutant`](crate::mutant)), and the judge must name it, and without, and everything holds.
-//! `docs/assurance/incidents.md` says where each was published.
+//! Published failures of similar systems, retold: each has a cluster, its programs and a schedule of faults. With the
+//! bug planted ([`mutant`](crate::mutant)), the judge must name it; without the bug, everything must hold.
+//! `docs/assurance/incidents.md` gives the sources.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,16 +14,16 @@ use super::run::{Failure, Report, Run};
 use crate::env::Point;
 use crate::mutant::Mutant;
 
-/// A bug must be found in one of so many seeds.
+/// Number of seeds in which a bug must be found at least once.
 const SEEDS: u64 = 40;
 
-/// So many operations must be answered where everything holds.
+/// Minimum number of acknowledged operations in a run without a bug.
 const ACKNOWLEDGED_MIN: u64 = 325;
 
-/// A cluster, and what happens to it.
+/// A cluster and its faults.
 struct Story {
     nodes: u64,
-    /// Messages take up to so long.
+    /// Maximum delay of a message.
     delay_max: Duration,
     programs: &'static [Program],
     faults: Vec<(Duration, Fault)>,
@@ -32,19 +31,19 @@ struct Story {
 }
 
 impl Story {
-    /// A cluster in which nothing goes wrong yet.
+    /// Returns a cluster without faults.
     fn of(nodes: u64, programs: &'static [Program]) -> Self {
         let (faults, members_change) = (Vec::new(), false);
         Self { nodes, delay_max: ms(5), programs, faults, members_change }
     }
 
-    /// Something goes wrong so late.
+    /// Adds a fault at this time.
     fn at(mut self, seconds: f64, fault: Fault) -> Self {
         self.faults.push((Duration::from_secs_f64(seconds), fault));
         self
     }
 
-    /// The same again and again, from one moment to another.
+    /// Adds a fault at regular times.
     fn every(mut self, from: f64, to: f64, step: f64, fault: Fault) -> Self {
         let mut at = from;
         while at < to {
@@ -76,7 +75,7 @@ impl Story {
         Run::of(seed, Rng::new(seed), plan, false, None).finish()
     }
 
-    /// Everything holds in as many of the first seeds as it takes until each of these things has happened.
+    /// Runs the first seeds without a bug until each of these events has happened. Everything must hold.
     fn holds(&self, happened: &[&str]) -> &Self {
         let mut missing: BTreeSet<&str> = happened.iter().copied().collect();
         for seed in 1..=SEEDS {
@@ -91,7 +90,7 @@ impl Story {
         panic!("of what was to happen there was no {missing:?}");
     }
 
-    /// With this bug one of the first seeds falls, by one of these invariants.
+    /// Plants the bug. One of the first seeds must break one of these invariants.
     fn falls(&self, bug: Mutant, by: &[&str]) -> &Self {
         let _planted = bug.plant();
         let fallen: BTreeSet<&str> = (1..=SEEDS)
@@ -125,7 +124,7 @@ fn part(split: Split, millis: u64) -> Fault {
     Fault::Partition { split, time: ms(millis) }
 }
 
-/// Leaders come and go: they are killed, lose power, stand still and are cut off.
+/// Leaders change often: they are killed, lose power, are paused and isolated.
 fn failovers(programs: &'static [Program]) -> Story {
     Story::of(5, programs)
         .every(3.0, 16.0, 4.0, part(Split::Isolate(Who::Leader), 1_500))
@@ -134,7 +133,7 @@ fn failovers(programs: &'static [Program]) -> Story {
         .every(6.0, 16.0, 4.0, power_loss(Who::Leader))
 }
 
-/// Whoever holds a lock stands still for longer than its lease lives.
+/// The holder of a lock is paused for longer than its lease lives.
 fn stalled_holders() -> Story {
     Story::of(3, &[Program::Mutex]).every(3.0, 20.0, 3.4, pause(Who::Holder, 5_000)).every(
         4.5,
@@ -186,7 +185,7 @@ fn member_votes_once_per_term_despite_a_restart() {
     failovers(&[]).falls(Mutant::M03, &["R-VOTE", "R-ELECT", "R-TERM"]);
 }
 
-/// Leaders fall while some lag behind.
+/// Leaders fail while some followers lag.
 fn failovers_of_laggards() -> Story {
     let lag = Fault::SlowDisk { who: Who::Any, extra: ms(400), time: ms(3_000) };
     failovers(&[]).every(3.0, 16.0, 1.0, lag).every(3.5, 16.0, 1.0, part(Split::Random, 400))
@@ -215,7 +214,8 @@ fn new_leader_counts_leases_without_keys() {
         .falls(Mutant::B38, &["L-CLOSE", "L-KEPT", "L-LATE"]);
 }
 
-/// Leadership is to move to the other one, which has just been cut off: nothing comes of it, and the leader leads on.
+/// Leadership is to be transferred to the other node, which has just been isolated. The transfer fails, and the
+/// leader keeps leading.
 fn leadership_that_does_not_move() -> Story {
     Story::of(2, &[]).every(4.0, 25.0, 3.0, part(Split::Isolate(Who::Leader), 650)).every(
         4.02,
@@ -455,7 +455,7 @@ fn calls_without_a_quorum_end_with_an_unknown_outcome() {
     let kill = || Fault::Kill { who: Who::Any, down: ms(6_500) };
     Story::of(3, &[Program::Mutex])
         .at(4.0, part(Split::Isolate(Who::Leader), 7_000))
-        // One is left, with what it has proposed, and goes on with that when the others are there again.
+        // One node is left with uncommitted proposals, and continues with them when the others are back.
         .every(13.0, 45.0, 10.0, kill())
         .every(13.5, 45.0, 10.0, kill())
         .holds(&[])

@@ -1,20 +1,20 @@
-//! The trace: a running hash over everything that happens in a world, and the last lines of it in
-//! words. Two runs of one seed have the same hash, or something in the code is not deterministic.
+//! The trace of a world: a running hash of all events, and the last ones as text. Two runs of one seed have the same
+//! hash unless some code is not deterministic.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// How many lines are kept for the report of a failure.
+/// Number of lines that are kept for the report of a failure.
 const LINES_KEPT: usize = 400;
 
-/// What happened in a world, as a hash and as its last lines.
+/// A hash of all events, and the last lines.
 #[derive(Debug)]
 pub(crate) struct Trace {
     hash: u64,
     events: u64,
     lines: VecDeque<String>,
-    /// Lines are only made if somebody will read them: formatting costs more than most events.
+    /// Whether lines are formatted. Formatting costs more than most events.
     verbose: bool,
 }
 
@@ -23,7 +23,7 @@ impl Trace {
         Self { hash: 0xcbf2_9ce4_8422_2325, events: 0, lines: VecDeque::new(), verbose }
     }
 
-    /// Takes an event into the hash: when, what, and bytes that tell it from others of its kind.
+    /// Adds an event to the hash: its time, its kind, and data that distinguishes it from others of that kind.
     pub(crate) fn event(&mut self, at: Duration, kind: u8, numbers: &[u64], bytes: &[u8]) {
         self.events += 1;
         self.mix(at.as_nanos() as u64);
@@ -36,7 +36,7 @@ impl Trace {
         }
     }
 
-    /// A line for the reader of a failure. `line` is called only if lines are wanted.
+    /// Adds a line for the report of a failure. `line` is called only if lines are kept.
     pub(crate) fn line(&mut self, at: Duration, line: impl FnOnce() -> String) {
         if !self.verbose {
             return;
@@ -47,18 +47,18 @@ impl Trace {
         self.lines.push_back(format!("{:>10.6} {}", at.as_secs_f64(), line()));
     }
 
-    /// The hash so far.
+    /// Returns the hash so far.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// How many events were taken in.
+    /// Returns the number of events.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }
 
     fn mix(&mut self, number: u64) {
-        // A multiply and a rotation a number: enough to tell two runs apart.
+        // A multiplication and a rotation per number are enough to distinguish two runs.
         self.hash = (self.hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 }

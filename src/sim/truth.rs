@@ -1,7 +1,6 @@
-//! What really happened: the history of the store, revision by revision, put together from what the
-//! replicas apply. The first replica to apply a revision teaches it, every other one must agree, and
-//! every answer that a caller gets is held against it. It is a fold over events and nothing more: it
-//! shares no code with the state machine.
+//! The real history of the store, revision by revision, as the replicas apply it. The first replica that applies a
+//! revision defines it, every other one must agree, and every reply is checked against it. It is only a fold over
+//! events and shares no code with the state machine.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -10,7 +9,7 @@ use bytes::Bytes;
 use super::violation::Violation;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 
-/// What became of a key at a revision.
+/// The change of a key at a revision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fact {
     pub(crate) kind: EventKind,
@@ -18,7 +17,7 @@ pub(crate) struct Fact {
 }
 
 impl Fact {
-    /// The row that there is since then, if there is one.
+    /// Returns the row after the change, if it exists.
     pub(crate) fn row(&self) -> Option<&KeyValue> {
         (self.kind == EventKind::Put).then_some(&self.kv)
     }
@@ -28,45 +27,45 @@ impl Fact {
     }
 }
 
-/// See the module.
+/// The real history of the store.
 #[derive(Default)]
 pub(crate) struct Truth {
-    /// All that has happened, in order.
+    /// All changes, in order.
     facts: Vec<Fact>,
-    /// How many facts there were after each revision, from 2 on.
+    /// Number of facts after each revision, from 2 on.
     ends: Vec<usize>,
-    /// The facts about each key, by when and by their places. Asked for single keys only, as all that is hashed here: no
-    /// order decides anything.
+    /// The facts about each key: their revisions and indices. The hash maps here are only used to look up single
+    /// keys, so their order has no effect.
     history: HashMap<Bytes, Vec<(Revision, usize)>>,
-    /// Every value that was ever put, with the revision of its put. The workload never puts a value
-    /// twice, so a second one is a request that was applied twice.
+    /// Every value that was ever put, with its revision. The workload never puts a value twice, so a second
+    /// occurrence means that a request was applied twice.
     put_at: HashMap<Bytes, Revision>,
-    /// Values of requests whose callers were told that nothing was applied.
+    /// Values of requests that were reported as not applied.
     refused: HashSet<Bytes>,
-    /// Keys that nobody has asked to delete any more, and the promise that is broken if one is deleted.
+    /// Keys that must not be deleted, with the invariant that a deletion would break.
     stay: HashMap<Bytes, &'static str>,
-    /// Whether values may be put more than once, by a program that is not ours.
+    /// Whether values may be put more than once, as the program of a user's scenario may do.
     repeats: bool,
-    /// Leases that have ended, and at which revision at the latest.
+    /// Leases that have ended, with the latest possible revision of their end.
     ended: BTreeMap<LeaseId, Revision>,
-    /// The keys that are there at the newest revision, with the places of the facts that say so.
+    /// Existing keys at the newest revision, with the indices of their last facts.
     alive: BTreeMap<Bytes, usize>,
-    /// The keys that were ever put with a lease.
+    /// The keys that were ever put with each lease.
     leased: BTreeMap<LeaseId, BTreeSet<Bytes>>,
 }
 
 impl Truth {
-    /// From now on a value may be put more than once.
+    /// Allows values to be put more than once from now on.
     pub(crate) fn values_repeat(&mut self) {
         self.repeats = true;
     }
 
-    /// The newest revision that any replica has applied.
+    /// Returns the newest revision that any replica has applied.
     pub(crate) fn newest(&self) -> Revision {
         Revision(self.ends.len() as u64 + 1)
     }
 
-    /// A replica has applied a revision with these events.
+    /// Adds a revision that a replica has applied with these events, or compares it.
     pub(crate) fn learn(&mut self, revision: Revision, events: &[Event]) -> Result<(), Violation> {
         if revision <= self.newest() {
             return self.compare(revision, events);
@@ -171,7 +170,7 @@ impl Truth {
                 format!("told as not applied, but applied: {event:?}"),
             );
         }
-        // What the recipes put is not ours to judge by value.
+        // Values that the recipes put are not unique.
         if self.repeats || !value.starts_with(b"#") {
             return Ok(());
         }
@@ -183,8 +182,8 @@ impl Truth {
         }
     }
 
-    /// An event, wherever it is told, tells the row that was there before it. It may tell none where there was one only
-    /// if that is older than what was `compacted` last, at the most: then it may be gone.
+    /// Checks the previous row in an event. It may be missing only if the row is older than `compacted`, the newest
+    /// revision at which a compaction was requested.
     pub(crate) fn check_prev(&self, event: &Event, compacted: Revision) -> Result<(), Violation> {
         let at = Revision(event.revision().get().saturating_sub(1));
         let before = self.row_at(&event.kv.key, at);
@@ -197,7 +196,7 @@ impl Truth {
         )
     }
 
-    /// A caller was told that its request was not applied; this value must never appear.
+    /// Records that a put was reported as "not applied". The value must never appear.
     pub(crate) fn refuse(&mut self, value: &Bytes) -> Result<(), Violation> {
         self.refused.insert(value.clone());
         match self.put_at.get(value) {
@@ -212,8 +211,8 @@ impl Truth {
         }
     }
 
-    /// A caller was told that its deletion of this key, which was there, was not applied, and nobody else deletes it:
-    /// it stays for ever.
+    /// Records that the deletion of an existing key was reported as "not applied". No other request deletes the key,
+    /// so it must stay.
     pub(crate) fn refuse_deletion(&mut self, key: &Bytes) -> Result<(), Violation> {
         self.stay.insert(key.clone(), "X-UNKNOWN");
         let gone = self.changes(key).find(|(_, row)| row.is_none());
@@ -231,17 +230,17 @@ impl Truth {
         }
     }
 
-    /// The one deletion of a key that anybody asks for was made: when it is put again it stays.
+    /// Records that the only requested deletion of a key was applied. If the key is put again, it must stay.
     pub(crate) fn deleted_once(&mut self, key: &Bytes) {
         self.stay.insert(key.clone(), "X-ONCE");
     }
 
-    /// From now on somebody asks for the deletion of this key.
+    /// Records that the deletion of this key will be requested.
     pub(crate) fn may_go(&mut self, key: &Bytes) {
         self.stay.remove(key);
     }
 
-    /// A lease ended, no later than at `revision`: no row has it there or later.
+    /// Records that a lease ended at `revision` at the latest. No row may have it from there on.
     pub(crate) fn lease_ended(
         &mut self,
         lease: LeaseId,
@@ -263,12 +262,12 @@ impl Truth {
         Ok(())
     }
 
-    /// When a value was put, if it was.
+    /// Returns the revision at which a value was put, if it was.
     pub(crate) fn put_at(&self, value: &Bytes) -> Option<Revision> {
         self.put_at.get(value).copied()
     }
 
-    /// When a key changed, and what it became.
+    /// Returns the revisions at which a key changed, with the new rows.
     pub(crate) fn changes(
         &self,
         key: &[u8],
@@ -277,24 +276,24 @@ impl Truth {
         facts.map(|(at, place)| (*at, self.facts[*place].row()))
     }
 
-    /// Whether a key was deleted after a revision.
+    /// Returns whether a key was deleted after a revision.
     pub(crate) fn went_after(&self, key: &[u8], revision: Revision) -> bool {
         self.changes(key).any(|(at, row)| at > revision && row.is_none())
     }
 
-    /// The row of a key at a revision.
+    /// Returns the row of a key at a revision.
     pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
         let facts = self.history.get(key)?;
         let (_, place) = facts[last_at(facts, revision)?];
         self.facts[place].row()
     }
 
-    /// The rows of a range at a revision, by key.
+    /// Returns the rows of a range at a revision, sorted by key.
     pub(crate) fn rows_at(&self, range: &KeyRange, revision: Revision) -> Vec<&KeyValue> {
         let alive = self.alive.range(range.start().clone()..);
         let alive = alive.take_while(|(key, _)| range.contains(key));
         let alive = alive.map(|(_, place)| &self.facts[*place].kv);
-        // Whoever was there then is there now, or has changed since.
+        // A row that existed then exists now or has changed since.
         let since = self.events(range, revision, self.newest());
         let changed: BTreeSet<&Bytes> = since.map(|fact| &fact.kv.key).collect();
         if changed.is_empty() {
@@ -306,7 +305,7 @@ impl Truth {
         rows
     }
 
-    /// What happened in a range after one revision, up to and with another.
+    /// Returns the changes in a range after one revision, up to and including another.
     pub(crate) fn events(
         &self,
         range: &KeyRange,
@@ -316,7 +315,7 @@ impl Truth {
         self.between(after, to).iter().filter(|fact| range.contains(&fact.kv.key))
     }
 
-    /// Whether these are the events of a range after one revision, up to and with another.
+    /// Returns whether these are the events of a range after one revision, up to and including another.
     pub(crate) fn are_events<'a>(
         &self,
         range: &KeyRange,
@@ -337,7 +336,8 @@ impl Truth {
     }
 }
 
-/// Which of the facts about a key is the last one at a revision. What is asked for is nearly always about now.
+/// Returns the index of the last fact about a key at a revision. It searches from the end because most queries are
+/// about the newest revision.
 fn last_at(facts: &[(Revision, usize)], revision: Revision) -> Option<usize> {
     facts.iter().rposition(|(of, _)| *of <= revision)
 }

@@ -1,13 +1,13 @@
-//! A broken invariant: its name and what was seen.
+//! A broken invariant: its name and the observation.
 
 use std::fmt;
 
-/// A promise that was broken in a simulated world.
+/// A broken invariant in a simulated world.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// The short name of the invariant; `docs/assurance/invariants.md` lists them.
     pub invariant: &'static str,
-    /// What was seen.
+    /// A description of the observation.
     pub detail: String,
 }
 

@@ -1,5 +1,5 @@
-//! A program that watches a range for ever, continues where it was after every end of its watch, and
-//! holds every batch against what really happened.
+//! A program that watches a range, resumes the watch after every end, and checks every batch against the real
+//! history.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(crate) async fn live(
     slow: bool,
     rng: Rng,
 ) {
-    // From a point in the past, when there is one: history and live events must join without a seam.
+    // Starts at a past revision if there is one, because history and live events must join without a gap.
     let newest = scene.judge.borrow().truth().newest();
     let mut seen = if one_in(&rng, 2) { newest } else { Revision(newest.get() / 2) };
     let id = scene.judge.borrow_mut().watch_begins(node, range.clone(), seen);
@@ -46,14 +46,14 @@ pub(crate) async fn live(
                 None => return,
             }
             if slow {
-                // Now and then so slow that its queue overflows and it must read the history.
+                // Sometimes so slow that the queue of the watch overflows and it must read the history.
                 let most = if one_in(&rng, 20) { 20_000 } else { 500 };
                 scene
                     .timers
                     .sleep(between(&rng, Duration::ZERO, Duration::from_millis(most)))
                     .await;
             }
-            // Resumed now and then, where it was.
+            // Sometimes resumes the watch at its current position.
             if one_in(&rng, 50) {
                 judge_resume(&scene, &range, seen, watcher.resume());
                 break;
@@ -62,7 +62,8 @@ pub(crate) async fn live(
     }
 }
 
-/// A batch is exactly what happened after `seen`, up to its revision; with the rows before if these were asked for.
+/// Checks that a batch contains exactly the events after `seen` up to its revision, with the previous rows if they
+/// were requested.
 fn judge_batch(
     scene: &Scene,
     range: &KeyRange,
@@ -97,7 +98,7 @@ fn judge_batch(
     batch.revision.max(seen)
 }
 
-/// A watch is only told of a compaction that was asked for, and only if it needs what is gone.
+/// Checks that a compaction is reported only if it was requested and the watch needs the discarded history.
 fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revision {
     let mut judge = scene.judge.borrow_mut();
     judge.count("watch told of a compaction");
@@ -111,7 +112,7 @@ fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revis
     compacted.max(seen)
 }
 
-/// A watch that is to be continued at `resume` has not passed anything by.
+/// Checks that a watch that is to be resumed at `resume` has skipped no event.
 fn judge_resume(scene: &Scene, range: &KeyRange, seen: Revision, resume: Revision) {
     let mut judge = scene.judge.borrow_mut();
     let before = Revision(resume.get() - 1);

@@ -1,9 +1,8 @@
-//! What the programs of a simulated world do: clients on every node that put, delete, compare and
-//! set, move money between accounts, read in both ways, hold leases, watch and take locks, and tell
-//! the judge of everything that they ask and are told.
+//! The workload of a simulated world: clients on every node that put, delete, compare and set, transfer money between
+//! accounts, read in both ways, hold leases, watch and use locks. They report every request and every reply to the
+//! judge.
 //!
-//! Every value that is put is used once in the life of the world, so that a value says which request
-//! put it.
+//! Each value is put only once in a world, so that it identifies its request.
 
 mod broad;
 mod leasing;
@@ -34,36 +33,36 @@ use crate::model::{
 };
 use crate::recipes::SavedHold;
 
-/// How many keys the clients fight over.
+/// Number of keys that the clients share.
 const KEYS: usize = 8;
 
-/// How many accounts there are, and how much money in each at the beginning.
+/// Number of accounts, and the initial balance of each.
 const ACCOUNTS: usize = 4;
 const BALANCE: i64 = 100;
 
-/// Where the ids of leases begin that clients choose.
+/// Lowest lease id that clients choose.
 const LEASES_FROM: u64 = 0x4000_0000_0000_0000;
 
-/// What all tasks of a world share.
+/// The state that all tasks of a world share.
 #[derive(Clone)]
 pub(crate) struct Scene {
     pub(crate) judge: Rc<RefCell<Judge>>,
     pub(crate) timers: Timers,
     pub(crate) timeline: Arc<Timeline>,
     pub(crate) spawner: Spawner,
-    /// How long a client thinks between two operations, at most.
+    /// Maximum pause of a client between two operations.
     pub(crate) think_max: Duration,
-    /// How long the sessions of those who want locks live.
+    /// TTL of the sessions of lock programs.
     pub(crate) session_ttl: Duration,
-    /// Set when the clients should come to an end.
+    /// Set when the clients should end.
     pub(crate) closing: Rc<Cell<bool>>,
-    /// Those who put what somebody else must take away: their last item may come after the scene closes.
+    /// Tasks that put items for others to take. Their last item may arrive after the scene closes.
     pub(crate) putting: Presence,
-    /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
+    /// Leases of sessions with their lock delays, for programs that resume a session.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
-    /// What programs have saved of their holds, by node and lock, as if on its disk.
+    /// Saved holds of programs, by node and lock, as if on the disk of the node.
     pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), SavedHold>>>,
-    /// Keys of clients' own that have been put again and have stayed, the oldest first.
+    /// Keys owned by single clients that were put again and have stayed, the oldest first.
     kept: Rc<RefCell<VecDeque<Bytes>>>,
     unique: Rc<Cell<u64>>,
 }
@@ -94,19 +93,20 @@ impl Scene {
         }
     }
 
-    /// A value that no other request puts, with something to say.
+    /// Returns a value that no other request puts, with a label.
     pub(crate) fn value(&self, says: &str) -> Bytes {
         self.unique.set(self.unique.get() + 1);
         format!("#{}:{says}", self.unique.get()).into()
     }
 
-    /// The id of a lease that no other request asks for, and that is far from those that the store gives.
+    /// Returns a lease id that no other request uses and that is far from the ids that the store assigns.
     pub(crate) fn lease(&self) -> LeaseId {
         self.unique.set(self.unique.get() + 1);
         LeaseId::new(LEASES_FROM + self.unique.get()).expect("not zero")
     }
 
-    /// Closes a session of a program on a node: that takes no longer than a call, and what was closed is gone.
+    /// Closes a session of a program on a node. This takes no longer than the call deadline, and afterwards its keys
+    /// are gone.
     pub(crate) async fn close(&self, node: NodeId, session: &Session) {
         let may_take = session.shared().settings.call_deadline;
         let call = self.judge.borrow_mut().call(node, "close session", may_take);
@@ -117,7 +117,7 @@ impl Scene {
                 judge.returned(call);
                 judge.session_closed(session.lease());
             }
-            // Detached, or not renewed in time: it runs out.
+            // The session was detached or not renewed in time, so it expires.
             Err(Error::SessionEnded { .. }) => judge.returned(call),
             Err(_) => judge.returned_in_vain(call),
         }
@@ -128,11 +128,11 @@ impl Scene {
     }
 }
 
-/// How many tasks are at something. A task that dies with its node is not at it any more.
+/// The number of tasks that are doing something. A task that dies with its node no longer counts.
 #[derive(Clone, Default)]
 pub(crate) struct Presence(Rc<Cell<usize>>);
 
-/// A task is at it, until this is dropped.
+/// A task that counts until this is dropped.
 pub(crate) struct Present(Rc<Cell<usize>>);
 
 impl Presence {
@@ -152,13 +152,13 @@ impl Drop for Present {
     }
 }
 
-/// What a value says.
+/// Returns the label of a value.
 fn says(value: &[u8]) -> &str {
     let text = std::str::from_utf8(value).unwrap_or_default();
     text.split_once(':').map_or("", |(_, says)| says)
 }
 
-/// One client: does one thing after another until the scene closes.
+/// A client that makes one request after another until the scene closes.
 pub(crate) struct Client {
     scene: Scene,
     caller: Caller,
@@ -166,7 +166,7 @@ pub(crate) struct Client {
     rng: Rng,
     /// The newest revision that this client has seen in its local reads and writes.
     seen: Revision,
-    /// A key that it has put and that nobody else touches, and at which revision.
+    /// A key that only this client uses, and the revision at which it was put.
     own: Option<(Bytes, Revision)>,
 }
 
@@ -206,9 +206,8 @@ pub(crate) fn start(
     );
 }
 
-/// After the storm: one task on each of these nodes writes and reads everything, until it is answered, and
-/// takes every lock.
-/// Counts those that have come to their end.
+/// Starts one task on each of these nodes after the storm, which writes, reads everything and takes every lock, with
+/// retries. Counts the tasks that have completed.
 pub(crate) fn last_round(
     scene: &Scene,
     places: &[(usize, NodeId, Caller)],
@@ -274,8 +273,8 @@ impl Client {
         format!("kv/{}", index(&self.rng, KEYS)).into()
     }
 
-    /// Sends a command, with what would show that it was applied, and tells the judge what became of it. `None` if it
-    /// was not applied, or nobody knows.
+    /// Sends a command and reports its outcome to the judge, with the evidence that would show that it was applied.
+    /// Returns `None` if it was not applied or the outcome is unknown.
     async fn change(
         &self,
         what: &'static str,
@@ -286,7 +285,7 @@ impl Client {
         self.asked(what, sign, answer).await
     }
 
-    /// As [`Client::change`], of whatever was asked.
+    /// Like [`Client::change`], for any request.
     async fn asked<T>(
         &self,
         what: &'static str,
@@ -306,7 +305,7 @@ impl Client {
         }
     }
 
-    /// A call has ended without what it was for.
+    /// Reports a call that has ended without a result.
     fn in_vain(&self, call: CallId, sign: Sign<'_>, fate: &Fate) {
         let mut judge = self.scene.judge.borrow_mut();
         match fate {
@@ -319,12 +318,12 @@ impl Client {
         }
     }
 
-    /// Whether it came to an answer.
+    /// Puts a value. Returns whether it got a reply.
     async fn put(&mut self) -> bool {
         self.put_at(self.key()).await.is_some()
     }
 
-    /// At which revision, if it came to an answer.
+    /// Puts a value at a key. Returns the revision if it got a reply.
     async fn put_at(&mut self, key: Bytes) -> Option<Revision> {
         let value = self.scene.value("put");
         let puts = [(key.clone(), value.clone())];
@@ -338,7 +337,8 @@ impl Client {
         Some(reply.revision())
     }
 
-    /// Whether the deletion came to an answer. If nobody else deletes the key, it was there and is the client's own.
+    /// Deletes a key. Returns whether it got a reply. If `is_own` is set, the key exists and only this client uses
+    /// it.
     async fn delete(&mut self, key: Bytes, is_own: bool) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let command = Command::Delete(Delete::new(KeyRange::key(key.clone())));
@@ -361,7 +361,7 @@ impl Client {
         true
     }
 
-    /// Puts a key if it is as it was when last read.
+    /// Puts a key if it is unchanged since the last read.
     async fn compare_and_set(&mut self) {
         let key = self.key();
         let Some((row, _)) = self.get_local(&key).await else { return };
@@ -378,7 +378,7 @@ impl Client {
         self.transact("compare and set", txn, &[(key, value)]).await;
     }
 
-    /// Moves money from one account to another; opens the accounts if there are none.
+    /// Transfers money from one account to another. Creates the accounts if there are none.
     async fn transfer(&mut self) {
         let floor = self.scene.judge.borrow().floor();
         let Some((rows, revision)) = self.read_range("acct/").await else { return };
@@ -455,13 +455,13 @@ impl Client {
         let key = self.key();
         let prefix = String::from_utf8_lossy(&key).into_owned();
         let floor = self.scene.judge.borrow().floor();
-        // A prefix that is a whole key: one row or none.
+        // The prefix is a whole key, so there is at most one row.
         let Some((rows, revision)) = self.read_range(&prefix).await else { return };
         let mut judge = self.scene.judge.borrow_mut();
         judge.read(floor, &KeyRange::prefix(key), revision, &rows);
     }
 
-    /// Whether it came to an answer: it shows every row that there is.
+    /// Reads everything. Returns whether it got a reply, which must show every row.
     async fn read_all(&mut self) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let Some((rows, revision)) = self.read_range("").await else { return false };
@@ -482,7 +482,7 @@ impl Client {
         Some((reply.kvs, reply.revision))
     }
 
-    /// What this replica has, which waits for nobody.
+    /// Reads from this replica, without waiting for other nodes.
     async fn get_local(&self, key: &Bytes) -> Option<(Option<KeyValue>, Revision)> {
         let call =
             self.scene.judge.borrow_mut().call(self.node, "local read", self.caller.deadline());
@@ -501,7 +501,7 @@ impl Client {
         self.saw(revision);
     }
 
-    /// Reads what was, about as far back as compactions let it.
+    /// Reads at a past revision, about as old as compactions allow.
     async fn read_the_past(&mut self) {
         let at = self.scene.judge.borrow().floor().get().saturating_sub(self.rng.below(80));
         if at < 2 {
@@ -529,7 +529,7 @@ impl Client {
         self.seen = self.seen.max(revision);
     }
 
-    /// Forgets the older part of the history.
+    /// Discards the older part of the history.
     async fn compact(&mut self) {
         let floor = self.scene.judge.borrow().floor();
         let keep = self.rng.below(60);
@@ -544,7 +544,7 @@ impl Client {
         }
     }
 
-    /// Asks for what the store must refuse, whatever else goes on.
+    /// Makes a request that the store must reject in any state.
     async fn impossible(&mut self) {
         let (key, value) = (self.key(), self.scene.value("impossible"));
         let puts = [(key.clone(), value.clone())];

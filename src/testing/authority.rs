@@ -12,8 +12,8 @@ use rcgen::{
     RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
-use crate::cluster::{MemberUri, PeerTls};
 use crate::env::{Entropy, OsEntropy};
+use crate::transport::{MemberUri, PeerTls};
 
 /// A certificate authority for the members of one cluster, for tests.
 ///

@@ -1,4 +1,4 @@
-//! A node in a process of its own, for the harness: `jepsen-node DIR NAME NAME=ADDRESS,... [POINT:HITS]`. See
+//! Runs a node in its own process for the harness: `jepsen-node DIR NAME NAME=ADDRESS,... [POINT:HITS]`. See
 //! `bowline_jepsen::driver`.
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! A clock that runs faster or slower than the machine's, and jumps forward.
+//! A clock that runs faster or slower than that of the machine, and that can jump forward.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use bowline::Moment;
 use bowline::env::{BootClock, BootId, Clock};
 
-/// See the module. As the machine's at first. It never goes back: a clock does not, for a node.
+/// A faulty clock, at first equal to the clock of the machine. It never goes back, because a boot-time clock does
+/// not.
 #[derive(Debug)]
 pub(super) struct BentClock {
     state: Mutex<State>,
@@ -14,11 +15,11 @@ pub(super) struct BentClock {
 
 #[derive(Debug)]
 struct State {
-    /// What it showed when it was last bent,
+    /// Reading at the last change.
     shown: Moment,
-    /// and what the machine's showed then.
+    /// Reading of the clock of the machine at that time.
     machine: Moment,
-    /// How many milliseconds have passed on it since then for each second of the machine.
+    /// Rate since then, in milliseconds per second of the machine.
     rate_permille: u32,
 }
 
@@ -43,7 +44,7 @@ impl Default for BentClock {
 }
 
 impl BentClock {
-    /// From now on so many milliseconds pass in a second.
+    /// Changes the rate from now on.
     pub(super) fn rate(&self, permille: u32) {
         let mut state = self.lock();
         state.bend();
@@ -64,7 +65,7 @@ impl BentClock {
 
 impl Clock for BentClock {
     fn now(&self) -> Moment {
-        // The machine's is read under the lock, so that two threads do not see it go back.
+        // The clock of the machine is read under the mutex, so that no two threads see this clock go back.
         let state = self.lock();
         state.at(BootClock.now())
     }

@@ -1,4 +1,4 @@
-//! The machine's disk, slower, full or failing.
+//! A wrapper around the disk of the machine that can be slow, full or failing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,35 +10,35 @@ use std::time::Duration;
 
 use bowline::env::{Disk, DiskLock, File, OpenMode, RealDisk};
 
-/// What is wrong with a disk.
+/// The injected disk faults.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct State {
-    /// Every sync takes so much longer.
+    /// Additional time of each sync.
     pub(super) sync_takes: Duration,
-    /// Every write does.
+    /// Additional time of each write.
     pub(super) write_takes: Duration,
-    /// No file grows, and none is made.
+    /// Whether no file can grow or be created.
     pub(super) full: bool,
-    /// Every sync says that it was done, and was not.
+    /// Whether syncs report success without syncing.
     pub(super) syncs_lie: bool,
-    /// Every sync fails.
+    /// Whether syncs fail.
     pub(super) syncs_fail: bool,
-    /// Every write fails.
+    /// Whether writes fail.
     pub(super) writes_fail: bool,
 }
 
-/// What is wrong with it now.
+/// The current faults, which the harness may change at any time.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     state: Mutex<State>,
-    /// How many writes and syncs of the log have failed because of that: no node may go on after one.
+    /// Number of injected failures of writes and syncs of the log. A node must stop after the first.
     failed: AtomicU64,
 }
 
-/// What the files of a log are called, as soon as the log relies on them.
+/// Extension of the files of a log, once the log relies on them.
 const LOG: &str = "log";
 
-/// Under which name a file is found: it may be given another one while it is open.
+/// The current name of a file, which may be renamed while it is open.
 type Name = Mutex<PathBuf>;
 
 fn is_of_the_log(name: &Name) -> bool {
@@ -62,51 +62,51 @@ impl Faults {
         *lock(&self.state)
     }
 
-    /// See [`Faults`].
+    /// Returns the number of injected failures of the log.
     pub(super) fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Something fails, of a file of this name if it is one.
+    /// Returns an injected error and counts it if the file belongs to the log.
     fn fails(&self, of: Option<&Name>, how: &'static str) -> io::Error {
         self.failed.fetch_add(of.is_some_and(is_of_the_log).into(), Ordering::Relaxed);
         io::Error::other(how)
     }
 
-    /// A sync, of a file or of a directory.
+    /// Syncs a file or a directory, subject to the faults.
     fn sync(&self, of: Option<&Name>, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let State { sync_takes, syncs_lie, syncs_fail, .. } = self.now();
         thread::sleep(sync_takes);
         match (syncs_fail, syncs_lie) {
-            (true, _) => Err(self.fails(of, "this disk fails to sync")),
+            (true, _) => Err(self.fails(of, "injected sync failure")),
             (false, true) => Ok(()),
             (false, false) => sync(),
         }
     }
 
-    /// Before a write.
+    /// Applies the faults before a write.
     fn write(&self, of: &Name) -> io::Result<()> {
         let State { write_takes, writes_fail, .. } = self.now();
         thread::sleep(write_takes);
-        if writes_fail { Err(self.fails(Some(of), "this disk fails to write")) } else { Ok(()) }
+        if writes_fail { Err(self.fails(Some(of), "injected write failure")) } else { Ok(()) }
     }
 
-    /// Before something needs room.
+    /// Applies the faults before an operation that needs space.
     fn room(&self) -> io::Result<()> {
         if self.now().full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 }
 
-/// See the module.
+/// The disk of the machine with injected faults.
 #[derive(Debug)]
 pub(super) struct FaultyDisk {
     faults: Arc<Faults>,
-    /// Of the files that are open.
+    /// The names of the open files.
     names: Mutex<BTreeMap<PathBuf, Weak<Name>>>,
 }
 
 impl FaultyDisk {
-    /// The machine's disk with these faults.
+    /// Wraps the disk of the machine.
     pub(super) fn new(faults: Arc<Faults>) -> Self {
         Self { faults, names: Mutex::default() }
     }
@@ -238,7 +238,8 @@ mod tests {
         let (next, snapshot) = (open("next.tmp"), open("0000000001-1.snapshot"));
         next.write_all_at(b"1234", 0).unwrap();
         faults.set(State { syncs_fail: true, writes_fail: true, ..State::default() });
-        // Nothing relies on these yet, and nothing on that: a node may go on.
+        // The log does not rely on these files yet, and no later step relies on the sync of the directory, so the
+        // node need not stop.
         assert!(next.sync_data().is_err() && snapshot.sync_data().is_err());
         assert!(disk.sync_dir(dir.path()).is_err());
         assert_eq!(faults.failed(), 0);

@@ -1,21 +1,21 @@
-//! The doors of a node's process to the world, with what the harness may do to them from outside: its disk, its
-//! clock. Lives inside the node's process; the harness opens and closes them by [`Order::Fault`](crate::Order::Fault).
+//! Fault injection inside the process of a node: its disk and its clock. The harness controls it by
+//! [`Order::Fault`](crate::Order::Fault).
 //!
-//! | words | what they do |
+//! | order | effect |
 //! |---|---|
-//! | `close` | all doors are as if nothing had been, but that a clock which is ahead stays ahead |
+//! | `close` | ends all faults; a clock that is ahead stays ahead |
 //! | `slow-sync 20` | every sync takes 20 ms longer |
 //! | `slow-write 20` | every write takes 20 ms longer |
-//! | `full`, `room` | no file grows, and none is made; there is room again |
-//! | `no-sync` | every sync says that it was done, and was not |
+//! | `full`, `room` | no file can grow or be created; there is space again |
+//! | `no-sync` | every sync reports success without syncing |
 //! | `fail-sync` | every sync fails |
 //! | `fail-write` | every write fails |
-//! | `failures` | nothing; the answer is how many writes and syncs of the log have failed so |
-//! | `clock-rate 1080` | of a second of the machine, 1080 milliseconds pass |
+//! | `failures` | none; the answer is the number of failed writes and syncs of the log |
+//! | `clock-rate 1080` | the clock advances 1080 ms in a second of the machine |
 //! | `clock-jump 2000` | the clock jumps 2000 ms forward; it never goes back |
 //!
-//! These need no rights on the machine. What only a real file system does, as losing what was not synced,
-//! [`volume`](crate::volume) does.
+//! These faults need no privileges on the machine. Faults that need a real file system, such as the loss of unsynced
+//! data, are in [`volume`](crate::volume).
 
 mod clock;
 mod disk;
@@ -28,7 +28,7 @@ use bowline::env::{Env, Points};
 use clock::BentClock;
 use disk::FaultyDisk;
 
-/// See the module. All closed at first.
+/// The fault injection of a node, with no faults at first.
 #[derive(Debug, Default)]
 pub struct FaultInjection {
     clock: Arc<BentClock>,
@@ -36,18 +36,18 @@ pub struct FaultInjection {
 }
 
 impl FaultInjection {
-    /// The world through these doors.
+    /// Returns the environment of the node with these faults.
     pub fn env(self: &Arc<Self>, points: Arc<dyn Points>) -> Env {
         let disk = Arc::new(FaultyDisk::new(Arc::clone(&self.disk)));
         Env { points, disk, clock: Arc::clone(&self.clock) as _, ..Env::real() }
     }
 
-    /// Does what the harness wants, and says what it wants to know.
+    /// Runs an order of the harness and returns its answer, if it has one.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// Returns an error if the order is unknown.
     pub fn order(&self, words: &str) -> Result<Option<u64>, String> {
-        let nonsense = || format!("there is no door for {words:?}");
+        let nonsense = || format!("unknown fault order {words:?}");
         let (door, number) = match words.split(' ').collect::<Vec<_>>()[..] {
             [door] => (door, 0),
             [door, number] => (door, number.parse().map_err(|_| nonsense())?),

@@ -1,9 +1,9 @@
-//! Members come and go: one joins, is made a voter, is removed, and comes back as somebody else.
+//! A nemesis that changes the members: one joins, is promoted, is removed, and joins again as a new member.
 //!
 //! ```text
 //!   Out ──spawn, joining──▶ Joining ──it answers──▶ Learner ──promote──▶ Voter ──remove──▶ Leaving
 //!    ▲                                                                                        │
-//!    └────────────────────────── no member any more: its data is removed ◀────────────────────┘
+//!    └──────────────────────── no longer a member: its data is removed ◀──────────────────────┘
 //! ```
 
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::wire::Order;
 
 pub(super) const KIND: Kind = Kind {
     name: "churn",
-    about: "two more members join, are made voters, are removed, and come back as new ones, all the time",
+    about: "two additional members repeatedly join, are promoted, are removed, and join again as new members",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
     make: || Box::new(Churn { stages: Vec::new(), steps: 0 }),
 };
 
-/// How many places there are for those who come and go.
+/// Number of members that come and go.
 const SPARE: usize = 2;
 
-/// How long a member may take to say what it was asked.
+/// Deadline of a call to a member.
 const CALL_LIMIT: Duration = Duration::from_millis(800);
 
-/// What lies between two steps at most, in milliseconds.
+/// Maximum pause between two steps, in milliseconds.
 const STEP_EVERY_MS: u64 = 300;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,16 +42,16 @@ enum Stage {
     Leaving,
 }
 
-/// See the module.
+/// The nemesis.
 struct Churn {
-    /// Of the last places.
+    /// The stages of the additional members.
     stages: Vec<Stage>,
-    /// How many were taken.
+    /// Number of completed steps.
     steps: u64,
 }
 
 impl Churn {
-    /// Takes the next step of the member at this place.
+    /// Runs the next step of this member.
     fn go_on(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, HarnessError> {
         let name = format!("m{place}");
         Ok(match stage {
@@ -61,7 +61,7 @@ impl Churn {
             }
             Stage::Joining => {
                 if is_over(fleet, place) {
-                    // Nobody took it in in time. It may be a member all the same, and tries again.
+                    // It was not admitted in time. It may be a member all the same, and tries again.
                     fleet.bury_newcomer(place)?;
                 }
                 if fleet.being(place) == ProcessState::Down {
@@ -96,7 +96,7 @@ impl Churn {
     }
 }
 
-/// The last places are for those who come and go.
+/// Returns the index of an additional member, which are the last ones of the fleet.
 fn place_of(fleet: &Fleet, spare: usize) -> usize {
     fleet.places() - SPARE + spare
 }
@@ -105,7 +105,7 @@ fn is_over(fleet: &Fleet, place: usize) -> bool {
     fleet.process(place).is_some_and(|process| process.is_over())
 }
 
-/// A founder that runs and answers, asked for something.
+/// Sends a call to a running founder that answers.
 fn ask_somebody(fleet: &Fleet, call: Call) -> Option<Reply> {
     let leader = fleet.leader().map(|(leader, _)| leader);
     let mut founders: Vec<usize> =
@@ -114,7 +114,7 @@ fn ask_somebody(fleet: &Fleet, call: Call) -> Option<Reply> {
     fleet.call(*founders.first()?, call, CALL_LIMIT)
 }
 
-/// The names of those who vote, and of those who do not.
+/// Returns the names of the voters and of the learners.
 fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
     match ask_somebody(fleet, Call::Members)? {
         Reply::Members { voters, learners, .. } => Some((voters, learners)),
@@ -124,13 +124,13 @@ fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
 
 impl Nemesis for Churn {
     fn prepare(&self, setup: &mut Setup) {
-        // A workload may have places of its own.
+        // The workload may use additional members of its own.
         setup.spare += SPARE;
     }
 
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
         self.stages.resize(SPARE, Stage::Out);
-        Ok(format!("lets members come and go ({} steps so far)", self.steps))
+        Ok(format!("changes the members ({} steps so far)", self.steps))
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
@@ -144,7 +144,7 @@ impl Nemesis for Churn {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for (spare, stage) in self.stages.iter().enumerate() {
             let place = place_of(fleet, spare);
-            // Who has not got in comes back with what it has when everything is whole. Who was removed
+            // A member that has not joined yet continues with its data once all faults have ended. A removed member
             // may not know it yet, or has stopped.
             if *stage == Stage::Joining || is_over(fleet, place) {
                 fleet.bury_newcomer(place)?;

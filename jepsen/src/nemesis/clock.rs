@@ -1,7 +1,7 @@
-//! Clocks that run at other rates than the machine's, inside the drift bound, and clocks that jump ahead.
+//! Nemeses for clocks: rates that differ from the real one within the drift bound, and jumps ahead.
 //!
-//! A node reads one clock, which counts from the machine's start; no wall clock is ever read, so there is
-//! none to set. Ahead is the only way in which that clock can jump: a machine that was suspended does that.
+//! A node reads only the boot-time clock and no wall clock, so there is no time of day to set. That clock can only
+//! jump ahead, as it does when a machine was suspended.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::process::HarnessError;
 
 pub(super) const RATES: Kind = Kind {
     name: "clock-rates",
-    about: "every member's clock runs at a rate of its own, up to 9 % off: inside the drift bound",
+    about: "the clock of each member runs at its own rate, up to 9 % off, within the drift bound",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -22,14 +22,14 @@ pub(super) const RATES: Kind = Kind {
 
 pub(super) const JUMPS: Kind = Kind {
     name: "clock-jumps",
-    about: "somebody's clock jumps ahead by up to ten seconds, every two seconds or so",
+    about: "the clock of one member jumps ahead by up to ten seconds, about every two seconds",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
     make: || Box::new(Jumps { struck: 0 }),
 };
 
-/// By how much a rate is off at most, in thousandths; the drift bound is 100.
+/// Maximum rate error, in thousandths. The drift bound is 100.
 const OFF_PERMILLE: u64 = 90;
 
 struct Rates {
@@ -42,14 +42,14 @@ impl Nemesis for Rates {
         let mut said = Vec::new();
         self.bent = fleet.up();
         for member in &self.bent {
-            // The ends of the bound are where it hurts.
+            // The extremes of the allowed range find the most errors.
             let off = [0, OFF_PERMILLE, dice.below(OFF_PERMILLE)][dice.one_of(3)];
             let rate = if dice.below(2) == 0 { 1000 + off } else { 1000 - off };
             let is_set = fleet.door(*member, &format!("clock-rate {rate}"))?;
             self.struck += u64::from(is_set && rate != 1000);
             said.push(format!("m{member} {rate}"));
         }
-        Ok(format!("lets clocks run at other rates, in thousandths: {}", said.join(", ")))
+        Ok(format!("changes the rates of clocks, in thousandths: {}", said.join(", ")))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
@@ -61,11 +61,11 @@ impl Nemesis for Rates {
     }
 }
 
-/// How far a clock jumps at most, in milliseconds.
+/// Maximum length of a jump, in milliseconds.
 const JUMP_MS: u64 = 10_000;
 
-/// What lies between two jumps at least, and by how much more at most. Of a jump a leader counts
-/// 100 ms against the leases: more often than this, and that would be outside the drift bound.
+/// Minimum pause between two jumps and its maximum extension. A leader charges 100 ms of a jump to the leases, so
+/// more frequent jumps would exceed the drift bound.
 const JUMPS_APART_MS: u64 = 2000;
 const JUMPS_APART_MORE_MS: u64 = 1000;
 
@@ -75,7 +75,7 @@ struct Jumps {
 
 impl Nemesis for Jumps {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok("lets clocks jump ahead".to_owned())
+        Ok("makes clocks jump ahead".to_owned())
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {

@@ -1,4 +1,5 @@
-//! Disks that are slow, full or dead, through the [`doors`](crate::doors) of the processes: no rights needed.
+//! Nemeses for slow, full and dead disks, through the fault injection of the processes ([`doors`](crate::doors)).
+//! They need no privileges.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::wire::Order;
 
 pub(super) const SLOW: Kind = Kind {
     name: "disk-slow",
-    about: "every sync takes 20 to 1000 ms longer, on some of the disks or on all",
+    about: "every sync takes 20 to 1000 ms longer, on some or all disks",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -22,7 +23,7 @@ pub(super) const SLOW: Kind = Kind {
 
 pub(super) const FULL: Kind = Kind {
     name: "disk-full",
-    about: "nothing grows any more, on one of the disks or on as many as may fail",
+    about: "no file can grow, on one disk or on those of the largest minority",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -31,14 +32,14 @@ pub(super) const FULL: Kind = Kind {
 
 pub(super) const DEAD: Kind = Kind {
     name: "disk-dead",
-    about: "every write or every sync of one member fails: its node must stop by itself, and starts again later",
+    about: "every write or every sync of one member fails: its node must stop by itself, and is restarted later",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
     make: || Box::new(Dead::new()),
 };
 
-/// What a slow sync takes at most, in milliseconds, and at least.
+/// Maximum and minimum additional time of a slow sync, in milliseconds.
 const SLOW_MS: u64 = 1000;
 const SLOW_MS_MIN: u64 = 20;
 
@@ -88,22 +89,22 @@ impl Nemesis for Full {
     }
 }
 
-/// How long is waited for a call of the disk that fails: a node that writes nothing finds nothing out.
+/// Maximum time to wait for a failing disk call. A node that writes nothing does not notice the fault.
 const FAILS_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long a node may go on when one has failed: it stops at once, on a machine that has nothing else to do.
+/// Maximum time until a node has stopped after a failure. On an idle machine it stops at once.
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How often is looked.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What a node says that stops for its disk.
+/// Beginning of the message of a node that stops because of its disk.
 const LAST_WORDS: &str = "disk error: cannot";
 
-/// How many calls of its log may fail until a node has stopped: one, and one that is under way beside it.
+/// Maximum number of failed log calls of a stopping node: one, and one that was in flight at the same time.
 const FAILURES_MAX: u64 = 2;
 
-/// A row that the nemesis writes itself where nobody else does.
+/// Key of a row that the nemesis writes itself if there is no other write.
 const SCRAP: &str = "scrap/disk-dead";
 
 struct Dead {
@@ -119,8 +120,8 @@ impl Dead {
         Self { down: None, struck: 0, fails_within, stops_within }
     }
 
-    /// Waits until a node whose disk is dead has stopped, if something has failed that it must stop for. How many calls have;
-    /// `None`: its process is gone.
+    /// Waits until a node with a dead disk has stopped, if a call has failed for which it must stop. Returns the
+    /// number of failed calls, or `None` if its process is gone.
     fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, HarnessError> {
         let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
         for limit in [self.fails_within, self.stops_within] {
@@ -146,19 +147,20 @@ impl Dead {
         self.down = Some(member);
         let mut failed = self.await_its_stop(fleet, member)?;
         if failed == Some(0) {
-            // Nobody has written anything: this is written, if the others can be reached.
+            // No write has reached the disk, so this one is made, which succeeds only if the other members are
+            // reachable.
             drop(fleet.process(member).map(|process| process.ask(&Order::Put(SCRAP.to_owned()))));
             failed = self.await_its_stop(fleet, member)?;
         }
         match (fleet.reap(member)?, failed) {
             (Some(why), _) if !why.contains(LAST_WORDS) => {
-                Err(HarnessError::Stopped(format!("m{member}, whose disk is dead: {why}")))
+                Err(HarnessError::Stopped(format!("m{member} with a dead disk: {why}")))
             }
             (Some(why), _) => {
                 let failures = why.split_once(FAILURES).and_then(|(_, count)| count.parse().ok());
                 if failures.is_some_and(|failures: u64| failures > FAILURES_MAX) {
                     let why = format!(
-                        "m{member} went on with a dead disk ({door}) before it stopped: {why}"
+                        "m{member} continued with a dead disk ({door}) before it stopped: {why}"
                     );
                     return Err(HarnessError::Stopped(why));
                 }
@@ -167,7 +169,7 @@ impl Dead {
             }
             (None, Some(0)) => Ok("nothing was written"),
             (None, failed) => Err(HarnessError::Stopped(format!(
-                "m{member} only when it was killed, though its disk was dead ({door}) and {} calls of its log had \
+                "m{member} did not stop by itself, although its disk was dead ({door}) and {} calls of its log had \
                  failed",
                 failed.map_or_else(|| "some".to_owned(), |failed| failed.to_string())
             ))),
@@ -178,12 +180,12 @@ impl Dead {
 impl Nemesis for Dead {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         let Some(member) = Targets::One.draw(fleet, dice).pop() else {
-            return Ok("finds nobody".to_owned());
+            return Ok("no member available".to_owned());
         };
         let whose = names(fleet, &[member]);
         let door = ["fail-sync", "fail-write"][dice.one_of(2)];
         let came = self.strike(fleet, member, door)?;
-        Ok(format!("lets the disk of {whose} die ({door}); {came}"))
+        Ok(format!("kills the disk of {whose} ({door}); {came}"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
@@ -200,7 +202,8 @@ mod tests {
     use super::*;
     use crate::fleet::tests::shell;
 
-    /// What comes of the death of the disk of a member that says so many failures, and this when a door is opened.
+    /// Runs the dead-disk fault on a member that reports this number of failures and answers `opened` to the fault
+    /// order.
     fn dead(failures: u64, opened: &str) -> Result<&'static str, HarnessError> {
         let does = format!(
             "case $order in 'door failures') echo $id done {failures};; door*) echo $id armed; {opened};; esac"

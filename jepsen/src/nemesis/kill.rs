@@ -1,4 +1,5 @@
-//! Processes are killed, as by `kill -9`, and started again: one, as many as may fail, one more than that, all.
+//! Nemeses that kill processes, as by `kill -9`, and restart them: one, as many as may fail, one more than that, or
+//! all.
 
 use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};
@@ -8,7 +9,7 @@ use crate::process::HarnessError;
 
 pub(super) const ONE: Kind = Kind {
     name: "kill",
-    about: "one member is killed, the leader more often than not, and started again",
+    about: "one member, mostly the leader, is killed and restarted",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -17,7 +18,7 @@ pub(super) const ONE: Kind = Kind {
 
 pub(super) const MINORITY: Kind = Kind {
     name: "kill-minority",
-    about: "as many members as may fail are killed at once, and started again",
+    about: "the largest minority is killed at once and restarted",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -26,7 +27,7 @@ pub(super) const MINORITY: Kind = Kind {
 
 pub(super) const MAJORITY: Kind = Kind {
     name: "kill-majority",
-    about: "one member more than may fail is killed, all at once, and started again",
+    about: "the smallest majority is killed at once and restarted",
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,
@@ -35,7 +36,7 @@ pub(super) const MAJORITY: Kind = Kind {
 
 pub(super) const ALL: Kind = Kind {
     name: "kill-all",
-    about: "all members are killed at once, and started again",
+    about: "all members are killed at once and restarted",
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,

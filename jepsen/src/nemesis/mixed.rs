@@ -1,4 +1,4 @@
-//! All of them, one or two at a time, drawn anew for each window.
+//! A nemesis that combines all others: one or two at a time, drawn for each window.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use crate::process::HarnessError;
 
 pub(super) const KIND: Kind = Kind {
     name: "mixed",
-    about: "one or two of the others at a time, drawn anew for each window",
-    // Few windows may have none that moves the leader, or leaves a quorum.
+    about: "one or two of the other nemeses at a time, drawn for each window",
+    // The few windows of a run may contain no fault that moves the leader or leaves a quorum.
     wants: Wants { members_min: 3, ..Wants::ALL_STOP },
     alone: true,
     possible: anywhere,
@@ -21,13 +21,13 @@ pub(super) const KIND: Kind = Kind {
 /// Longer than any window.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Two faults at once in one window of this many.
+/// Two concurrent faults in one window of this many.
 const TWO_IN: u64 = 3;
 
-/// See the module.
+/// The combination of other nemeses.
 pub struct Mixed {
     parts: Vec<(&'static str, Box<dyn Nemesis>)>,
-    /// Which of them are at work, and when each takes its next step.
+    /// The active nemeses, each with the time of its next step.
     active: Vec<(usize, Instant)>,
 }
 
@@ -36,14 +36,14 @@ impl Mixed {
         Self::of(ALL.iter().filter(|kind| !kind.alone && (kind.possible)().is_ok()))
     }
 
-    /// Which of them can be done to these members.
+    /// Returns the nemeses that can be applied to these members.
     fn possible(&self, over: Over) -> Vec<usize> {
         let is_possible =
             |at: &usize| over == Over::Embedded || !over::is_refused(self.parts[*at].0);
         (0..self.parts.len()).filter(is_possible).collect()
     }
 
-    /// Of these.
+    /// Returns a combination of these nemeses.
     pub fn of<'a>(kinds: impl IntoIterator<Item = &'a Kind>) -> Self {
         let parts = kinds.into_iter().map(|kind| (kind.name, (kind.make)())).collect();
         Self { parts, active: Vec::new() }
@@ -61,7 +61,8 @@ impl Nemesis for Mixed {
         let possible = self.possible(fleet.setup().over);
         let first = possible[dice.one_of(possible.len())];
         let mut drawn = vec![first];
-        // A server is not ready before it hears of a leader: one that comes back behind a cut would be waited for.
+        // A server is ready only once it knows a leader. A second fault might isolate a restarting server, and the
+        // harness would wait for it in vain.
         if fleet.setup().over == Over::Embedded && dice.below(TWO_IN) == 0 {
             let second = possible[dice.one_of(possible.len())];
             drawn.extend(Some(second).filter(|second| *second != first));
@@ -87,7 +88,7 @@ impl Nemesis for Mixed {
     }
 
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError> {
-        // The last to come goes first.
+        // The last fault to begin ends first.
         while let Some((at, _)) = self.active.pop() {
             self.parts[at].1.end(fleet, dice)?;
         }

@@ -1,17 +1,18 @@
-//! Faults, each by its name: what goes wrong, when it begins and how it ends.
+//! Faults by name: what each breaks, how it begins and how it ends.
 //!
 //! ```text
-//!   warm up │ begin ─ window ─ end │ rest │ begin ─ window ─ end │ rest │ ... │ heal │ final reads, judges
+//!   warm up │ begin ─ window ─ end │ rest │ begin ─ window ─ end │ rest │ ... │ heal │ final reads, checks
 //! ```
 //!
-//! A nemesis is told when a window begins and when it ends; the length of both is the run's ([`Pace`]). It does what it does
-//! through the [`Fleet`] and draws from the [`Dice`] it is given, so that a seed says whom it hits. Whatever
-//! it does it undoes in [`Nemesis::end`]; after the last window the fleet heals what is left.
+//! The run calls a nemesis at the beginning and the end of each window and determines the lengths of windows and
+//! rests ([`Pace`]). The nemesis acts through the [`Fleet`] and draws from the given [`Dice`], so that the seed
+//! determines its targets. It undoes its effects in [`Nemesis::end`]; after the last window the fleet ends all
+//! remaining faults.
 //!
-//! A fault that is many small ones does them in [`Nemesis::step`], inside the window.
+//! A fault that consists of many small ones makes them in [`Nemesis::step`], inside the window.
 //!
-//! To write one: a file here with a type, one line in [`ALL`]. `kill.rs` is the shortest. What each of them does, what
-//! must hold and what it needs of the machine stands in `docs/assurance/harness.md`.
+//! To write a nemesis, add a file here with a type, and one line to [`ALL`]. `kill.rs` is the shortest example.
+//! `docs/assurance/harness.md` lists the effects, expectations and requirements of each nemesis.
 
 mod none;
 
@@ -43,91 +44,93 @@ use crate::process::HarnessError;
 pub use mixed::Mixed;
 pub use rot::WARM_COPY;
 
-/// A fault. One value lives through one run.
+/// A fault. One value is used for a whole run.
 pub trait Nemesis: Send {
-    /// What it needs of the members, before they are started: a door between them, volumes, variables.
+    /// Changes the setup of the members before they are started: proxy, volumes, variables.
     fn prepare(&self, _setup: &mut Setup) {}
 
-    /// Begins a window. Says what it did, and to whom, in a few words for the report.
+    /// Begins a window. Returns a short description with the targets, for the report.
     ///
     /// # Errors
-    /// The harness cannot go on, or a member did what no member may.
+    /// Returns an error if the harness cannot continue, or if a member did something that no member may do.
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError>;
 
-    /// Inside a window, again and again: does the next of many small things, and says how long to wait before
-    /// the one after it. By default there is nothing to do. Takes no longer than some seconds.
+    /// Makes the next of many small faults inside a window. Returns the pause before the next step. Must take at most
+    /// a few seconds. Does nothing by default.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Returns the errors of [`begin`](Self::begin).
     fn step(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<Duration, HarnessError> {
         Ok(Duration::MAX)
     }
 
-    /// Ends it: whatever [`begin`](Self::begin) and [`step`](Self::step) did is undone, as far as it can be.
+    /// Ends a window: undoes the effects of [`begin`](Self::begin) and [`step`](Self::step), as far as possible.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Returns the errors of [`begin`](Self::begin).
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError>;
 
-    /// How often it has struck until now: members, links, messages, whatever it does things to. What came to nothing does not
-    /// count; a run in which nothing was struck says nothing.
+    /// Returns the number of targets affected so far: members, links or messages. Ineffective faults do not count. A
+    /// run in which nothing was affected proves nothing.
     fn struck(&self) -> u64;
 }
 
-/// A nemesis in the list of all.
+/// An entry in the list of nemeses.
 pub struct Kind {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it does, in one sentence.
+    /// One sentence on its effect.
     pub about: &'static str,
-    /// What a run must show for it to have meant something.
+    /// The requirements for a run to be valid.
     pub wants: Wants,
-    /// Whether it is never mixed with others: together they could be more than a cluster promises to bear.
+    /// Whether it is never mixed with others, because together they could exceed the failures that a cluster
+    /// tolerates.
     pub alone: bool,
-    /// Whether this machine can do it; else why not. Asked once, before anything is started.
+    /// Checks whether this machine supports it, and returns the reason if not. Called once, before anything is
+    /// started.
     pub possible: fn() -> Result<(), String>,
-    /// A new one.
+    /// Creates the nemesis.
     pub make: fn() -> Box<dyn Nemesis>,
 }
 
 impl Kind {
-    /// Whether its windows are any different from the rests.
+    /// Returns whether its windows differ from the rests.
     pub fn disturbs(&self) -> bool {
         self.name != none::KIND.name
     }
 }
 
-/// What a run with a nemesis must show, or it is invalid.
+/// The requirements for a run with a nemesis to be valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wants {
-    /// At least one change of the leader, since that is whom it aims at.
+    /// Whether leadership must change at least once, because the nemesis targets the leader.
     pub leader_change: bool,
-    /// At least one operation that ends well inside each of its windows: what it does leaves a quorum.
+    /// Whether at least one operation must succeed inside each of its windows, because it leaves a quorum.
     pub progress_inside: bool,
-    /// The fewest members with which it does anything.
+    /// Minimum number of members with which it has an effect.
     pub members_min: usize,
 }
 
 impl Wants {
-    /// Of a fault that leaves a quorum of three at work.
+    /// The requirements of a fault that leaves a quorum of three.
     pub const QUORUM_STAYS: Self =
         Self { leader_change: false, progress_inside: true, members_min: 3 };
-    /// Of one that stops everything for a while.
+    /// The requirements of a fault that stops everything for a while.
     pub const ALL_STOP: Self =
         Self { leader_change: false, progress_inside: false, members_min: 1 };
 
-    /// The same, and leadership changes.
+    /// Returns the same requirements with a leader change.
     pub const fn and_leader_change(self) -> Self {
         Self { leader_change: true, ..self }
     }
 }
 
-/// How long windows and rests are.
+/// The lengths of windows and rests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
-    /// From begin to end.
+    /// Time from the beginning of a window to its end.
     pub window: Duration,
-    /// From end to begin.
+    /// Time from the end of a window to the next beginning.
     pub rest: Duration,
 }
 
@@ -137,10 +140,10 @@ impl Default for Pace {
     }
 }
 
-/// Lets a window of a nemesis that has begun pass, with everything that it does in it.
+/// Lets a window of a nemesis pass, and runs its steps.
 ///
 /// # Errors
-/// Those of [`Nemesis::step`].
+/// Returns the errors of [`Nemesis::step`].
 pub fn pass(
     nemesis: &mut dyn Nemesis,
     fleet: &Fleet,
@@ -155,12 +158,12 @@ pub fn pass(
     Ok(())
 }
 
-/// Any machine can.
+/// Reports that any machine supports the nemesis.
 pub fn anywhere() -> Result<(), String> {
     Ok(())
 }
 
-/// Every nemesis there is.
+/// Every nemesis.
 pub const ALL: &[Kind] = &[
     none::KIND,
     kill::ONE,
@@ -200,12 +203,12 @@ pub const ALL: &[Kind] = &[
     mixed::KIND,
 ];
 
-/// The one of this name.
+/// Returns the nemesis with this name.
 pub fn named(name: &str) -> Option<&'static Kind> {
     ALL.iter().find(|kind| kind.name == name)
 }
 
-/// A member with what it is right now: `m1 (leader)`.
+/// Returns the name of a member with its current role: `m1 (leader)`.
 pub fn called(fleet: &Fleet, member: usize) -> String {
     match fleet.leader() {
         Some((leader, _)) if leader == member => format!("m{member} (leader)"),

@@ -1,4 +1,4 @@
-//! Nothing goes wrong: what all others are compared with.
+//! A nemesis without faults, as the baseline for all others.
 
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
@@ -7,7 +7,7 @@ use crate::process::HarnessError;
 
 pub(super) const KIND: Kind = Kind {
     name: "none",
-    about: "nothing goes wrong",
+    about: "no faults",
     wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
     alone: true,
     possible: anywhere,
@@ -15,7 +15,7 @@ pub(super) const KIND: Kind = Kind {
 };
 
 struct Nothing {
-    /// It is what it says each time.
+    /// Number of windows, each of which counts as affected.
     struck: u64,
 }
 

@@ -1,13 +1,13 @@
-//! Links between members are cut, silently or so that both ends know, in one of the shapes that have hurt
-//! systems like this one.
+//! Nemeses that cut links between members, silently or with both ends notified, in the shapes that have caused
+//! failures in similar systems.
 //!
 //! ```text
-//!   halves      0 1 ╳ 2 3 4        every link between two random parts
-//!   minority    0 ╳ 1 2            the same, as many as may fail on one side, the leader among them often
-//!   leader      L ╳ everybody
-//!   one-way     L ─╳▶ everybody    the leader is not heard, or hears nobody
-//!   bridge      0 1 ─ 2 ─ 3 4      two parts, and one member that both sides reach
-//!   ring        each reaches its two neighbours: a majority for everybody, another one for each
+//!   halves      0 1 ╳ 2 3 4         every link between two random parts
+//!   minority    0 ╳ 1 2             the same, with a minority on one side that often contains the leader
+//!   leader      L ╳ everyone        the leader is isolated
+//!   one-way     L ─╳▶ everyone      the messages of the leader, or those to it, are lost
+//!   bridge      0 1 ─ 2 ─ 3 4       two parts, and one member that reaches both
+//!   ring        each member reaches its two neighbors, so that each sees a different majority
 //! ```
 
 use super::targets::shuffle;
@@ -19,7 +19,7 @@ use crate::process::HarnessError;
 
 pub(super) const HALVES: Kind = Kind {
     name: "partition-halves",
-    about: "two random parts of the members do not hear each other",
+    about: "two random halves of the members are cut off from each other",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -28,7 +28,7 @@ pub(super) const HALVES: Kind = Kind {
 
 pub(super) const MINORITY: Kind = Kind {
     name: "partition-minority",
-    about: "as many members as may fail are cut off from the others, the leader often among them",
+    about: "the largest minority, often with the leader, is cut off from the others",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -37,7 +37,7 @@ pub(super) const MINORITY: Kind = Kind {
 
 pub(super) const LEADER: Kind = Kind {
     name: "partition-leader",
-    about: "the leader is cut off from everybody",
+    about: "the leader is isolated",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -46,7 +46,7 @@ pub(super) const LEADER: Kind = Kind {
 
 pub(super) const ONE_WAY: Kind = Kind {
     name: "partition-one-way",
-    about: "the leader is not heard by the others, or does not hear them",
+    about: "the messages of the leader, or those to it, are lost",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -55,7 +55,7 @@ pub(super) const ONE_WAY: Kind = Kind {
 
 pub(super) const BRIDGE: Kind = Kind {
     name: "partition-bridge",
-    about: "two parts do not hear each other, but for one member that hears everybody",
+    about: "two parts are cut off from each other, except for one member that reaches both",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -64,7 +64,7 @@ pub(super) const BRIDGE: Kind = Kind {
 
 pub(super) const RING: Kind = Kind {
     name: "partition-ring",
-    about: "each hears its two neighbours in a random ring: a majority each, and no two the same",
+    about: "each member reaches its two neighbors in a random ring, so that each sees a different majority",
     wants: Wants { members_min: 5, ..Wants::QUORUM_STAYS },
     alone: false,
     possible: anywhere,
@@ -82,7 +82,7 @@ enum Shape {
 }
 
 impl Shape {
-    /// Which links are cut, and in a few words how.
+    /// Returns the links to cut and a short description.
     fn draw(self, mut all: Vec<usize>, leader: usize, dice: &mut Dice) -> (Cuts, String) {
         let quorum = all.len() / 2 + 1;
         shuffle(&mut all, dice);
@@ -111,7 +111,7 @@ impl Shape {
                 let cuts = others
                     .iter()
                     .map(|other| if is_heard { (*other, leader) } else { (leader, *other) });
-                let what = if is_heard { "hears nobody" } else { "is not heard" };
+                let what = if is_heard { "receives nothing" } else { "cannot send" };
                 (cuts.collect(), format!("m{leader} (leader) {what}"))
             }
             Shape::Bridge => {
@@ -131,7 +131,7 @@ impl Shape {
     }
 }
 
-/// From whom to whom nothing passes.
+/// Pairs of members, from sender to receiver.
 type Cuts = Vec<(usize, usize)>;
 
 fn between(some: &[usize], others: &[usize]) -> Cuts {
@@ -162,7 +162,7 @@ impl Nemesis for Partition {
     }
 
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
-        // Also who is down, or has yet to join: it may come back inside the window.
+        // Includes members that are down or have not joined, because they may start during the window.
         let all: Vec<usize> = (0..fleet.places()).collect();
         let leader =
             fleet.leader().map_or_else(|| dice.one_of(fleet.members()), |(leader, _)| leader);
@@ -171,7 +171,7 @@ impl Nemesis for Partition {
         for (from, to) in &cuts {
             fleet.links().cut_so(*from, *to, how);
         }
-        // Between these something would have passed.
+        // Counts only links on which messages would have passed.
         let is_there = |member: usize| fleet.being(member) != ProcessState::Down;
         let struck = cuts.iter().filter(|(from, to)| is_there(*from) && is_there(*to));
         self.struck += struck.count() as u64;
@@ -198,7 +198,7 @@ mod tests {
     use crate::fleet::tests::shells;
     use std::collections::BTreeSet;
 
-    /// Targets each of so many members reaches in both directions, itself among them.
+    /// Returns the members that each member reaches in both directions, including itself.
     fn reached(shape: Shape, members: usize, seed: u64) -> Vec<BTreeSet<usize>> {
         let (cuts, _) = shape.draw((0..members).collect(), 0, &mut Dice::new(seed));
         let whole = |a: usize, b: usize| !cuts.contains(&(a, b)) && !cuts.contains(&(b, a));
@@ -224,7 +224,11 @@ mod tests {
             }
             let ring = reached(Shape::Ring, 5, seed);
             assert!(ring.iter().all(|part| part.len() == 3));
-            assert_eq!(ring.iter().collect::<BTreeSet<_>>().len(), 5, "no two the same: {ring:?}");
+            assert_eq!(
+                ring.iter().collect::<BTreeSet<_>>().len(),
+                5,
+                "all majorities differ: {ring:?}"
+            );
         }
     }
 
@@ -251,6 +255,6 @@ mod tests {
             assert_eq!(partition.struck, if empty == 3 { 0 } else { 4 }, "{:?}", partition.cuts);
             is_alone.insert(empty == 3);
         }
-        assert_eq!(is_alone.len(), 2, "it is cut off in some of them");
+        assert_eq!(is_alone.len(), 2, "it is isolated in some of them");
     }
 }

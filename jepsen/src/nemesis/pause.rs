@@ -1,5 +1,5 @@
-//! Members stand still (SIGSTOP) and go on as if nothing had been: for longer than a session lives, or
-//! again and again for less than an election takes.
+//! Nemeses that pause members (SIGSTOP) and resume them: for longer than a session lives, or repeatedly for less than
+//! an election takes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::process::HarnessError;
 
 pub(super) const ONE: Kind = Kind {
     name: "pause",
-    about: "one member stands still for the whole window, the leader more often than not",
+    about: "one member, mostly the leader, is paused for the whole window",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -20,7 +20,7 @@ pub(super) const ONE: Kind = Kind {
 
 pub(super) const ALL: Kind = Kind {
     name: "pause-all",
-    about: "all members stand still for the whole window, and go on one after the other",
+    about: "all members are paused for the whole window and resume one after the other",
     wants: Wants::ALL_STOP,
     alone: false,
     possible: anywhere,
@@ -29,7 +29,7 @@ pub(super) const ALL: Kind = Kind {
 
 pub(super) const SHORT: Kind = Kind {
     name: "pause-short",
-    about: "somebody stands still for less than a second, again and again",
+    about: "a member is paused for less than a second, repeatedly",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -66,7 +66,7 @@ impl Nemesis for Pause {
     }
 }
 
-/// How long a short pause may be, and what may lie between two of them, in milliseconds.
+/// Maximum length of a short pause, and maximum time between two of them, in milliseconds.
 const SHORT_MS: u64 = 900;
 
 struct Short {
@@ -76,7 +76,7 @@ struct Short {
 
 impl Nemesis for Short {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok("pauses somebody, again and again".to_owned())
+        Ok("pauses members repeatedly".to_owned())
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {

@@ -1,7 +1,7 @@
-//! The power of members fails: their file systems keep what was synced and forget the rest.
+//! Nemeses that cut the power of members: their file systems keep synced data and lose the rest.
 //!
-//! Each member has a small file system of its own ([`volume`](crate::volume)) that is cut off without being
-//! flushed. Needs root, loop devices and perl.
+//! Each member has its own small file system ([`volume`](crate::volume)), which is shut down without flushing. Needs
+//! root, loop devices and perl.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::volume::{Medium, Volumes};
 
 pub(super) const ONE: Kind = Kind {
     name: "power-one",
-    about: "one member loses its power",
+    about: "one member loses power",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: Volumes::possible,
@@ -24,7 +24,7 @@ pub(super) const ONE: Kind = Kind {
 
 pub(super) const MOST: Kind = Kind {
     name: "power-most",
-    about: "one member more than may fail loses its power, all at once",
+    about: "the smallest majority loses power at once",
     wants: Wants::ALL_STOP,
     alone: false,
     possible: Volumes::possible,
@@ -33,17 +33,17 @@ pub(super) const MOST: Kind = Kind {
 
 pub(super) const ALL: Kind = Kind {
     name: "power-all",
-    about: "all members lose their power at once",
+    about: "all members lose power at once",
     wants: Wants::ALL_STOP,
     alone: false,
     possible: Volumes::possible,
     make: || Box::new(Power::of(Targets::All)),
 };
 
-/// A member's file system: on a disk that forgets what was not flushed.
+/// Size of the file system of a member, whose disk loses unflushed data.
 const VOLUME_BYTES: u64 = 320 << 20;
 
-/// How long a process lives on at most, in milliseconds, beside a disk without power.
+/// Maximum time that a process keeps running with a disk without power, in milliseconds.
 const LINGERS_MS: u64 = 200;
 
 struct Power {
@@ -66,14 +66,14 @@ impl Nemesis for Power {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
-        // Who stops from here on may have noticed; who did so before may not have.
+        // From here on a node may notice the power cut and stop. It must not have stopped before.
         self.down.iter().try_for_each(|member| fleet.must_run(*member))?;
         if let Some(volumes) = fleet.volumes() {
             volumes.switch(&self.down)?.cut()?;
         }
         thread::sleep(Duration::from_millis(dice.below(LINGERS_MS)));
         for member in &self.down {
-            // Whether it has noticed before its end is luck.
+            // It may or may not have noticed before its end.
             fleet.bury_however(*member)?;
             self.struck += 1;
         }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn node_that_stopped_before_the_power_cut_is_reported() {
-        // Who is asked who leads answers nothing; or says that it has stopped.
+        // The member does not answer when asked for the leader, or reports that it has stopped.
         let cut = |does: &str| Power::of(Targets::All).begin(&shell(does), &mut Dice::new(1));
         assert!(cut("true").is_ok());
         let stopped = cut("echo stopped of grief");

@@ -1,11 +1,11 @@
-//! Bits of files flip while a member is down: of its log, of its snapshots, of its warm copy.
+//! Nemeses that flip bits of files while a member is down: of its log, its snapshots, or its warm copy.
 //!
-//! What a member then does is what `docs/operating/disks.md` says. It starts and has or fetches what it
-//! lacks; or it refuses, or stops when the leader finds out, and says that it is damaged. Then its directory
-//! is given up and a new member takes its place.
+//! `docs/operating/disks.md` describes how a member must react. It starts and has, or fetches, what it lacks; or it
+//! refuses to start, or stops when the leader finds the damage, and reports that it is damaged. In the latter cases
+//! its directory is discarded and a new member takes its place.
 //!
-//! Only members that may fail are damaged, and only when another one leads that has everything. A fault beside this
-//! one could take away the last copy that is whole, so it is never mixed with others.
+//! Only a minority of the members is damaged, and only while another member leads that has everything. A concurrent
+//! fault could destroy the last intact copy, so this nemesis is never mixed with others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::wire::{Answer, Order};
 
 pub(super) const LOG: Kind = Kind {
     name: "rot-log",
-    about: "bits flip in the logs of as many members as may fail, while they are down",
+    about: "bits flip in the logs of the largest minority while it is down",
     wants: Wants::QUORUM_STAYS,
     alone: true,
     possible: anywhere,
@@ -30,7 +30,7 @@ pub(super) const LOG: Kind = Kind {
 
 pub(super) const SNAPSHOT: Kind = Kind {
     name: "rot-snapshot",
-    about: "bits flip in the snapshots of as many members as may fail, while they are down",
+    about: "bits flip in the snapshots of the largest minority while it is down",
     wants: Wants::QUORUM_STAYS,
     alone: true,
     possible: anywhere,
@@ -39,26 +39,27 @@ pub(super) const SNAPSHOT: Kind = Kind {
 
 pub(super) const WARM: Kind = Kind {
     name: "rot-warm",
-    about: "bits flip in the warm copies of as many members as may fail, while they are down",
+    about: "bits flip in the warm copies of the largest minority while it is down",
     wants: Wants::QUORUM_STAYS,
     alone: true,
     possible: anywhere,
     make: || Box::new(Rot::of(What::Warm)),
 };
 
-/// The variable in which a node's process is told to keep a warm copy.
+/// Environment variable that makes a node process keep a warm copy.
 pub const WARM_COPY: &str = "JEPSEN_WARM_COPY";
 
-/// How long is waited for snapshots, and for one of the writes that make them due; and how many of these there are at once.
+/// Maximum time to wait for snapshots, and for one of the writes that make them due, and the number of concurrent
+/// writes.
 const TAKEN_WITHIN: Duration = Duration::from_secs(8);
 const PUT_WITHIN: Duration = Duration::from_millis(800);
 const PUTS_AT_ONCE: usize = 4;
 const PUT_BYTES: usize = 8 << 10;
 
-/// How many bits flip at most.
+/// Maximum number of flipped bits.
 const BITS: u64 = 16;
 
-/// What a member says whose damage was found: at its start, or by the leader.
+/// Messages of a member whose damage was found at its start or by the leader.
 const LAST_WORDS: [&str; 2] = ["log damaged at byte", "synced entries are lost"];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,9 +79,9 @@ impl What {
         }
     }
 
-    /// Flips bits in such files in a directory. Says how many.
+    /// Flips bits in such files of a directory. Returns their number.
     fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, HarnessError> {
-        let system = |source| HarnessError::System { what: "flipping bits", source };
+        let system = |source| HarnessError::System { what: "cannot flip bits", source };
         let mut files = Vec::new();
         find(dir, &mut files).map_err(system)?;
         files.retain(|file| self.is(file));
@@ -103,16 +104,17 @@ impl What {
     }
 }
 
-/// Sees to it that each of these members has a snapshot, if that can be done in some seconds: clients that write little have
-/// none taken for long.
+/// Makes each of these members take a snapshot, if that is possible within some seconds. If clients write little, no
+/// snapshot would be taken for a long time.
 fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
     let begun = Instant::now();
-    // One is due at a share of the state, to which small values add more than to the log.
+    // A snapshot is due when the log exceeds a share of the state. Small values add more to the state than to the
+    // log.
     let (key, value) = ("scrap/rot".to_owned(), "x".repeat(PUT_BYTES));
     let put = Call::Put { key, value, lease: None };
     let has_one = |member: &usize| {
         let mut files = Vec::new();
-        // What comes and goes meanwhile is looked for again.
+        // Files that appear or disappear during the search are found in the next one.
         drop(find(fleet.dir(*member), &mut files));
         files.iter().any(|file| What::Snapshot.is(file))
     };
@@ -121,12 +123,12 @@ fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
         let puts = (0..PUTS_AT_ONCE).filter_map(|_| {
             leader.as_ref().map(|leader| leader.ask(&Order::Call(Box::new(put.clone()))))
         });
-        // Whatever comes of them.
+        // The outcomes do not matter.
         puts.collect::<Vec<_>>().into_iter().for_each(|put| drop(put.recv_timeout(PUT_WITHIN)));
     }
 }
 
-/// All files below a directory.
+/// Collects all files below a directory.
 fn find(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -178,8 +180,8 @@ impl Nemesis for Rot {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for member in self.damaged.drain(..) {
             let Some(process) = fleet.process(member) else { continue };
-            // It reads what the cluster has agreed on: then it has caught up, and its leader looks no
-            // further. Or it never will.
+            // A linearizable read shows that it has caught up, so its leader checks no further. Otherwise it never
+            // catches up.
             let has_all = process.ready()?
                 && matches!(process.answer(&Order::Status)?, Some(Answer::Status { .. }));
             if has_all && !process.is_over() {
@@ -192,10 +194,10 @@ impl Nemesis for Rot {
                 }
                 Some(why) => {
                     return Err(HarnessError::Stopped(format!(
-                        "m{member}, whose bits flipped: {why}"
+                        "m{member} with flipped bits: {why}"
                     )));
                 }
-                // It could not say what it reads: nobody led, say.
+                // It could not answer, for example because there was no leader.
                 None => fleet.restart(member)?,
             }
         }

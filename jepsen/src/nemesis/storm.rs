@@ -1,5 +1,5 @@
-//! Things that an operator does now and then, done all the time: handing over the leadership, compaction,
-//! backups, snapshots for members that lag, restarts in good order one after the other.
+//! Nemeses that constantly do what operators do occasionally: transfers of leadership, compactions, backups,
+//! snapshots for lagging members, and rolling restarts.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::process::HarnessError;
 
 pub(super) const TRANSFER: Kind = Kind {
     name: "transfer",
-    about: "the leader hands over, again and again",
+    about: "leadership is transferred repeatedly",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
@@ -27,7 +27,7 @@ pub(super) const TRANSFER: Kind = Kind {
 
 pub(super) const COMPACTION: Kind = Kind {
     name: "compaction",
-    about: "history is compacted up to the present, many times a second",
+    about: "history is compacted up to the present many times a second",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -36,7 +36,7 @@ pub(super) const COMPACTION: Kind = Kind {
 
 pub(super) const SNAPSHOTS: Kind = Kind {
     name: "snapshots",
-    about: "one member after the other is cut off until the log does not reach it, and backups are taken meanwhile",
+    about: "one member after the other is cut off until it needs a snapshot, while backups are taken",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -45,17 +45,17 @@ pub(super) const SNAPSHOTS: Kind = Kind {
 
 pub(super) const ROLLING: Kind = Kind {
     name: "rolling-restart",
-    about: "one member after the other is stopped in good order and started again",
+    about: "one member after the other is shut down gracefully and restarted",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
     make: || Box::new(Rolling { next: 0, struck: 0 }),
 };
 
-/// How long a call of a nemesis may take: an answer that does not come is none of its business.
+/// Deadline of a call of a nemesis. A missing reply does not matter.
 const CALL_LIMIT: Duration = Duration::from_millis(800);
 
-/// What lies between two of them at most, in milliseconds.
+/// Maximum pause between two of them, in milliseconds.
 const TRANSFER_EVERY_MS: u64 = 700;
 const COMPACT_EVERY_MS: u64 = 60;
 const SNAPSHOT_EVERY_MS: u64 = 800;
@@ -71,12 +71,12 @@ struct Transfer {
 
 impl Nemesis for Transfer {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok("hands over, again and again".to_owned())
+        Ok("transfers leadership repeatedly".to_owned())
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         if let Some((leader, _)) = fleet.leader() {
-            // It may refuse: nobody has caught up, or it leads no more.
+            // The leader may reject the transfer because no member has caught up, or because it no longer leads.
             let moved = fleet.call(leader, Call::Transfer, CALL_LIMIT).is_some();
             self.struck += u64::from(moved);
         }
@@ -98,13 +98,13 @@ struct Compaction {
 
 impl Nemesis for Compaction {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok("compacts all the time".to_owned())
+        Ok("compacts repeatedly".to_owned())
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         if let Some(member) = Targets::One.draw(fleet, dice).pop() {
             let keep = dice.below(3);
-            // It may be down, or have nobody to ask.
+            // The member may be down or have no connection to a quorum.
             self.struck += u64::from(fleet.compact(member, keep, CALL_LIMIT));
         }
         Ok(up_to(dice, COMPACT_EVERY_MS))
@@ -121,16 +121,16 @@ impl Nemesis for Compaction {
 
 #[derive(Default)]
 struct Snapshots {
-    /// The links that are cut now, by this.
+    /// The links that this nemesis has cut.
     cut: Vec<(usize, usize)>,
-    /// How often somebody was cut off.
+    /// Number of times that a member was cut off.
     lags: u64,
-    /// How many backups were taken and found sound.
+    /// Number of backups that were taken and verified.
     backups: u64,
 }
 
 impl Snapshots {
-    /// Cuts a member off from all others, but for links that others have cut.
+    /// Cuts a member off from all others, except where links are already cut.
     fn cut_off(&mut self, links: &Links, member: usize, places: usize) {
         for other in (0..places).filter(|other| *other != member) {
             for (from, to) in [(member, other), (other, member)] {
@@ -143,7 +143,7 @@ impl Snapshots {
         self.lags += 1;
     }
 
-    /// Joins what it has cut, and nothing else.
+    /// Restores the links that this nemesis has cut, and no others.
     fn join(&mut self, links: &Links) {
         for (from, to) in self.cut.drain(..) {
             links.set(from, to, Rule { cut: None, ..links.rule(from, to) });
@@ -157,7 +157,7 @@ impl Nemesis for Snapshots {
     }
 
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok(format!("lets members lag behind the log, and takes backups ({} so far)", self.backups))
+        Ok(format!("makes members lag and takes backups ({} so far)", self.backups))
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
@@ -177,13 +177,13 @@ impl Nemesis for Snapshots {
         Ok(())
     }
 
-    /// Both, or it is not what it says.
+    /// Both parts must have had an effect.
     fn struck(&self) -> u64 {
         self.lags.min(self.backups)
     }
 }
 
-/// Takes a backup of a member that runs. What it says that it has written must be sound. Whether it says so.
+/// Takes a backup of a running member and verifies it if the member confirms it. Returns whether it did.
 fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
     let file = fleet.dir(member).with_extension("backup");
     let call = Call::Backup { file: file.to_string_lossy().into_owned() };
@@ -194,15 +194,15 @@ fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
         Over::Embedded => backup::verify(&file).map(drop).map_err(|why| why.to_string()),
         Over::Server => is_sound(fleet, &file)?,
     };
-    is_sound.map_err(|why| HarnessError::Backup(format!("m{member}'s: {why}")))?;
+    is_sound.map_err(|why| HarnessError::Backup(format!("m{member}: {why}")))?;
     Ok(true)
 }
 
-/// What the server's own program says of a snapshot, which ends with a hash as etcd's do.
+/// Verifies a snapshot with the program of the server. The snapshot ends with a hash, as those of etcd do.
 fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, HarnessError> {
     let said = Command::new(fleet.program()).args(["snapshot", "status"]).arg(file).output();
     let said =
-        said.map_err(|source| HarnessError::System { what: "looking at a snapshot", source })?;
+        said.map_err(|source| HarnessError::System { what: "cannot verify a snapshot", source })?;
     Ok(match said.status.success() {
         true => Ok(()),
         false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),
@@ -216,20 +216,20 @@ struct Rolling {
 
 impl Nemesis for Rolling {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, HarnessError> {
-        Ok("restarts one after the other".to_owned())
+        Ok("restarts members one after the other".to_owned())
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         let up = fleet.up();
         if let Some(member) = up.get(self.next % up.len().max(1)) {
             self.next += 1;
-            // An operator may be about to end who came later, or just have done so.
+            // The operator of the workload may be ending an additional member, or may just have ended it.
             let held = fleet.try_hold(*member).filter(|_| fleet.being(*member) == ProcessState::Up);
             let Some(_held) = held else { return Ok(up_to(dice, RESTART_EVERY_MS)) };
             fleet.stop(*member)?;
             fleet.spawn(*member)?;
             self.struck += 1;
-            // Who is joining is let in by a quorum, that another fault may have taken away.
+            // A joining member is admitted by a quorum, which another fault may prevent.
             if *member < fleet.members() {
                 fleet.await_ready(*member)?;
             }

@@ -1,23 +1,23 @@
-//! Targets a fault hits.
+//! Selects the members that a fault affects.
 
 use crate::dice::Dice;
 use crate::fleet::Fleet;
 
-/// See the module.
+/// The number of affected members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Targets {
-    /// One member, the leader half of the time.
+    /// One member, which is the leader with probability 1/2.
     One,
-    /// As many as may fail.
+    /// The largest minority.
     Minority,
-    /// One more than may fail.
+    /// The smallest majority.
     Majority,
-    /// Everybody.
+    /// All members.
     All,
 }
 
 impl Targets {
-    /// Draws them among the founders that run; fewer if not so many do.
+    /// Draws targets among the running founders. Returns fewer if too few run.
     pub(super) fn draw(self, fleet: &Fleet, dice: &mut Dice) -> Vec<usize> {
         let leader = fleet.leader().map(|(leader, _)| leader);
         let founders = fleet.up().into_iter().filter(|member| *member < fleet.members());
@@ -39,7 +39,7 @@ impl Targets {
         };
         shuffle(&mut up, dice);
         if let Some(leader) = leader.filter(|_| dice.below(2) == 0) {
-            // Stable: the others stay in their random order.
+            // The sort is stable: the others keep their random order.
             up.sort_by_key(|member| *member != leader);
         }
         up.truncate(many);
@@ -47,17 +47,17 @@ impl Targets {
     }
 }
 
-/// Puts them into a random order.
+/// Shuffles the members.
 pub(super) fn shuffle(members: &mut [usize], dice: &mut Dice) {
     for at in (1..members.len()).rev() {
         members.swap(at, dice.one_of(at + 1));
     }
 }
 
-/// `m1, m2`, each with what it is right now.
+/// Returns the names of members with their current roles: `m1, m2`.
 pub(super) fn names(fleet: &Fleet, members: &[usize]) -> String {
     if members.is_empty() {
-        return "nobody".to_owned();
+        return "no member".to_owned();
     }
     let names: Vec<String> = members.iter().map(|member| super::called(fleet, *member)).collect();
     names.join(", ")

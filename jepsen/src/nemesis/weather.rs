@@ -1,4 +1,5 @@
-//! Links that are there and bad: slow, lossy, doubling, damaging, narrow; all of them, or those of one member.
+//! Nemeses that degrade links without cutting them: delay, loss, duplication, damage or low bandwidth, on all links
+//! or those of one member.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::process::HarnessError;
 
 pub(super) const DELAY: Kind = Kind {
     name: "delay",
-    about: "everything takes up to 80 ms longer on its way, and up to that much again, drawn each time",
+    about: "messages are delayed by up to 80 ms, plus a random delay of up to the same length",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -20,7 +21,7 @@ pub(super) const DELAY: Kind = Kind {
 
 pub(super) const LOSS: Kind = Kind {
     name: "loss",
-    about: "messages are lost or held up for a while, and connections break in the middle of one",
+    about: "messages are lost or held up, and connections break in the middle of a message",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -29,7 +30,7 @@ pub(super) const LOSS: Kind = Kind {
 
 pub(super) const DUPLICATES: Kind = Kind {
     name: "duplicates",
-    about: "messages come twice",
+    about: "messages are duplicated",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -38,7 +39,7 @@ pub(super) const DUPLICATES: Kind = Kind {
 
 pub(super) const CORRUPTION: Kind = Kind {
     name: "corruption",
-    about: "bits of messages are flipped, and some of their bytes come twice",
+    about: "bits of messages are flipped, and some of their bytes are repeated",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
@@ -47,21 +48,21 @@ pub(super) const CORRUPTION: Kind = Kind {
 
 pub(super) const NARROW: Kind = Kind {
     name: "slow-link",
-    about: "no more than 8 to 64 KiB pass in a second",
+    about: "links are limited to 8 to 64 KiB per second",
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
     make: || Box::new(Weather::of(&THIN)),
 };
 
-/// One way in which links are bad.
+/// A way to degrade links.
 struct Badness {
     what: &'static str,
-    /// How bad, this time: a rule that says nothing else.
+    /// Draws a rule with only this kind of fault.
     draw: fn(&mut Dice) -> Rule,
-    /// Takes what it says from one rule into another.
+    /// Copies this kind of fault from one rule to another.
     copy: fn(&mut Rule, &Rule),
-    /// What of the traffic has felt it.
+    /// Returns how much of the traffic was affected.
     felt: fn(&Traffic) -> u64,
 }
 
@@ -92,14 +93,14 @@ const LOSSY: Badness = Badness {
 };
 
 const DOUBLING: Badness = Badness {
-    what: "doubling",
+    what: "duplicating",
     draw: |dice| Rule { double_permille: chance(dice, 500), ..Rule::default() },
     copy: |to, from| to.double_permille = from.double_permille,
     felt: |traffic| traffic.doubled,
 };
 
 const DAMAGING: Badness = Badness {
-    what: "damaging",
+    what: "corrupting",
     draw: |dice| Rule {
         flip_permille: chance(dice, 20),
         stutter_permille: chance(dice, 10),
@@ -121,7 +122,7 @@ const THIN: Badness = Badness {
     felt: |traffic| traffic.frames,
 };
 
-/// At least a tenth of it, so that every window is one.
+/// Returns a probability of at least a tenth of the maximum, so that every window has an effect.
 fn chance(dice: &mut Dice, most_permille: u16) -> u16 {
     let least = most_permille.div_ceil(10);
     let more = dice.below(u64::from(most_permille - least) + 1);
@@ -131,7 +132,7 @@ fn chance(dice: &mut Dice, most_permille: u16) -> u16 {
 struct Weather {
     badness: &'static Badness,
     links: Vec<(usize, usize)>,
-    /// What its links had felt of its kind when it began.
+    /// The affected traffic when the window began.
     felt_before: u64,
     struck: u64,
 }

@@ -1,4 +1,4 @@
-//! One connection through the proxy: who is calling, and then both ways of it under the link's rule.
+//! One connection through the proxy: identifies the caller, then forwards both directions under the rule of the link.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,22 +14,22 @@ use super::frames::{Caller, Frames};
 use crate::dice::Dice;
 use crate::links::{Cut, Link, Rule};
 
-/// A way takes nothing more while so many bytes are under way on it.
+/// A direction reads no more while this many bytes are in flight on it.
 const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 
-/// Room made for each read.
+/// Buffer size of each read.
 const READ_BYTES: usize = 64 << 10;
 
-/// A link with a limited rate hands on so many bytes at a time.
+/// Number of bytes that a link with a limited rate forwards at a time.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// How long a caller may take to say who it is.
+/// Maximum time for a caller to identify itself.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long one way goes on when the other has ended.
+/// How long one direction continues after the other has ended.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// Reads until it is known who is calling. Gives back what was read.
+/// Reads until the caller is known. Returns the bytes that were read.
 pub(super) async fn caller(
     socket: &mut TcpStream,
     members: &[String],
@@ -49,22 +49,22 @@ pub(super) async fn caller(
     timeout(GREETING_WITHIN, hear).await.unwrap_or_else(|_| Err(ended()))
 }
 
-/// Serves a connection, from who has said `said` so far to the member that listens at `listen`, until one
-/// of them or the link's rule ends it.
+/// Forwards a connection from a caller that has sent `said` so far to the member that listens at `listen`, until one
+/// of them or the rule of the link ends it.
 pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: &Link) {
     let mut rule = link.rule();
     let cut = rule.borrow().cut;
     match cut {
         None => {}
         Some(Cut::Refused) => return link.count(|traffic| traffic.refused += 1),
-        // Nobody answers. When somebody could again, this connection has been given up.
+        // The connection gets no response. Even after the link is restored, it is not served.
         Some(Cut::Silent) => {
             link.count(|traffic| traffic.silenced += 1);
             return drop(rule.wait_for(|rule| rule.cut != Some(Cut::Silent)).await);
         }
     }
     let Ok(onward) = TcpStream::connect(listen).await else { return };
-    // Small messages must not wait for more. A socket that cannot do this is closed already.
+    // Small messages must not wait for more data. A socket that rejects this option is already closed.
     if socket.set_nodelay(true).and(onward.set_nodelay(true)).is_err() {
         return;
     }
@@ -76,7 +76,7 @@ pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: 
         drop(rule.wait_for(|rule| rule.cut == Some(Cut::Refused)).await);
         link.count(|traffic| traffic.refused += 1);
     };
-    // A connection is of no use with one of its ways, but what was said last on the other must arrive.
+    // A connection with only one direction is useless, but the last data of the other direction must arrive.
     tokio::select! {
         _ = &mut there => drop(timeout(LINGER, back).await),
         _ = &mut back => drop(timeout(LINGER, there).await),
@@ -84,22 +84,22 @@ pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: 
     }
 }
 
-/// One way of a connection.
+/// One direction of a connection.
 struct Way<'a> {
     link: &'a Link,
     dice: Dice,
     frames: Frames,
-    /// What is under way, and when each piece of it arrives, rising.
+    /// The data in flight with its arrival times, in ascending order.
     under_way: VecDeque<(Instant, Vec<u8>)>,
     under_way_bytes: usize,
-    /// When everything that was sent has left.
+    /// Time at which everything sent so far has left.
     free_at: Instant,
     last_due: Instant,
-    /// Nothing more is sent.
+    /// Whether no more data is sent.
     ending: bool,
 }
 
-/// What becomes of a frame.
+/// The fate of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Passes,
@@ -112,7 +112,8 @@ enum Fate {
 
 impl<'a> Way<'a> {
     fn new(link: &'a Link, said: Vec<u8>) -> Self {
-        // Each way has luck of its own. Which frames come when is the machine's affair anyway.
+        // Each direction has its own random numbers. The run is not deterministic anyway, because the machine decides
+        // when frames arrive.
         static WAYS: AtomicU64 = AtomicU64::new(0);
         let mut frames = Frames::default();
         frames.buffer().extend(said);
@@ -154,7 +155,7 @@ impl<'a> Way<'a> {
                     self.hurry(&rule);
                 }
                 read = from.read_buf(self.frames.buffer()), if reads => if read? == 0 {
-                    // What is no whole frame arrives as it is.
+                    // Data that is not a whole frame is forwarded unchanged.
                     let rest = self.frames.rest();
                     self.send(&rule, &rest);
                     self.ending = true;
@@ -166,7 +167,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Decides what becomes of the frames that have come.
+    /// Decides the fate of the received frames.
     fn take(&mut self, rule: &Rule) {
         while !self.ending
             && let Some(mut frame) = self.frames.next()
@@ -222,7 +223,7 @@ impl<'a> Way<'a> {
         permille > 0 && self.dice.below(1000) < u64::from(permille)
     }
 
-    /// Sends bytes on their way.
+    /// Sends bytes with the delay of the link.
     fn send(&mut self, rule: &Rule, bytes: &[u8]) {
         let mut travel = rule.delay;
         if let jitter @ 1.. = u64::try_from(rule.jitter.as_micros()).unwrap_or(u64::MAX) {
@@ -243,7 +244,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// What is under way arrives no later than it would under this rule.
+    /// Reschedules data in flight to arrive no later than it would under this rule.
     fn hurry(&mut self, rule: &Rule) {
         let now = Instant::now();
         if rule.bytes_per_second.is_none() {
@@ -254,7 +255,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// What has arrived by now.
+    /// Returns the data that has arrived by now.
     fn arrived(&mut self) -> Vec<u8> {
         let (now, mut arrived) = (Instant::now(), Vec::new());
         while self.under_way.front().is_some_and(|(due, _)| *due <= now) {

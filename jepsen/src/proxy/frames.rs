@@ -1,41 +1,41 @@
-//! As much of what members say to each other as the network must understand to lose a whole message:
-//! where frames end, and who is calling.
+//! As much of the peer protocol as the proxy must understand to lose a whole message: the boundaries of frames and
+//! the identity of the caller.
 //!
 //! ```text
-//!   preface: 16 bytes, of which the 13th names the lane | frame | frame | ...
-//!   frame:   length u32 | two checksums u32 | so many bytes as the length says
+//!   preface: 16 bytes, of which the 13th is the lane | frame | frame | ...
+//!   frame:   length u32 | two checksums u32 | body of that length
 //! ```
 
-/// The first words on a connection, in both directions.
+/// Length of the preface, which both sides send first.
 pub(super) const PREFACE_BYTES: usize = 16;
 
-/// Where the preface says which lane it is.
+/// Offset of the lane in the preface.
 const LANE_AT: usize = 12;
 
-/// The lane of somebody who asks to become a member, and does not say at first who it is.
+/// The lane of a machine that asks to join, which does not identify itself at first.
 const JOIN_LANE: u8 = 255;
 
-/// Length and checksums.
+/// Size of the length and the checksums.
 const HEADER_BYTES: usize = 12;
 
-/// Above it a length is nonsense: whoever reads it breaks off, so what follows passes as it is.
+/// Maximum length of a frame. The receiver closes the connection at a longer one, so the rest is forwarded unchanged.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 
-/// A stream that falls into frames.
+/// A stream that is divided into frames.
 #[derive(Default)]
 pub(super) struct Frames {
     buffer: Vec<u8>,
-    /// How many were taken off.
+    /// Number of frames taken so far.
     taken: u64,
 }
 
 impl Frames {
-    /// Where what was read belongs.
+    /// Returns the buffer for received data.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 
-    /// The next whole frame. The first one is the preface.
+    /// Returns the next whole frame. The first one is the preface.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         let end = self.end()?;
         let rest = self.buffer.split_off(end);
@@ -43,12 +43,12 @@ impl Frames {
         Some(std::mem::replace(&mut self.buffer, rest))
     }
 
-    /// What is left when nothing more comes.
+    /// Returns the remaining data at the end of the stream.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Whether what comes next belongs to the greeting: the preface, and a frame or two.
+    /// Returns whether the next frame belongs to the handshake: the preface, and a frame or two.
     pub(super) fn greets(&self) -> bool {
         self.taken < 3
     }
@@ -67,18 +67,18 @@ impl Frames {
     }
 }
 
-/// Who is calling.
+/// The caller of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Caller {
     /// The member with this number.
     Member(usize),
-    /// Somebody else: who asks to become a member, or a probe.
+    /// Another caller: a machine that asks to join, or a probe.
     Stranger,
 }
 
 impl Caller {
-    /// Who has begun a connection with these bytes; `None` while more are needed. A member's greeting
-    /// names the address at which it is reached itself, and every member has one of its own (`members`).
+    /// Identifies the caller by the first bytes of a connection. Returns `None` if more are needed. The handshake of
+    /// a member contains its own address, which is unique among `members`.
     pub(super) fn of(bytes: &[u8], members: &[String]) -> Option<Self> {
         if *bytes.get(LANE_AT)? == JOIN_LANE {
             return Some(Caller::Stranger);

@@ -1,18 +1,17 @@
-//! The door between members: each is reached at an address of the harness, which passes frames on to where
-//! the member listens, as far as the [`Links`] let it.
+//! A proxy between members: each is reached at an address of the harness, which forwards frames to the listen address
+//! of the member, subject to the [`Links`].
 //!
 //! ```text
 //!   m0 ──dials the address of m1──▶ Proxy ──the link 0 → 1──▶ m1 listens somewhere else
 //!   m1 ──dials the address of m0──▶ Proxy ──the link 1 → 0──▶ m0 listens somewhere else
 //! ```
 //!
-//! Members tell each other where they are, through their greetings and through the log, so there is one
-//! address for each member and not one for each pair. Who is calling is read from the greeting, which names
-//! the caller's own address. So connections must not be encrypted; and whoever asks to join is a stranger
-//! until it is a member.
+//! Members exchange their addresses through handshakes and through the log, so there is one address per member and
+//! not one per pair. The handshake, which contains the address of the caller, identifies the caller. Connections must
+//! therefore not be encrypted, and a machine that asks to join is a stranger until it is a member.
 //!
-//! The proxy runs on a thread of its own in the harness' process. While nothing is wrong with a link it adds
-//! two handoffs on loopback to each message, and nothing else.
+//! The proxy runs on its own thread in the process of the harness. On a link without faults it only adds two hops on
+//! loopback to each message.
 
 mod connection;
 mod frames;
@@ -30,20 +29,20 @@ use crate::process::HarnessError;
 
 use frames::Caller;
 
-/// See the module. Dropping it ends all connections.
+/// A running proxy. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Proxy {
-    /// Dropped, it ends the thread.
+    /// Dropping it ends the thread.
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// Listens at each of `addresses` for the member that listens at the same place of `listens`, now or
-    /// later. Members have their numbers by these places.
+    /// Listens at each of `addresses` for the member that listens at the same index of `listens`, now or later. This
+    /// index is the number of the member.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns errors of the operating system.
     pub fn start(
         addresses: &[String],
         listens: &[String],
@@ -53,11 +52,11 @@ impl Proxy {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(system("starting the proxy"))?;
+            .map_err(system("cannot start the proxy"))?;
         let members: Arc<[String]> = addresses.into();
         for (member, (address, listen)) in addresses.iter().zip(listens).enumerate() {
             let listener = listener_at(address, runtime.handle())
-                .map_err(system("opening a port of the proxy"))?;
+                .map_err(system("cannot listen on a port of the proxy"))?;
             let door = Door {
                 to: member,
                 listen: listen.clone(),
@@ -70,7 +69,7 @@ impl Proxy {
         let thread = thread::Builder::new()
             .name("proxy".to_owned())
             .spawn(move || drop(runtime.block_on(ended)))
-            .map_err(system("starting the proxy's thread"))?;
+            .map_err(system("cannot start the thread of the proxy"))?;
         Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }
@@ -79,7 +78,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // One that has fallen is gone too.
+            // A thread that has panicked has ended as well.
             drop(thread.join());
         }
     }
@@ -92,7 +91,7 @@ fn listener_at(address: &str, runtime: &Handle) -> std::io::Result<TcpListener> 
     TcpListener::from_std(socket)
 }
 
-/// Where one member is reached.
+/// The address of one member.
 #[derive(Clone)]
 struct Door {
     to: usize,
@@ -104,7 +103,7 @@ struct Door {
 impl Door {
     async fn accept(self, listener: TcpListener) {
         loop {
-            // The process is out of files, or the caller has gone: neither is for the proxy to judge.
+            // The process is out of file descriptors, or the caller has gone. The proxy ignores both.
             let Ok((mut socket, _)) = listener.accept().await else { continue };
             let door = self.clone();
             tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! What is left of runs: a page for each, a table of many, the same as JSON, and the history of a run that went wrong.
+//! Reports of runs: a page for each, a table of many, the same as JSON, and the history of a run that was not ok.
 
 mod page;
 mod plot;
@@ -19,66 +19,66 @@ use crate::run::{Evidence, Ran, Verdict};
 pub use table::{heading, progress, row, sum};
 pub use tally::{left, tally};
 
-/// A run in numbers.
+/// The summary of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
-    /// What clients did.
+    /// Name of the workload.
     pub workload: String,
-    /// What went wrong.
+    /// Name of the nemesis.
     pub nemesis: String,
-    /// How many members.
+    /// Number of members.
     pub members: usize,
-    /// How clients reached them.
+    /// How clients reached the members.
     #[serde(default)]
     pub over: Over,
-    /// Its seed.
+    /// The seed.
     pub seed: u64,
-    /// What it was made with.
+    /// The build.
     #[serde(flatten)]
     pub made: Build,
-    /// How many steps of clients a second there were at most; 0 in lines of a harness that did not write it down.
+    /// Maximum number of client steps per second, or 0 in lines of an older harness that did not record it.
     #[serde(default)]
     pub rate: u64,
-    /// How long its faults were meant to last, in milliseconds, and 0 likewise.
+    /// Intended length of its faults, in milliseconds, or 0 likewise.
     #[serde(default)]
     pub window_ms: u64,
-    /// How long the rests between them.
+    /// Intended length of the rests between them, in milliseconds, or 0 likewise.
     #[serde(default)]
     pub rest_ms: u64,
     /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
     pub verdict: String,
-    /// Why, in a few words.
+    /// The reason in a few words.
     pub why: String,
-    /// How many operations, and how they ended.
+    /// Counts of all operations.
     pub operations: Count,
-    /// The same by kind.
+    /// Counts of operations by kind.
     pub kinds: std::collections::BTreeMap<String, Count>,
-    /// Operations a second of load that ended well.
+    /// Successful operations per second of load.
     pub ok_per_second: f64,
-    /// The median of their latencies, in milliseconds.
+    /// Median of their latencies, in milliseconds.
     pub latency_ms_median: f64,
-    /// What one of a hundred exceeds.
+    /// 99th percentile of their latencies, in milliseconds.
     pub latency_ms_p99: f64,
-    /// How many faults.
+    /// Number of faults.
     pub faults: usize,
-    /// How often somebody else led.
+    /// Number of leader changes.
     pub leader_changes: u64,
-    /// How long the load was meant to last, in seconds.
+    /// Intended length of the load, in seconds.
     pub load_seconds: u64,
-    /// How long the run took, in seconds.
+    /// Length of the run, in seconds.
     pub seconds: f64,
-    /// Its page.
+    /// Path of its page.
     pub page: Option<PathBuf>,
-    /// What it leaves if it is not ok: histories, and checkers' pages.
+    /// Files that a run leaves if it is not ok: histories and pages of checkers.
     pub evidence: Vec<PathBuf>,
-    /// How those histories are judged again.
+    /// Commands that check those histories again.
     pub judge_again: Vec<String>,
-    /// How to run it again.
+    /// The command that repeats the run.
     pub command: String,
 }
 
 impl Summary {
-    /// Of a run that was made with this.
+    /// Returns the summary of a run with this build.
     pub fn of(ran: &Ran, made: Build) -> Self {
         let kinds = progress::counts(&ran.entries);
         let mut operations = Count::default();
@@ -125,31 +125,31 @@ impl Summary {
         }
     }
 
-    /// Whether it is the same run as another, at least as long, at this pace and no lower rate, by the very same programs: so
-    /// that what it says is what the other was to say.
+    /// Returns whether this result can stand for another run: it is the same run, at least as long, with the same
+    /// pace, no lower rate, and the very same programs.
     pub(crate) fn stands_for(&self, other: &Self) -> bool {
         (&self.workload, &self.nemesis, self.members, self.over, self.seed)
             == (&other.workload, &other.nemesis, other.members, other.over, other.seed)
             && (self.window_ms, self.rest_ms) == (other.window_ms, other.rest_ms)
             && self.load_seconds >= other.load_seconds
             && self.rate >= other.rate
-            // What nobody knows the build of is of another one.
+            // A run of unknown build stands for no other run.
             && self.made.build.is_some()
             && self.made == other.made
     }
 }
 
-/// As a line says it.
+/// Returns a duration in milliseconds.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Writes the page of a run into a directory, and if it went wrong what clients saw. Says how it went.
+/// Writes the page of a run into a directory, and its histories if it was not ok. Returns the summary.
 ///
 /// # Errors
-/// The file system's.
+/// Returns errors of the file system.
 pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, HarnessError> {
-    let system = |source| HarnessError::System { what: "writing a report", source };
+    let system = |source| HarnessError::System { what: "cannot write a report", source };
     let mut summary = Summary::of(ran, made);
     if matches!(ran.verdict, Verdict::Skipped(_)) {
         return Ok(summary);

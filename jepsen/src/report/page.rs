@@ -23,10 +23,10 @@ pre { background: #f7fafc; padding: .6rem; white-space: pre-wrap }
 i { font-style: normal; display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem }
 ";
 
-/// How many reasons are shown.
+/// Maximum number of reasons that are shown.
 const REASONS_MAX: usize = 12;
 
-/// The whole page.
+/// Renders the whole page.
 pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
     let mut page = String::new();
     let title = escaped(&format!(
@@ -36,7 +36,7 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
         summary.members,
         match summary.over {
             Over::Embedded => "embedded",
-            Over::Server => "over the server",
+            Over::Server => "over servers",
         }
     ));
     let seconds = ran.entries.iter().map(|entry| entry.ended).max().unwrap_or(0) as f64 / 1e6;
@@ -56,16 +56,16 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
     say(&mut page, format!("<p>Again:</p><pre>{}</pre>", escaped(&summary.command)));
     for file in summary.evidence.iter().filter_map(|path| path.file_name()) {
         let name = escaped(&file.to_string_lossy());
-        say(&mut page, format!("<p>What clients saw: <a href=\"{name}\">{name}</a></p>"));
+        say(&mut page, format!("<p>History: <a href=\"{name}\">{name}</a></p>"));
     }
     for again in &summary.judge_again {
-        say(&mut page, format!("<p>Judged again:</p><pre>{}</pre>", escaped(again)));
+        say(&mut page, format!("<p>To check it again:</p><pre>{}</pre>", escaped(again)));
     }
     say(
         &mut page,
         format!(
-            "<p>{:.0} operations a second ended well; half of them within {:.1} ms, 99 of 100 within {:.1} ms. \
-         {} faults, {} changes of the leader. The run took {:.1} s.</p>",
+            "<p>{:.0} successful operations per second; median latency {:.1} ms, 99th percentile {:.1} ms. \
+         {} faults, {} leader changes. The run took {:.1} s.</p>",
             summary.ok_per_second,
             summary.latency_ms_median,
             summary.latency_ms_p99,
@@ -78,11 +78,11 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
         &mut page,
         "<h2>Latency</h2><p><i style=\"background:#2b6cb0\"></i>ok\
          <i style=\"background:#dd8800\"></i>failed<i style=\"background:#c53030\"></i>unknown\
-         <i style=\"background:#e53e3e33\"></i>a fault (point at it)</p>"
+         <i style=\"background:#e53e3e33\"></i>fault (hover for details)</p>"
             .to_owned(),
     );
     say(&mut page, plot::latencies(&ran.entries, &ran.windows, seconds));
-    say(&mut page, "<h2>Operations a second</h2>".to_owned());
+    say(&mut page, "<h2>Operations per second</h2>".to_owned());
     say(&mut page, plot::rates(&ran.entries, &ran.windows, seconds));
     say(
         &mut page,
@@ -92,7 +92,7 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
         let (ok, failed, unknown) = (count.ok, count.failed, count.unknown);
         say(&mut page, format!("<tr><td>{kind}<td>{ok}<td>{failed}<td>{unknown}</tr>"));
     }
-    say(&mut page, "</table><h2>Faults</h2><table><tr><th>from<th>to<th>what</tr>".to_owned());
+    say(&mut page, "</table><h2>Faults</h2><table><tr><th>from<th>to<th>fault</tr>".to_owned());
     for window in &ran.windows {
         let (begin, end) = (window.begin as f64 / 1e6, window.end as f64 / 1e6);
         let what = escaped(&window.what);
@@ -105,7 +105,7 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
     page
 }
 
-/// Why operations did not end well, the most frequent reasons first.
+/// Renders the reasons of operations that did not succeed, the most frequent first.
 fn reasons(ran: &Ran) -> String {
     let mut times: BTreeMap<(&str, End), usize> = BTreeMap::new();
     for entry in &ran.entries {
@@ -115,8 +115,7 @@ fn reasons(ran: &Ran) -> String {
     }
     let mut times: Vec<_> = times.into_iter().collect();
     times.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
-    let mut table =
-        "<h2>What went wrong for clients</h2><table><tr><th>why<th>times</tr>".to_owned();
+    let mut table = "<h2>Errors of clients</h2><table><tr><th>error<th>count</tr>".to_owned();
     for ((why, end), times) in times.into_iter().take(REASONS_MAX) {
         let end = if end == End::Unknown { "unknown: " } else { "" };
         write!(table, "<tr><td>{end}{}<td>{times}</tr>", escaped(why))

@@ -1,5 +1,5 @@
-//! Two plots of a run as SVG: the latency of each operation, and how many there were in each second; with the faults behind
-//! them.
+//! Two plots of a run as SVG: the latency of each operation, and the number of operations per second. Faults are
+//! shown in the background.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ const WIDTH: f64 = 1100.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 60.0;
 const BOTTOM: f64 = 24.0;
-/// More points than these make a page slow, and show no more.
+/// Maximum number of points. More make a page slow and show no more.
 const POINTS_MAX: usize = 6000;
 const MICROS: f64 = 1e6;
 
@@ -76,7 +76,7 @@ impl Frame {
     }
 }
 
-/// A point for each operation: when it was called, how long it took (logarithmic).
+/// Plots the start and the latency (logarithmic) of each operation.
 pub(super) fn latencies(entries: &[Entry], windows: &[Window], seconds: f64) -> String {
     const DECADES: f64 = 5.0;
     let mut frame = Frame::new(seconds, windows);
@@ -90,7 +90,7 @@ pub(super) fn latencies(entries: &[Entry], windows: &[Window], seconds: f64) -> 
     {
         frame.level(y(millis), label);
     }
-    // What went wrong is rarer and worth more.
+    // Failures are rarer and more important, so all of them are drawn.
     let step = entries.len().div_ceil(POINTS_MAX).max(1);
     for end in [End::Ok, End::Failed, End::Unknown] {
         let mut dots = String::new();
@@ -111,7 +111,7 @@ pub(super) fn latencies(entries: &[Entry], windows: &[Window], seconds: f64) -> 
     frame.done()
 }
 
-/// A line for each end: how many operations ended so in each second.
+/// Plots the number of operations per second for each outcome.
 pub(super) fn rates(entries: &[Entry], windows: &[Window], seconds: f64) -> String {
     let mut frame = Frame::new(seconds, windows);
     let mut rates: BTreeMap<End, BTreeMap<u64, u64>> = BTreeMap::new();

@@ -1,11 +1,11 @@
-//! Many runs on a terminal: a line each, and a sum.
+//! Formats many runs for a terminal: a line for each, and a total.
 
 use std::time::Duration;
 
 use super::Summary;
 use crate::series::Progress;
 
-/// The names of the columns.
+/// Returns the names of the columns.
 pub fn heading() -> String {
     format!(
         "{:<21} {:<20} {:<8} {:>5} {:>9} {:>8} {:>7} {:>7} {:>6} {:>8} {:>8} {:>6} {:>7}",
@@ -25,7 +25,7 @@ pub fn heading() -> String {
     )
 }
 
-/// A run in a line; with the reason below it if it is not ok.
+/// Returns the line of a run, followed by the reason if it is not ok.
 pub fn row(summary: &Summary) -> String {
     let Summary { workload, nemesis, members, verdict, operations, .. } = summary;
     let mut row = format!(
@@ -43,18 +43,18 @@ pub fn row(summary: &Summary) -> String {
     );
     if verdict != "ok" {
         row.push_str(&format!("\n    {}", summary.why));
-        row.push_str(&format!("\n    again: {}", summary.command));
+        row.push_str(&format!("\n    repeat: {}", summary.command));
     }
     for file in &summary.evidence {
-        row.push_str(&format!("\n    seen: {}", file.display()));
+        row.push_str(&format!("\n    evidence: {}", file.display()));
     }
     for again in &summary.judge_again {
-        row.push_str(&format!("\n    judged again: {again}"));
+        row.push_str(&format!("\n    check again: {again}"));
     }
     row
 }
 
-/// All of them in a line. They ran for so long, some of them side by side.
+/// Returns a line about all runs. They took this long in total, partly in parallel.
 pub fn sum(summaries: &[Summary], took: Duration) -> String {
     let of = |verdict| summaries.iter().filter(|summary| summary.verdict == verdict).count();
     let ok: u64 = summaries.iter().map(|summary| summary.operations.ok).sum();
@@ -74,7 +74,7 @@ pub fn sum(summaries: &[Summary], took: Duration) -> String {
     )
 }
 
-/// How far a series is, in a line.
+/// Returns a line about the progress of a series.
 pub fn progress(progress: Progress) -> String {
     let Progress { done, of, bad, left } = progress;
     format!("{done} of {of} runs done, {bad} of them not ok; about {} s left", left.as_secs())

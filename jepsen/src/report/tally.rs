@@ -1,4 +1,4 @@
-//! Many runs added up, perhaps those of several series, as Markdown.
+//! Totals of many runs, possibly of several series, as Markdown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use super::Summary;
 use crate::progress::PASSED_ON;
 
-/// Kinds of operations in which something passes from one holder to the next.
+/// Kinds of operations that pass something from one holder to the next.
 const HANDOFFS: &[&str] = &["acquire", "campaign", PASSED_ON];
-/// Workloads each of whose addings takes a lock.
+/// Prefix of workloads in which each addition takes a lock.
 const ADDS_UNDER_LOCK: &str = "locked-set";
-/// Nemeses each of whose windows takes members away without a warning, by how they begin.
+/// Prefixes of nemeses that crash members in each window.
 const CRASHES: &[&str] = &["kill", "power"];
 
 #[derive(Default)]
@@ -41,8 +41,8 @@ fn handoffs(summary: &Summary) -> u64 {
     summary.kinds.iter().filter(|(kind, _)| is_one(kind)).map(|(_, count)| count.ok).sum()
 }
 
-/// Totals, one table by workloads and one by nemeses, every run that was not ok with the command that runs it again, and what
-/// was skipped and why. Runs whose nodes broke a promise on purpose are told apart.
+/// Returns totals, a table by workload and one by nemesis, every run that was not ok with the command that repeats
+/// it, and the skipped runs with the reasons. Runs whose nodes broke a promise on purpose are listed separately.
 pub fn tally(summaries: &[Summary]) -> String {
     let (skipped, ran): (Vec<&Summary>, Vec<&Summary>) =
         summaries.iter().filter(|one| is_ordinary(one)).partition(|one| one.verdict == "skipped");
@@ -54,8 +54,8 @@ pub fn tally(summaries: &[Summary]) -> String {
         .sum();
     let minutes = ran.iter().filter(|one| one.load_seconds >= 60).count();
     let mut page = format!(
-        "{} runs, {minutes} of them of 60 s or more; {} ok, {} not, {} more skipped; {} operations, {} times a lock or \
-         lead changed hands, {} faults, {crashes} of them kills and losses of power; {:.1} hours\n",
+        "{} runs, {minutes} of them of 60 s or more; {} ok, {} not ok, {} more skipped; {} operations, {} changes of \
+         lock holders or leaders, {} faults, {crashes} of them kills and power cuts; {:.1} hours\n",
         all.runs,
         all.ok,
         all.runs - all.ok,
@@ -70,7 +70,7 @@ pub fn tally(summaries: &[Summary]) -> String {
     if builds.len() > 1 || ran.iter().any(|one| nobody_knows(&one)) {
         writeln!(
             page,
-            "They are of {} builds, and {} of them of builds that nobody wrote down",
+            "They used {} builds; {} of them have no recorded build",
             builds.len(),
             ran.iter().filter(nobody_knows).count()
         )
@@ -84,7 +84,7 @@ pub fn tally(summaries: &[Summary]) -> String {
     for bad in ran.iter().filter(|one| one.verdict != "ok") {
         let Summary { workload, nemesis, members, over, verdict, why, command, .. } = bad;
         let (over, again) =
-            (over.word(), if is_left(&bad) { "" } else { " (it was run again, and was ok)" });
+            (over.word(), if is_left(&bad) { "" } else { " (repeated with result ok)" });
         write!(
             page,
             "\n{verdict}{again}: {workload}, {nemesis}, {members} members, {over}: {why}\n    {command}\n"
@@ -103,12 +103,12 @@ pub fn tally(summaries: &[Summary]) -> String {
     page
 }
 
-/// Whether its nodes broke no promise on purpose.
+/// Returns whether the nodes of the run broke no promise on purpose.
 fn is_ordinary(one: &Summary) -> bool {
     one.made.mutant.is_none()
 }
 
-/// What mutants came to.
+/// Adds the results of mutants.
 fn of_mutants(page: &mut String, summaries: &[Summary]) {
     let mut seen: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for one in summaries {
@@ -118,13 +118,13 @@ fn of_mutants(page: &mut String, summaries: &[Summary]) {
         *violations += u64::from(one.verdict == "violation");
     }
     for (mutant, (runs, violations)) in seen {
-        writeln!(page, "\nwith {mutant}, beside all these: {runs} runs, {violations} violations")
+        writeln!(page, "\nin addition, with {mutant}: {runs} runs, {violations} violations")
             .expect("a String takes everything");
     }
 }
 
-/// What is wrong with them, the oldest first, all in all: `violation` if there is one, else `undecided`, else `invalid` if one
-/// is left that nobody has run again, well; or if there is none at all.
+/// Returns the overall problem of these runs, which must be sorted with the oldest first: `violation` if there is
+/// one, else `undecided`, else `invalid` if such a run was not repeated successfully or if there are no runs.
 pub fn left(summaries: &[Summary]) -> Option<&'static str> {
     if !summaries.iter().any(is_ordinary) {
         return Some("invalid");
@@ -135,8 +135,8 @@ pub fn left(summaries: &[Summary]) -> Option<&'static str> {
         .find(|verdict| left.iter().any(|one| one.verdict == *verdict))
 }
 
-/// Those that were not ok. What says nothing is made good by a later run that stands for it. A violation is made good by
-/// nothing, and neither is what nobody could decide: processes are not replayed, so that another run has another history.
+/// Returns the runs that were not ok. An invalid run is dropped if a later run can stand for it. Violations and
+/// undecided runs always remain: processes are not deterministic, so another run has another history.
 fn of_verdicts(summaries: &[Summary]) -> Vec<&Summary> {
     let is_left = |(place, one): &(usize, &Summary)| match one.verdict.as_str() {
         "ok" | "skipped" => false,
@@ -149,7 +149,7 @@ fn of_verdicts(summaries: &[Summary]) -> Vec<&Summary> {
     ordinary.filter(is_left).map(|(_, one)| one).collect()
 }
 
-/// The runs by one of their names.
+/// Adds a table of the runs, grouped by a name.
 fn table(page: &mut String, title: &str, ran: &[&Summary], name: impl Fn(&Summary) -> &str) {
     let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     ran.iter().for_each(|summary| rows.entry(name(summary)).or_default().add(summary));
@@ -197,15 +197,19 @@ mod tests {
         let invalid = |seed| summary(seed, Verdict::Invalid("nothing happened".to_owned()));
         let skipped = summary(1, Verdict::Skipped("no root".to_owned()));
         assert_eq!(left(&[ok(1), skipped]), None);
-        assert_eq!(left(&[]), Some("invalid"), "nothing at all is not well");
+        assert_eq!(left(&[]), Some("invalid"), "no runs are not ok");
         assert_eq!(left(&[ok(1), violation(2), invalid(3)]), Some("violation"));
-        assert_eq!(left(&[violation(1), ok(1)]), Some("violation"), "it stays one");
+        assert_eq!(left(&[violation(1), ok(1)]), Some("violation"), "a violation remains");
         assert_eq!(left(&[ok(1), invalid(2)]), Some("invalid"));
-        assert_eq!(left(&[invalid(1), ok(1)]), None, "it was run again");
-        assert_eq!(left(&[ok(1), invalid(1)]), Some("invalid"), "it was not run again since");
+        assert_eq!(left(&[invalid(1), ok(1)]), None, "it was repeated");
+        assert_eq!(left(&[ok(1), invalid(1)]), Some("invalid"), "it was not repeated since");
         let undecided = || summary(2, Verdict::Undecided("steps".to_owned()));
         assert_eq!(left(&[undecided(), invalid(3)]), Some("undecided"));
-        assert_eq!(left(&[undecided(), ok(2)]), Some("undecided"), "that is another history");
+        assert_eq!(
+            left(&[undecided(), ok(2)]),
+            Some("undecided"),
+            "another run has another history"
+        );
     }
 
     #[test]
@@ -247,17 +251,13 @@ mod tests {
             caught,
             mutant(Verdict::Ok("not seen".to_owned())),
         ];
-        assert_eq!(
-            left(&all),
-            None,
-            "who breaks a promise on purpose says nothing of who does not"
-        );
-        assert_eq!(left(&all[3..]), Some("invalid"), "not even that all is well");
+        assert_eq!(left(&all), None, "mutants say nothing about ordinary runs");
+        assert_eq!(left(&all[3..]), Some("invalid"), "mutants alone are not ok");
         let page = tally(&all);
         for part in [
-            "1 runs, 1 of them of 60 s or more; 1 ok, 0 not, 2 more skipped;",
+            "1 runs, 1 of them of 60 s or more; 1 ok, 0 not ok, 2 more skipped;",
             "skipped 2 times: register, kill: no root",
-            "with M06, beside all these: 2 runs, 1 violations",
+            "in addition, with M06: 2 runs, 1 violations",
         ] {
             assert!(page.contains(part), "{part} in {page}");
         }

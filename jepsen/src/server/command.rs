@@ -1,4 +1,4 @@
-//! How a server is started: etcd's flags.
+//! Builds the command line of a server, with the flags of etcd.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,28 +6,26 @@ use std::time::Duration;
 
 use crate::fleet::Program;
 
-/// How many heartbeats an election timeout has.
+/// Number of heartbeats per election timeout.
 const HEARTBEATS: u32 = 8;
 
-/// A member's place, as its server is told.
+/// The parameters of the server of a member.
 pub(crate) struct Seat<'a> {
-    /// Its name.
     pub(crate) name: String,
-    /// Its data.
+    /// The data directory.
     pub(crate) dir: &'a Path,
-    /// Where clients reach it.
+    /// The address for clients.
     pub(crate) client: &'a str,
-    /// Where the others reach it.
+    /// The address that the other members use.
     pub(crate) address: &'a str,
-    /// Where it listens to them.
+    /// The listen address for the other members.
     pub(crate) listen: &'a str,
     /// The founders, as `name=http://address`.
     pub(crate) founders: String,
-    /// The election timeout.
     pub(crate) election: Duration,
 }
 
-/// The command that starts a server there.
+/// Returns the command that starts the server.
 pub(crate) fn command(program: &Program, seat: &Seat<'_>) -> Command {
     let Seat { name, dir, client, address, listen, founders, election } = seat;
     let mut command = Command::new(&program.path);
@@ -48,7 +46,7 @@ pub(crate) fn command(program: &Program, seat: &Seat<'_>) -> Command {
     ] {
         command.arg(format!("--{flag}={value}"));
     }
-    // What is meant for other servers on this machine would be taken for flags.
+    // Variables meant for other servers on this machine would be taken for flags.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("ETCD_")) {
             command.env_remove(name);

@@ -1,7 +1,8 @@
-//! What clients of a server hold: locks of `v3lockpb`, leaderships of `v3electionpb`, watches.
+//! Holds of the clients of a server: locks of `v3lockpb`, leaderships of `v3electionpb`, and watches.
 //!
-//! A holder believes in what it holds for as long as it may believe in the lease that it hangs on, and no longer; that is all
-//! that it can know. Each wish has a session of its own: two wishes of one lease would be one and the same place in the line.
+//! A holder believes in a hold exactly while it can believe in the lease of the hold, which is all that it can know.
+//! Each acquisition has its own session, because two acquisitions with one lease would share one entry in the lock
+//! queue.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::generated::v3lockpb::lock_client::LockClient;
 use crate::generated::v3lockpb::{LockRequest, UnlockRequest};
 use crate::moment;
 
-/// Something held.
+/// A hold.
 pub(super) enum Holding {
     /// A lock.
     Lock(Session, Key),
@@ -26,14 +27,14 @@ pub(super) enum Holding {
     Leadership(Session, LeaderKey),
     /// A watch.
     Watch(Box<Watching>),
-    /// One that tells nothing more, and why: nobody has heard that yet.
+    /// A watch that has ended, with the reason, which was not reported yet.
     Over(Miss),
 }
 
-/// The key of a place in a lock's line.
+/// The key of an entry in a lock queue.
 pub(super) struct Key(String);
 
-/// What is said to whom the server does not know.
+/// The message of the server when there is no leader.
 const NOBODY_LEADS: &str = "election: no leader";
 
 impl Clients {
@@ -45,7 +46,7 @@ impl Clients {
         wait: Duration,
     ) -> Result<Reply, Miss> {
         if *kind != Kind::Mutex {
-            return Err(Miss::Refused("a server's locks are held once, by one".to_owned()));
+            return Err(Miss::Refused("servers only support plain mutexes".to_owned()));
         }
         let session = self.session().await?;
         let (key, revision) = self.lock(&session, lock, wait).await?;
@@ -56,7 +57,7 @@ impl Clients {
         Ok(Reply::Granted { token: (revision, 0) })
     }
 
-    /// Waits for a lock. Says its key, and the revision at which it was known to be held.
+    /// Waits for a lock. Returns its key and a revision at which it was held.
     async fn lock(
         &self,
         session: &Session,
@@ -92,7 +93,7 @@ impl Clients {
         let mut client = ElectionClient::new(self.channel.clone());
         let elected = tokio::time::timeout(wait, client.campaign(request)).await;
         let answer = elected.map_err(|_| late())??.into_inner();
-        let leader = answer.leader.ok_or_else(|| Miss::incomplete("the leader's key"))?;
+        let leader = answer.leader.ok_or_else(|| Miss::incomplete("leader key"))?;
         if !session.is_believed() {
             return Err(lost());
         }
@@ -101,7 +102,7 @@ impl Clients {
         Ok(Reply::Granted { token })
     }
 
-    /// Who leads, as the server says.
+    /// Returns the leader according to the server.
     pub(super) async fn leader_of(&self, name: &str) -> Result<Reply, Miss> {
         let request = LeaderRequest { name: name.to_owned().into() };
         match ElectionClient::new(self.channel.clone()).leader(request).await {
@@ -116,10 +117,10 @@ impl Clients {
         }
     }
 
-    /// Whether what is in a slot is held, as far as its holder may believe.
+    /// Returns whether the hold of a slot is held, as far as its holder may believe.
     pub(super) fn look(&self, slot: String) -> Result<Reply, Miss> {
         let holding = self.slots.take(&slot).ok_or_else(|| empty(&slot))?;
-        // The moment first: as inside a member.
+        // The clock is read first, as inside a member.
         let at = moment::now();
         let held = match &holding {
             Holding::Lock(session, _) | Holding::Leadership(session, _) => session.is_believed(),
@@ -130,14 +131,15 @@ impl Clients {
         Ok(Reply::Held { held, at: held.then_some(at) })
     }
 
-    /// Gives up what is in a slot. Whether it was held when that was asked for: the server does not say it, but the lease does.
+    /// Releases the hold of a slot. Returns whether it was held when the release was requested: the lease tells it,
+    /// since the server does not.
     pub(super) async fn release(&self, slot: &str) -> Result<Reply, Miss> {
         let holding = self.slots.take(slot).ok_or_else(|| empty(slot))?;
         let at = Some(moment::now());
         let session = match holding {
             Holding::Watch(_) => return Ok(Reply::Held { held: true, at }),
             Holding::Over(_) => return Ok(Reply::Held { held: false, at: None }),
-            // Dropped, it is revoked.
+            // Dropping the session revokes its lease.
             Holding::Lock(session, _) | Holding::Leadership(session, _)
                 if !session.is_believed() =>
             {
@@ -157,8 +159,9 @@ impl Clients {
         Ok(Reply::Held { held: true, at })
     }
 
-    /// Takes a lock, reads a set, thinks, writes it with one more element, and lets go. If it is `guarded`, by a transaction on
-    /// the condition that the lock's key is the one that was created for it; if not, as who trusts in locks alone.
+    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases. If `guarded`, it
+    /// writes with a transaction on the condition that the key of the lock still has its creation revision; if not,
+    /// it writes as a client that relies on the lock alone.
     pub(super) async fn add_under_lock(
         &self,
         lock: &str,
@@ -168,7 +171,7 @@ impl Clients {
         guarded: bool,
     ) -> Result<Reply, Miss> {
         let session = self.session().await?;
-        // Nothing was written yet, whatever becomes of it.
+        // Nothing was written yet, so a failure has no effect.
         let (key, _) = self.lock(&session, lock, wait).await.map_err(Miss::harmless)?;
         let reads = vec![get(&key.0), get(set)];
         let answer = self.txn(Vec::new(), reads).await.map_err(Miss::harmless)?;
@@ -178,12 +181,12 @@ impl Clients {
         });
         let own = rows.next().flatten().ok_or_else(lost)?;
         let before = rows.next().flatten().map_or_else(String::new, |row| text(&row.value) + ",");
-        // This is the work under the lock, which takes its time.
+        // The pause stands for work under the lock.
         tokio::time::sleep(think).await;
         let is_held = created_at(&key.0, own.create_revision.cast_unsigned());
         let when = if guarded { vec![is_held] } else { Vec::new() };
         let answer = self.txn(when, vec![put(set, &format!("{before}{element}"))]).await?;
-        // What becomes of the release is not what this is about.
+        // The outcome of the release does not matter here.
         if self.unlock(key).await.is_ok() && session.is_believed() {
             self.is_idle(session);
         }
@@ -194,16 +197,16 @@ impl Clients {
     }
 }
 
-/// What is said to who is not granted anything in time.
+/// Returns the error for a hold that was not granted in time.
 fn late() -> Miss {
-    Miss::Refused("it was not its turn in time".to_owned())
+    Miss::Refused("not acquired before the deadline".to_owned())
 }
 
-/// What is said to who was granted something, too late to believe in it.
+/// Returns the error for a hold that was granted too late to believe in it.
 fn lost() -> Miss {
-    Miss::Refused("it was lost before it could be used".to_owned())
+    Miss::Refused("lost before it could be used".to_owned())
 }
 
 pub(super) fn empty(slot: &str) -> Miss {
-    Miss::Refused(format!("nothing is held as {slot}"))
+    Miss::Refused(format!("slot {slot} is empty"))
 }

@@ -1,4 +1,4 @@
-//! Keys and values, in etcd's words.
+//! Reads and writes of keys with the etcd protocol.
 
 use tonic::transport::Channel;
 
@@ -9,16 +9,16 @@ use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::request_op::Request;
 
-/// How often an adding is tried anew when another was faster.
+/// Maximum number of attempts of an addition if other clients are faster.
 const ADD_TRIES: usize = 20;
 
 impl Clients {
     pub(super) fn kv(&self) -> KvClient<Channel> {
-        // A range of everything is one answer.
+        // A range over everything is one message.
         KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// A row; from the member's own replica if it is `local`.
+    /// Reads a row, from the replica of the member if `local`.
     pub(super) async fn range(&self, key: &str, local: bool) -> Result<pb::RangeResponse, Miss> {
         let request = pb::RangeRequest {
             key: key.to_owned().into(),
@@ -28,7 +28,7 @@ impl Clients {
         Ok(self.kv().range(request).await?.into_inner())
     }
 
-    /// All rows whose keys begin so.
+    /// Reads all rows with a prefix.
     pub(super) async fn list(&self, prefix: &str) -> Result<pb::RangeResponse, Miss> {
         let request = pb::RangeRequest {
             key: prefix.to_owned().into(),
@@ -38,7 +38,7 @@ impl Clients {
         Ok(self.kv().range(request).await?.into_inner())
     }
 
-    /// Everything there is, as far as it is judged.
+    /// Reads all rows that are checked.
     pub(super) async fn rows(&self) -> Result<wire::Rows, Miss> {
         let all = pb::RangeRequest {
             key: vec![0].into(),
@@ -76,7 +76,7 @@ impl Clients {
         Ok(revision_of(self.kv().compact(request).await?.into_inner().header))
     }
 
-    /// Does all of it, if all conditions hold.
+    /// Applies all operations if all conditions hold.
     pub(super) async fn txn(
         &self,
         compare: Vec<pb::Compare>,
@@ -86,14 +86,14 @@ impl Clients {
         Ok(self.kv().txn(request).await?.into_inner())
     }
 
-    /// A write of the crash tests' load: the key, and its writer's tally.
+    /// Makes a write of the load of the crash tests: the key, and the tally of its writer.
     pub(super) async fn write(&self, key: &str) -> Result<Answer, Miss> {
         let puts = vec![put(key, &wire::value_of(key)), put(&wire::tally_of(key), key)];
         let answer = self.txn(Vec::new(), puts).await?;
         Ok(Answer::Done(revision_of(answer.header)))
     }
 
-    /// Adds to a counter, as a client of etcd's does: reads it, and writes it if it has not changed.
+    /// Adds to a counter as a client of etcd does: reads it, and writes it if it is unchanged.
     pub(super) async fn add(&self, key: &str, by: i64) -> Result<i64, Miss> {
         for _ in 0..ADD_TRIES {
             let answer = self.range(key, false).await.map_err(Miss::harmless)?;
@@ -101,21 +101,21 @@ impl Clients {
             let (value, at) = row.map_or((String::from("0"), 0), |row| {
                 (text(&row.value), row.mod_revision.cast_unsigned())
             });
-            let no_number = |_| Miss::Refused(format!("{key} holds {value:?}, which is no number"));
+            let no_number = |_| Miss::Refused(format!("{key} is {value:?}, not a number"));
             let sum = value.parse::<i64>().map_err(no_number)?.wrapping_add(by);
             let puts = vec![put(key, &sum.to_string())];
             if self.txn(vec![modified_at(key, at)], puts).await?.succeeded {
                 return Ok(sum);
             }
         }
-        Err(Miss::Refused("others were faster each time".to_owned()))
+        Err(Miss::Refused("too many conflicting writes".to_owned()))
     }
 }
 
-/// What comes right behind all that begins so.
+/// Returns the end of the range of a prefix.
 pub(super) fn prefix_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
-    // In UTF-8 no byte is the highest.
+    // In UTF-8 no byte is 255, so the last one can be incremented.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
@@ -132,22 +132,22 @@ fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare 
     }
 }
 
-/// A row was last changed at a revision; 0: it is not there.
+/// Returns the condition that a row was last changed at a revision, or does not exist if 0.
 pub(super) fn modified_at(key: &str, revision: u64) -> pb::Compare {
     compare(key, CompareTarget::Mod, TargetUnion::ModRevision(revision.cast_signed()))
 }
 
-/// A row was made at a revision; 0: it is not there.
+/// Returns the condition that a row was created at a revision, or does not exist if 0.
 pub(super) fn created_at(key: &str, revision: u64) -> pb::Compare {
     compare(key, CompareTarget::Create, TargetUnion::CreateRevision(revision.cast_signed()))
 }
 
-/// A row holds this.
+/// Returns the condition that a row has this value.
 pub(super) fn holds(key: &str, value: &str) -> pb::Compare {
     compare(key, CompareTarget::Value, TargetUnion::Value(value.to_owned().into()))
 }
 
-/// A write in a transaction.
+/// Returns a write for a transaction.
 pub(super) fn put(key: &str, value: &str) -> pb::RequestOp {
     let put = pb::PutRequest {
         key: key.to_owned().into(),
@@ -157,18 +157,18 @@ pub(super) fn put(key: &str, value: &str) -> pb::RequestOp {
     pb::RequestOp { request: Some(Request::RequestPut(put)) }
 }
 
-/// A read in a transaction.
+/// Returns a read for a transaction.
 pub(super) fn get(key: &str) -> pb::RequestOp {
     let range = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };
     pb::RequestOp { request: Some(Request::RequestRange(range)) }
 }
 
-/// What a transaction came to.
+/// Returns the reply of a transaction.
 pub(super) fn swapped(answer: pb::TxnResponse) -> Reply {
     Reply::Swapped { swapped: answer.succeeded, revision: revision_of(answer.header) }
 }
 
-/// What a range came to.
+/// Returns the reply of a range.
 pub(super) fn rows(answer: pb::RangeResponse) -> Reply {
     let row = |row: &crate::generated::mvccpb::KeyValue| Row {
         key: text(&row.key),
@@ -178,7 +178,7 @@ pub(super) fn rows(answer: pb::RangeResponse) -> Reply {
     Reply::Rows { revision: revision_of(answer.header), rows: answer.kvs.iter().map(row).collect() }
 }
 
-/// The store's revision that an answer names.
+/// Returns the revision of the store in a response.
 pub(super) fn revision_of(header: Option<pb::ResponseHeader>) -> u64 {
     header.map_or(0, |header| header.revision.cast_unsigned())
 }

@@ -1,4 +1,4 @@
-//! What an operator asks of a member: who leads, who the members are, to hand over, for a snapshot.
+//! Operator calls to a member: the leader, the members, transfers of leadership, and snapshots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,7 +15,7 @@ impl Clients {
         MaintenanceClient::new(self.channel.clone())
     }
 
-    /// Who leads, as far as the member knows.
+    /// Returns the leader that the member knows.
     pub(super) async fn status(&self) -> Result<Answer, Miss> {
         let status = self.maintenance().status(pb::StatusRequest {}).await?.into_inner();
         let own = status.header.map_or(0, |header| header.member_id);
@@ -38,7 +38,7 @@ impl Clients {
         Ok(Reply::Members { voters, learners, joint: false })
     }
 
-    /// The member hands over, if it leads: to each of the others in turn.
+    /// Requests a transfer of leadership from the member if it leads, to each of the others in turn.
     pub(super) async fn transfer(&self) -> Result<Reply, Miss> {
         static TURN: AtomicUsize = AtomicUsize::new(0);
         let status = self.maintenance().status(pb::StatusRequest {}).await?.into_inner();
@@ -49,20 +49,20 @@ impl Clients {
             .collect();
         let turn = TURN.fetch_add(1, Ordering::Relaxed);
         let Some(target_id) = others.get(turn % others.len().max(1)).copied() else {
-            return Err(Miss::Refused("there is nobody else".to_owned()));
+            return Err(Miss::Refused("no other member".to_owned()));
         };
         self.maintenance().move_leader(pb::MoveLeaderRequest { target_id }).await?;
         Ok(Reply::Done { revision: 0 })
     }
 
-    /// Writes a snapshot into a file, as etcd's clients do, with the hash behind it.
+    /// Writes a snapshot to a file as clients of etcd do, followed by the hash.
     pub(super) async fn back_up(&self, file: &str) -> Result<Reply, Miss> {
         let mut parts = self.maintenance().snapshot(pb::SnapshotRequest {}).await?.into_inner();
         let mut bytes = Vec::new();
         while let Some(part) = parts.message().await? {
             bytes.extend_from_slice(&part.blob);
         }
-        let failed = |error: std::io::Error| Miss::Refused(format!("writing {file}: {error}"));
+        let failed = |error: std::io::Error| Miss::Refused(format!("cannot write {file}: {error}"));
         std::fs::write(file, bytes).map_err(failed)?;
         Ok(Reply::Done { revision: 0 })
     }

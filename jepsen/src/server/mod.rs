@@ -1,4 +1,4 @@
-//! Members that are servers: processes of `bowline serve`, and clients that speak etcd's protocol with them.
+//! Members that are servers: processes of `bowline serve`, and clients that use the etcd protocol.
 //!
 //! ```text
 //!   Workload ─▶ Caller ─▶ Process ─▶ Clients ══ gRPC ══ bowline serve ══ proxy ══ the other servers
@@ -7,10 +7,10 @@
 //!                                      └─ sessions: leases that are kept alive
 //! ```
 //!
-//! The same orders as to a node's process ([`wire`](crate::wire)), so that workloads, faults and judges are the same; only
-//! here are they said in etcd's words. The clients of a member ask that member and no other, over one connection, and live
-//! for as long as its process does: what they hold is given up with it. But they are not *in* it: a member that stands still
-//! does not stop its clients, who go on to believe what they may believe by their own clocks.
+//! The orders are the same as for the process of a node ([`wire`](crate::wire)), so that workloads, faults and checks
+//! are shared; here they are translated to the etcd protocol. The clients of a member call only that member, over one
+//! connection, and live as long as its process: when it ends, their holds are given up. But they do not run *in* it:
+//! pausing a member does not pause its clients, which continue to believe in their holds by their own clocks.
 
 mod command;
 mod held;
@@ -36,34 +36,34 @@ use held::Holding;
 use outcome::Miss;
 use session::Session;
 
-/// How long it may take to be connected.
+/// Maximum time to connect.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long is waited for the answer to a look at who leads: nobody waits for it longer.
+/// Maximum time to wait for the reply to a query of the leader. Callers wait no longer.
 const LOOKS_WITHIN: Duration = Duration::from_secs(1);
 
-/// The clients of one member, for as long as its process lives.
+/// The clients of one member during the life of its process.
 pub(crate) struct Clients {
     channel: Channel,
     slots: Shelf<Holding>,
-    /// Sessions that hold nothing.
+    /// Sessions without a hold.
     idle: Mutex<Vec<Session>>,
     terms: Terms,
 }
 
-/// What clients are told of time.
+/// The time limits of clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Terms {
-    /// How long a call may take.
+    /// The call deadline.
     pub(crate) deadline: Duration,
-    /// How long a session outlives its client's silence. Leases live for whole seconds.
+    /// The session TTL. Lease TTLs are whole seconds.
     pub(crate) session: Duration,
 }
 
-/// What all clients run on.
+/// Returns the runtime of all clients.
 ///
 /// # Panics
-/// The operating system gives it no threads.
+/// If the operating system cannot start its threads.
 fn runtime() -> &'static Handle {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let start = || {
@@ -74,9 +74,9 @@ fn runtime() -> &'static Handle {
 }
 
 impl Clients {
-    /// Of the server at this address, which need not be there yet.
+    /// Returns the clients of the server at this address, which need not run yet.
     pub(crate) fn of(address: &str, terms: Terms) -> Arc<Self> {
-        // A channel has a task.
+        // A channel spawns a task.
         let _inside = runtime().enter();
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint = endpoint.expect("an address of a port is a part of a URL");
@@ -84,7 +84,7 @@ impl Clients {
         Arc::new(Self { channel, slots: Shelf::default(), idle: Mutex::default(), terms })
     }
 
-    /// Asks for something; the answer goes to `heard`.
+    /// Runs an order and sends the answer to `heard`.
     pub(crate) fn ask(self: &Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>) {
         let (clients, order) = (Arc::clone(self), order.clone());
         runtime().spawn(async move {
@@ -94,8 +94,8 @@ impl Clients {
                 _ => clients.terms.deadline,
             };
             let answer = tokio::time::timeout(limit, clients.answer(order)).await;
-            let late = |_| Answer::Unknown("no answer in time".to_owned());
-            // Whoever asked may have gone away.
+            let late = |_| Answer::Unknown("no reply before the deadline".to_owned());
+            // The caller may have gone.
             drop(heard.send(answer.unwrap_or_else(late)));
         });
     }
@@ -117,7 +117,7 @@ impl Clients {
                 Err(miss) => Err(miss),
             },
             Order::Grant | Order::Revoke(_) | Order::Arm(..) | Order::Fault(_) => {
-                Err(Miss::Refused("a server takes no such orders".to_owned()))
+                Err(Miss::Refused("order not supported by servers".to_owned()))
             }
         };
         answer.unwrap_or_else(Answer::from)
@@ -178,26 +178,24 @@ impl Clients {
             | Call::Take { .. }
             | Call::Acknowledge { .. }
             | Call::Promote { .. }
-            | Call::Remove { .. } => {
-                Err(Miss::Refused("the harness does not ask servers for this".to_owned()))
-            }
+            | Call::Remove { .. } => Err(Miss::Refused("call not supported by servers".to_owned())),
         }
     }
 
-    /// A session that holds nothing: one of before, if its lease can be believed in, or a new one.
+    /// Returns a session without a hold: an earlier one if its lease can still be believed in, or a new one.
     async fn session(&self) -> Result<Session, Miss> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             match idle {
                 Some(session) if session.is_believed() => return Ok(session),
-                // It is dropped, and its lease revoked.
+                // Dropping the session revokes its lease.
                 Some(_) => {}
                 None => return Session::open(&self.channel, self.terms.session).await,
             }
         }
     }
 
-    /// A session has given up what it held.
+    /// Returns a session that has given up its hold.
     fn is_idle(&self, session: Session) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
     }

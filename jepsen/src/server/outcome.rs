@@ -1,8 +1,8 @@
-//! What a status says of a call: that it certainly has no effect, or that nobody knows.
+//! Classifies gRPC statuses: the call has no effect, or its outcome is unknown.
 //!
-//! A change that is told to have failed and is seen later makes a violation where there is none; one that is told to be
-//! unknown although it was refused hides what is lost. So what is refused is listed, and everything else is unknown: what
-//! the server says when its time is up, or when it stops, and whatever the connection says once it was there.
+//! If a change is reported as failed and seen later, that is a false violation. If a rejected change is reported as
+//! unknown, a real loss may stay hidden. Therefore the rejections are listed explicitly, and everything else is
+//! unknown: deadlines, the shutdown of the server, and every failure of an established connection.
 
 use std::error::Error as _;
 
@@ -10,26 +10,26 @@ use tonic::{Code, Status};
 
 use crate::wire::Answer;
 
-/// Why there is no reply.
+/// The reason why a call has no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Miss {
-    /// It certainly has no effect, now or later.
+    /// The call has no effect and never will.
     Refused(String),
-    /// It may have one.
+    /// The call may have an effect.
     Unknown(String),
 }
 
 impl Miss {
-    /// Of something that changes nothing that anybody judges, whatever comes of it.
+    /// Turns the result into a failure, for a call that changes nothing that is checked.
     pub(super) fn harmless(self) -> Self {
         match self {
             Miss::Refused(why) | Miss::Unknown(why) => Miss::Refused(why),
         }
     }
 
-    /// An answer without what it must have.
+    /// Returns the error for a response that lacks a required part.
     pub(super) fn incomplete(what: &str) -> Self {
-        Miss::Unknown(format!("an answer without {what}"))
+        Miss::Unknown(format!("incomplete response: no {what}"))
     }
 }
 
@@ -48,7 +48,7 @@ impl From<Status> for Miss {
             let why = root_cause(&status);
             return match never_sent(&status) {
                 true => Miss::Refused(format!("not sent: {why}")),
-                false => Miss::Unknown(format!("the connection broke: {why}")),
+                false => Miss::Unknown(format!("connection broken: {why}")),
             };
         }
         let words = status.message();
@@ -74,7 +74,7 @@ impl From<Status> for Miss {
     }
 }
 
-/// Whether there was no connection on which it could have been sent.
+/// Returns whether there was no connection on which the call could have been sent.
 fn never_sent(status: &Status) -> bool {
     let mut error = status.source();
     while let Some(cause) = error {
@@ -86,7 +86,7 @@ fn never_sent(status: &Status) -> bool {
     false
 }
 
-/// What the system says, in the end.
+/// Returns the innermost message of a status.
 fn root_cause(status: &Status) -> String {
     let (mut last, mut error) = (status.message().to_owned(), status.source());
     while let Some(cause) = error {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn broken_connection_makes_the_outcome_unknown() {
-        // Whatever its code.
+        // The code of the status does not matter.
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let mut status = Status::new(Code::NotFound, "?");
         status.set_source(std::sync::Arc::new(broken));

@@ -1,8 +1,8 @@
-//! A lease that a client keeps alive, and how long it may believe in it.
+//! A lease that a client keeps alive, and how long the client may believe in it.
 //!
-//! The time counts from the sending of the last renewal that was answered: the server began to count later. As in the
-//! library, what clocks may differ is taken off. A session that is dropped is revoked, if the server can be reached; what
-//! hangs on it goes with it at the latest when its time is up.
+//! The time counts from the sending of the last acknowledged renewal, because the server starts to count later. As in
+//! the library, the possible clock drift is subtracted. A dropped session is revoked if the server can be reached.
+//! Otherwise its keys are deleted when the lease expires.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,30 +15,30 @@ use tonic::transport::Channel;
 use super::{Miss, pb, runtime};
 use pb::lease_client::LeaseClient;
 
-/// By how much two clocks may differ in speed.
+/// Maximum difference of the rates of two clocks, in percent.
 const DRIFT_PERCENT: u32 = 10;
 
-/// How many renewals a lease's life has room for.
+/// Number of renewals per TTL.
 const RENEWALS: u32 = 4;
 
-/// How long to wait before a stream of renewals that broke is opened anew.
+/// Pause before a broken renewal stream is reopened.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// How long it is tried to revoke a lease.
+/// Maximum time to try to revoke a lease.
 const REVOKES_WITHIN: Duration = Duration::from_secs(2);
 
-/// A lease that was granted.
+/// A granted lease.
 pub(super) struct Granted {
     pub(super) id: i64,
     ttl: Duration,
-    /// When it was asked for.
+    /// Time at which it was requested.
     sent: Instant,
 }
 
-/// Asks for a lease of so many seconds.
+/// Requests a lease with a TTL in seconds.
 ///
 /// # Errors
-/// No answer that grants one.
+/// Returns an error if the lease is not granted.
 pub(super) async fn grant(channel: &Channel, seconds: i64) -> Result<Granted, Miss> {
     let sent = Instant::now();
     let request = pb::LeaseGrantRequest { ttl: seconds, id: 0 };
@@ -46,20 +46,20 @@ pub(super) async fn grant(channel: &Channel, seconds: i64) -> Result<Granted, Mi
     Ok(Granted { id: answer.id, ttl: Duration::from_secs(answer.ttl.unsigned_abs()), sent })
 }
 
-/// See the module.
+/// A lease that is kept alive.
 pub(super) struct Session {
     channel: Channel,
-    /// Its lease.
+    /// Id of the lease.
     pub(super) lease: i64,
     believed_until: Arc<Mutex<Instant>>,
     keeper: AbortHandle,
 }
 
 impl Session {
-    /// A new one, that outlives its client's silence for so long.
+    /// Opens a session with this TTL.
     ///
     /// # Errors
-    /// No lease is granted. Nothing is left that lives on.
+    /// Returns an error if no lease is granted. No lease is left behind.
     pub(super) async fn open(channel: &Channel, ttl: Duration) -> Result<Self, Miss> {
         let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
         let granted = grant(channel, seconds).await.map_err(Miss::harmless)?;
@@ -69,7 +69,7 @@ impl Session {
         Ok(Self { channel: channel.clone(), lease: granted.id, believed_until, keeper })
     }
 
-    /// Whether the lease lives for certain.
+    /// Returns whether the lease certainly exists.
     pub(super) fn is_believed(&self) -> bool {
         Instant::now() < *self.believed_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,13 +81,13 @@ impl Drop for Session {
         let (mut client, id) = (LeaseClient::new(self.channel.clone()), self.lease);
         runtime().spawn(async move {
             let revoke = client.lease_revoke(pb::LeaseRevokeRequest { id });
-            // If it does not get there, the lease ends by itself.
+            // If the request does not arrive, the lease expires.
             drop(tokio::time::timeout(REVOKES_WITHIN, revoke).await);
         });
     }
 }
 
-/// How long a holder believes in a lease.
+/// Returns how long a holder may believe in a lease.
 fn believed(ttl: Duration) -> Duration {
     ttl - ttl * DRIFT_PERCENT / 100
 }
@@ -104,7 +104,7 @@ async fn keep(channel: Channel, id: i64, ttl: Duration, believed_until: Arc<Mute
     }
 }
 
-/// Renews it on one stream, until that breaks; something, if the lease has ended.
+/// Renews the lease on one stream until that breaks. Returns `Some` if the lease has ended.
 async fn renewals(
     channel: &Channel,
     id: i64,
@@ -118,7 +118,7 @@ async fn renewals(
     loop {
         let sent = Instant::now();
         requests.send(pb::LeaseKeepAliveRequest { id }).await.ok()?;
-        // The next answer is to the last request: one is under way at a time.
+        // Only one request is in flight at a time, so the next response belongs to the last one.
         let answer = tokio::time::timeout(ttl, answers.message()).await.ok()?.ok()??;
         if answer.ttl <= 0 {
             return Some(());

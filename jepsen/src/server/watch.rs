@@ -1,5 +1,5 @@
-//! Watches, each on a stream of its own, as far as a client of etcd's may trust them: an answer with events says nothing of
-//! what is behind them, one without any says that everything up to its revision was told.
+//! Watches, each on its own stream, with the guarantees that a client of etcd has: a response with events says
+//! nothing about later ones, and a response without events says that everything up to its revision was sent.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::generated::mvccpb::event::EventType;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
-/// How many answers of a watch are given at once.
+/// Maximum number of responses that are returned at once.
 const ANSWERS_MAX: usize = 64;
 
 /// A watch.
 pub(super) struct Watching {
     answers: Streaming<pb::WatchResponse>,
-    /// From which revision, for what is said if that is gone.
+    /// The first revision, for the message if it was compacted.
     from: u64,
-    /// The stream ends with it.
+    /// Dropping it ends the stream.
     _requests: mpsc::Sender<pb::WatchRequest>,
 }
 
@@ -42,7 +42,7 @@ impl Clients {
         drop(requests.send(request).await);
         let mut client =
             WatchClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
-        // Nothing is changed by it.
+        // A watch changes nothing, so a failure has no effect.
         let answer = client.watch(ReceiverStream::new(stream)).await;
         let answers = answer.map_err(|status| Miss::from(status).harmless())?.into_inner();
         let mut watching = Watching { answers, from, _requests: requests };
@@ -50,13 +50,13 @@ impl Clients {
         match first.map_err(|status| Miss::from(status).harmless())? {
             Some(first) if first.created && !first.canceled => {}
             Some(first) => return Err(ended(&first, from)),
-            None => return Err(Miss::Refused("the stream is over".to_owned())),
+            None => return Err(Miss::Refused("the stream has ended".to_owned())),
         }
         self.slots.put(slot, Holding::Watch(Box::new(watching)));
         Ok(Reply::Done { revision: 0 })
     }
 
-    /// What a watch has told since it was asked last. That it has ended is told when nothing else is.
+    /// Returns the events of a watch since the last call. Its end is reported once there are no more events.
     pub(super) async fn events(&self, slot: String, wait: Duration) -> Result<Reply, Miss> {
         let mut watching = match self.slots.take(&slot) {
             Some(Holding::Watch(watching)) => watching,
@@ -70,7 +70,7 @@ impl Clients {
             let answer = match answer {
                 Ok(Some(answer)) if answer.canceled => Err(ended(&answer, watching.from)),
                 Ok(Some(answer)) => Ok(answer),
-                Ok(None) => Err(Miss::Refused("the stream is over".to_owned())),
+                Ok(None) => Err(Miss::Refused("the stream has ended".to_owned())),
                 Err(status) => Err(Miss::from(status).harmless()),
             };
             let answer = match answer {
@@ -85,7 +85,7 @@ impl Clients {
             }
             for event in answer.events {
                 let is_put = event.r#type() == EventType::Put;
-                let row = event.kv.ok_or_else(|| Miss::incomplete("an event's row"))?;
+                let row = event.kv.ok_or_else(|| Miss::incomplete("event row"))?;
                 let revision = row.mod_revision.cast_unsigned();
                 until = until.max(revision);
                 let value = is_put.then(|| text(&row.value));
@@ -94,7 +94,7 @@ impl Clients {
         }
         match over {
             Some(why) if until == 0 => return Err(why),
-            // What came before the end is told, and of the end the next time.
+            // Earlier events are returned first, and the end with the next call.
             Some(why) => self.slots.put(slot, Holding::Over(why)),
             None => self.slots.put(slot, Holding::Watch(watching)),
         }
@@ -102,10 +102,10 @@ impl Clients {
     }
 }
 
-/// Why a watch has ended, in the library's words where its beginning is gone.
+/// Returns why a watch has ended. If its start was compacted, uses the message of the library.
 fn ended(answer: &pb::WatchResponse, from: u64) -> Miss {
     Miss::Refused(match answer.compact_revision {
-        0 => format!("the watch is over: {}", answer.cancel_reason),
+        0 => format!("the watch has ended: {}", answer.cancel_reason),
         oldest => format!("revision {from} has been compacted; the oldest left is {oldest}"),
     })
 }

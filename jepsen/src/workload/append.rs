@@ -1,5 +1,5 @@
-//! Transactions over lists: each reads a few lists and appends to some of them, atomically. There must be one order of all of
-//! them, which keeps to real time, that explains every read.
+//! A workload of list transactions: each reads a few lists and appends to some of them atomically. One order of all
+//! transactions that agrees with real time must explain every read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,25 +20,25 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Lists::default()),
 };
 
-/// How many lists are used at a time.
+/// Number of lists in use at a time.
 const LISTS: u64 = 4;
-/// After so many elements there are other lists: reads answer with all of them.
+/// Number of elements after which new lists are used, because reads return all elements.
 const ELEMENTS: u64 = 120;
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Lists {
     book: Book<ListTxn, Vec<Vec<Value>>>,
     next: AtomicU64,
 }
 
-/// What a row holds: elements with commas.
+/// Returns the elements of a row, which are separated by commas.
 pub(super) fn elements(value: &str) -> Vec<Value> {
     value.split(',').map(|word| word.parse().map_or_else(|_| word.into(), i64::into)).collect()
 }
 
 impl Lists {
-    /// Reads lists, all at one revision, and appends to some of them if none has changed since.
+    /// Reads lists at one revision and appends to some of them if none has changed since.
     fn run(
         &self,
         caller: &mut Caller<'_>,
@@ -74,7 +74,7 @@ impl Lists {
             match caller.call(&commit)? {
                 Reply::Swapped { swapped: true, .. } => Ok(seen),
                 Reply::Swapped { swapped: false, .. } => {
-                    Err(Miss::Failed("another was faster".to_owned()))
+                    Err(Miss::Failed("conflicting write".to_owned()))
                 }
                 reply => Err(Miss::nonsense(&reply)),
             }
@@ -102,7 +102,7 @@ impl Client for &Lists {
                 }
             }
         }
-        // What came of it is in the book.
+        // The outcome is in the book.
         drop(self.run(caller, &group, &lists, &append));
     }
 }

@@ -1,8 +1,8 @@
-//! A bank: money moves between accounts in transactions. They are strictly serializable, and every read of all accounts sees
-//! the same sum.
+//! A workload of bank transfers: transactions move money between accounts. They must be strictly serializable, and
+//! every read of all accounts must see the same total.
 //!
-//! An account holds its balance and who wrote it, as `83 by 2.117`: so no two transactions write the same, and the checker
-//! knows who was read.
+//! An account holds its balance and the name of the transaction that wrote it, as in `83 by 2.117`. No two
+//! transactions write the same value, so that the checker knows which write a read saw.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ const ACCOUNTS: u64 = 8;
 const FIRST: i64 = 100;
 const AMOUNT_MAX: u64 = 20;
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Bank {
     book: Book<RegisterTxn, Vec<Option<Value>>>,
@@ -45,7 +45,7 @@ fn all(caller: &Caller<'_>) -> Result<Vec<Row>, Miss> {
     }
 }
 
-/// The balance in what an account holds.
+/// Returns the balance in the value of an account.
 fn balance(held: &str) -> i64 {
     held.split_once(' ').and_then(|(balance, _)| balance.parse().ok()).unwrap_or(i64::MIN / 1000)
 }
@@ -59,7 +59,7 @@ fn value(row: Option<&Row>) -> Option<Value> {
 }
 
 impl Bank {
-    /// A name that nothing was written by yet.
+    /// Returns a new transaction name.
     fn name(&self, caller: &Caller<'_>) -> String {
         format!("{}.{}", caller.client, self.transactions.fetch_add(1, Ordering::Relaxed))
     }
@@ -78,7 +78,7 @@ impl Bank {
         let to = (from + 1 + caller.dice.below(ACCOUNTS - 1)) % ACCOUNTS;
         let amount = 1 + caller.dice.below(AMOUNT_MAX).cast_signed();
         let (from, to, name) = (account(from), account(to), self.name(caller));
-        // What is written depends on what is read, so that the call is known only then.
+        // The written values depend on the values read, so the call is known only after the read.
         let rows = match all(caller) {
             Ok(rows) => rows,
             Err(miss) => {
@@ -105,7 +105,7 @@ impl Bank {
         let transfer = |caller: &mut Caller<'_>| match caller.call(&commit)? {
             Reply::Swapped { swapped: true, .. } => Ok(vec![value(Some(has)), value(Some(gets))]),
             Reply::Swapped { swapped: false, .. } => {
-                Err(Miss::Failed("another was faster".to_owned()))
+                Err(Miss::Failed("conflicting write".to_owned()))
             }
             reply => Err(Miss::nonsense(&reply)),
         };
@@ -116,7 +116,7 @@ impl Bank {
 impl Client for &Bank {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(3) == 0 {
-            // What came of it is in the book.
+            // The outcome is in the book.
             drop(self.read(caller));
         } else {
             self.transfer(caller);
@@ -152,7 +152,7 @@ impl Workload for Bank {
     }
 }
 
-/// Reads of all accounts that see another sum, or another number of them.
+/// Returns the reads of all accounts with a wrong total or a wrong number of accounts.
 fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
     let mut complaints = Vec::new();
     for (index, operation) in history.iter().enumerate() {
@@ -166,7 +166,7 @@ fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
         };
         let sum: i64 = reply.iter().map(holds).sum();
         if sum != FIRST * ACCOUNTS.cast_signed() {
-            complaints.push(format!("#{index} sees {sum} in all: {reply:?}"));
+            complaints.push(format!("#{index} read a total of {sum}: {reply:?}"));
         }
     }
     complaints

@@ -1,4 +1,5 @@
-//! A counter: every adding of one is counted once, however often the library had to try, and its answer is its own.
+//! A workload of a counter: every addition of one is counted once, however often the library had to retry, and its
+//! reply is unique.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "counter",
-    about: "every acknowledged adding of one is counted exactly once, unknown ones at most once",
+    about: "every acknowledged increment is counted exactly once, unknown ones at most once",
     least: &[("add", 60), ("read", 30)],
     clients: 3,
     control: None,
@@ -29,11 +30,11 @@ enum CounterCall {
     Read,
 }
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Counter {
     book: Book<CounterCall, i64>,
-    /// What it came to in the end; `None` if nobody has read that.
+    /// The final value, or `None` if it was not read.
     last: Mutex<Option<i64>>,
 }
 
@@ -84,9 +85,9 @@ impl Workload for Counter {
     }
 }
 
-/// What cannot be. Every number up to the last was made by one adding: by the one that was told it, or, where nobody
-/// was, by one of which nobody knows what became of it. Where nobody has read the last it is the highest that anybody saw, or a
-/// higher one.
+/// Returns the contradictions in a history. Every number up to the final value was made by one addition: the one that
+/// returned it, or, if none did, one of unknown outcome. If the final value was not read, it is at least the highest
+/// value that was observed.
 fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<String> {
     let seen = history.iter().filter_map(|operation| match operation.outcome {
         Outcome::Ok { reply, .. } => Some(reply),
@@ -94,17 +95,18 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
     });
     let last = last.or_else(|| seen.max()).unwrap_or(0);
     let (mut complaints, mut sums, mut unknown) = (Vec::new(), BTreeMap::new(), Vec::new());
-    // With what it saw, an operation stands at one place of the order.
+    // An operation has one position in the order, given by the value that it returned.
     let mut places = Vec::new();
     for (index, operation) in history.iter().enumerate() {
         let is_add = matches!(operation.call, CounterCall::Add);
         match &operation.outcome {
             Outcome::Ok { at, reply } => {
                 if is_add && let Some(other) = sums.insert(*reply, index) {
-                    complaints.push(format!("{other} and {index} both made it {reply}"));
+                    complaints.push(format!("#{other} and #{index} both returned {reply}"));
                 }
                 if !(i64::from(is_add)..=last).contains(reply) {
-                    complaints.push(format!("{index} sees {reply}, and in the end it is {last}"));
+                    complaints
+                        .push(format!("#{index} returned {reply}, but the final value is {last}"));
                 }
                 places.push((operation.invoked, *at, *reply, is_add, index));
             }
@@ -112,7 +114,7 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
             _ => {}
         }
     }
-    // The highest number that anybody had seen, by the end of each operation, and who had.
+    // By the end of each operation, the highest value observed so far and the operation that observed it.
     places.sort_unstable_by_key(|place| place.1);
     let seen: Vec<(At, (i64, usize))> = places
         .iter()
@@ -129,8 +131,9 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
         if let Some((high, before)) = seen_before(*invoked)
             && (*number < high || (*is_add && *number == high))
         {
-            complaints
-                .push(format!("{index} sees {number}, though {before} had seen {high} before"));
+            complaints.push(format!(
+                "#{index} returned {number}, although #{before} had returned {high} before"
+            ));
         }
     }
     let above = |called| seen_before(called).map_or(0, |(high, _)| high);
@@ -140,17 +143,18 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
     complaints
 }
 
-/// The first number that nobody was told and nobody can have made. An adding that is unknown makes one number at most,
-/// which is above what had been seen before it was called: that is what `above` says of each, in order. So whichever
-/// may have made a number may have made any higher one, and who takes the lower numbers first leaves the others most.
+/// Returns the first number that no addition returned and none of unknown outcome can have made. An addition of
+/// unknown outcome makes at most one number, which is above the values observed before its call: `above` has that
+/// value for each addition, sorted. An addition that may have made a number may also have made any higher one, so
+/// assigning the lowest numbers first is optimal.
 fn nobodys(sums: &BTreeMap<i64, usize>, above: &[i64], last: i64) -> Option<String> {
     let untold = (1..=last).filter(|number| !sums.contains_key(number));
     for (taken, number) in untold.enumerate() {
         let able = above.partition_point(|seen| *seen < number);
         if able <= taken {
             return Some(format!(
-                "it came to {number}, which nobody was told: {able} addings that are unknown were called in time \
-                 for it, and {taken} lower numbers need one each"
+                "no increment returned {number}: only {able} increments of unknown outcome may have made it, and \
+                 {taken} lower numbers need one each"
             ));
         }
     }
@@ -189,12 +193,20 @@ mod tests {
         };
         fine(&[add(1, 1), unknown(1), read(5, 1)], 1);
         fine(&[add(1, 1), unknown(1), read(5, 2)], 2);
-        wrong(&[add(1, 1), unknown(1), read(5, 3)], 3, "it came to 3, which nobody was told: 1");
-        wrong(&[add(1, 1), add(1, 2), read(5, 1)], 2, "2 sees 1, though 1 had seen 2 before");
-        wrong(&[add(1, 1), add(1, 2), read(5, 1)], 1, "1 sees 2, and in the end it is 1");
-        wrong(&[add(1, 1), add(1, 1), read(5, 2)], 2, "0 and 1 both made it 1");
-        wrong(&[add(1, 2), add(5, 1), read(7, 2)], 2, "1 sees 1, though 0 had seen 2 before");
-        wrong(&[add(1, 0), read(5, 0)], 0, "0 sees 0, and in the end it is 0");
+        wrong(&[add(1, 1), unknown(1), read(5, 3)], 3, "no increment returned 3: only 1");
+        wrong(
+            &[add(1, 1), add(1, 2), read(5, 1)],
+            2,
+            "#2 returned 1, although #1 had returned 2 before",
+        );
+        wrong(&[add(1, 1), add(1, 2), read(5, 1)], 1, "#1 returned 2, but the final value is 1");
+        wrong(&[add(1, 1), add(1, 1), read(5, 2)], 2, "#0 and #1 both returned 1");
+        wrong(
+            &[add(1, 2), add(5, 1), read(7, 2)],
+            2,
+            "#1 returned 1, although #0 had returned 2 before",
+        );
+        wrong(&[add(1, 0), read(5, 0)], 0, "#0 returned 0, but the final value is 0");
     }
 
     #[test]
@@ -202,15 +214,18 @@ mod tests {
         let wrong = |history: &[Operation<_, _>], last, number: &str| {
             let found = complaints(&history.to_vec(), Some(last));
             assert_eq!(found.len(), 1, "{found:?}");
-            assert!(found[0].starts_with(&format!("it came to {number}, ")), "{found:?}");
+            assert!(
+                found[0].starts_with(&format!("no increment returned {number}: ")),
+                "{found:?}"
+            );
         };
-        // Called when 2 was there already, and when it was just about to be.
+        // Called when the value 2 existed, and when it was just being made.
         wrong(&[add(1, 1), add(10, 3), unknown(20), read(30, 3)], 3, "2");
         wrong(&[add(1, 1), read(10, 2), unknown(20), read(30, 2)], 2, "2");
         fine(&[add(1, 1), add(10, 3), unknown(10), read(30, 3)], 3);
         fine(&[add(1, 1), add(10, 3), unknown(11), read(30, 3)], 3);
         wrong(&[add(1, 1), add(10, 3), unknown(12), read(30, 3)], 3, "2");
-        // One each, of which an early one may have made a late number, and not the other way round.
+        // Each makes one number; an early addition may have made a late number, but not the other way round.
         fine(&[unknown(1), add(10, 2), unknown(20), add(30, 4), read(40, 4)], 4);
         fine(&[unknown(1), unknown(2), add(10, 2), add(30, 4), read(40, 4)], 4);
         wrong(&[unknown(1), add(10, 3), unknown(20), add(30, 4), read(40, 4)], 4, "2");

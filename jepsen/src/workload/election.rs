@@ -1,9 +1,8 @@
-//! An election: candidates campaign, lead for a while, and resign. While one says that it leads nobody else does, tokens rise,
-//! and whoever asks is told somebody who may lead at that moment.
-
+//! A workload of an election: candidates campaign, lead for a while, and resign. While one believes that it leads, no
+//! other does; tokens rise; and a query returns a candidate that may lead at that moment.
 //!
-//! They are judged twice: by what calls and observers were told ([`linear`]), and by who believed to lead when
-//! ([`intervals::holds`]).
+//! The history is checked twice: by the replies to calls and observers ([`linear`]), and by the times at which
+//! candidates believed that they lead ([`intervals::holds`]).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,21 +24,21 @@ use crate::progress::PASSED_ON;
 
 pub(super) const KIND: Kind = Kind {
     name: "election",
-    about: "while one says that it leads nobody else does, and observers see who may",
+    about: "no two candidates believe that they lead at one time, and observers see a possible leader",
     least: &[("campaign", 60), ("observe", 30)],
     clients: 2,
     control: None,
     make: || Box::new(Elections::default()),
 };
 
-/// How many elections there are at a time: whoever dies in two of them leaves one for the others.
+/// Number of elections in use at a time, so that a crash of two holders leaves one for the others.
 const ELECTIONS: u64 = 3;
-/// After so many terms there are others: the fewer an election has, the faster it is judged.
+/// Number of terms after which new elections are used, because short histories are checked faster.
 const TERMS: u64 = 400;
 const WAIT_MS: u64 = 2000;
 const LEADS_MS: u64 = 12;
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Elections {
     book: Book<ElectionCall, ElectionReply>,
@@ -51,7 +50,7 @@ fn name(number: u64, caller: &mut Caller<'_>) -> String {
     format!("e/{:04}/{}", number / TERMS, caller.dice.below(ELECTIONS))
 }
 
-/// What a campaign is entered as.
+/// Returns the kind under which a campaign is recorded.
 fn kind_of(stood: &Result<ElectionReply, Miss>) -> &'static str {
     match stood {
         Ok(ElectionReply::Elected { token: Some(token) }) if was_passed_on(*token) => PASSED_ON,
@@ -65,7 +64,7 @@ impl Elections {
         let call = Call::Leader { name: name.clone() };
         let observe = |caller: &mut Caller<'_>| match caller.call(&call)? {
             Reply::Leader(leader) => {
-                // Candidates say who they are.
+                // The published value is the name of the candidate.
                 let leading = |who: String| {
                     let candidate = Value::from(who.as_str());
                     CurrentLeader { value: candidate.clone(), candidate, token: None }
@@ -111,7 +110,7 @@ impl Elections {
         let since = caller.now();
         let (looks, begun, mut clings) = (caller.dice.below(3), Instant::now(), None);
         for look in 0.. {
-            // Asked when it would end: its server may stand still since a moment ago.
+            // Decided only at the planned end, because the server may have been paused in the meantime.
             let goes_on = look < looks || *clings.get_or_insert_with(|| caller.clings());
             if !goes_on || begun.elapsed() > CLINGS_FOR {
                 break;
@@ -119,7 +118,7 @@ impl Elections {
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));
             let look = Call::Look { slot: slot.clone() };
             let said = caller.timed("look", |caller| caller.call(&look)).result;
-            // Of the moment at which it was asked where it is, which may be long after it was asked here.
+            // The time at which the holder was asked, which may be long after the request was sent.
             let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
             seen = seen.max(at);
         }
@@ -135,13 +134,13 @@ impl Elections {
             let index = self.book.begin(client, &name, seen, resign);
             self.book.end(index, Outcome::Ok { at: At(ended), reply: ElectionReply::Done });
         } else {
-            // It was lost, at any moment since it was last seen.
+            // It was lost at some time after it was last seen.
             caller.forget(slot.clone());
             let expire = ElectionCall::Expire { candidate: candidate() };
             self.book.begin(client, &name, seen, expire);
         }
         if seen < since {
-            // When the answer came it may have been lost already.
+            // It may have been lost before the reply arrived.
             return;
         }
         let hold = HoldCall::Hold { owner: candidate(), kind: HoldKind::Write, token };
@@ -178,8 +177,9 @@ impl Workload for Elections {
     }
 }
 
-/// A candidate that gives up and is cut off stands until its session has ended, and whoever asks may see it lead. So a campaign
-/// that failed is one of unknown outcome if its candidate was seen, and its lead ends by itself.
+/// A candidate that gives up while isolated stays in the queue until its session has ended, and queries may see it
+/// lead. If the candidate of a failed campaign was observed, the campaign therefore counts as unknown, and its
+/// leadership expires.
 fn with_those_who_gave_up(
     mut history: History<ElectionCall, ElectionReply>,
 ) -> History<ElectionCall, ElectionReply> {

@@ -1,5 +1,5 @@
-//! A history, and who judges it. A run has one or several; each that does not fit leaves its lines, in the format that
-//! `bowline check` reads, and the checker's page.
+//! A history and its checker. A run has one or several. Each violation leaves the history, in the format that
+//! `bowline check` reads, and the page of the checker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,26 +13,26 @@ use serde::Serialize;
 use super::Judgement;
 use crate::ledger;
 
-/// See the module.
+/// A history and its checker.
 pub struct Exhibit {
-    /// What it is of, in a word that may be part of a file's name.
+    /// Name of the history, used in the file name.
     pub name: &'static str,
-    /// What `bowline check` is to be told to judge it again; `None` where the workload has a judge of its own.
+    /// Arguments of `bowline check` to check it again, or `None` if the workload has its own checker.
     pub check: Option<&'static str>,
     judge: Box<dyn Fn() -> Finding>,
     lines: Box<dyn Fn() -> String>,
 }
 
-/// What comes of judging an exhibit.
+/// The result of a check.
 pub struct Finding {
     /// The verdict.
     pub judgement: Judgement,
-    /// The checker's page of a violation.
+    /// The page of the checker for a violation.
     pub page: Option<String>,
 }
 
 impl Exhibit {
-    /// A history that a public checker judges.
+    /// Returns an exhibit for a public checker.
     pub(crate) fn new<C>(
         name: &'static str,
         check: &'static str,
@@ -48,14 +48,15 @@ impl Exhibit {
         let judge = move || {
             let verdict = judge(&judged);
             let page = verdict.violation().map(|why| Page::new(name).of(&judged, why));
-            let well = format!("{} operations of {name} fit", judged.len());
+            let well = format!("{} operations of {name} are consistent", judged.len());
             Finding { judgement: Judgement::of(&verdict, well), page }
         };
         let lines = move || history.iter().map(|operation| lines::line(operation) + "\n").collect();
         Self { name, check: Some(check), judge: Box::new(judge), lines: Box::new(lines) }
     }
 
-    /// A history of which no public checker knows what must be true: what it complains of, and what to say if nothing.
+    /// Returns an exhibit with a checker of the workload, which returns complaints. `well` describes a history
+    /// without any.
     pub(super) fn of_our_own<C, R>(
         name: &'static str,
         history: History<C, R>,
@@ -68,40 +69,40 @@ impl Exhibit {
         let history = Rc::new(history);
         let judged = Rc::clone(&history);
         let judge = move || {
-            let well = format!("{} operations of {name} fit", judged.len());
+            let well = format!("{} operations of {name} are consistent", judged.len());
             Finding { judgement: Judgement::of_complaints(complaints(&judged), well), page: None }
         };
         let lines = move || ledger::lines(&history);
         Self { name, check: None, judge: Box::new(judge), lines: Box::new(lines) }
     }
 
-    /// What else a workload complains of, beside what the checker of another exhibit does.
+    /// Returns an exhibit with further complaints of a workload, in addition to those of a checker.
     pub(crate) fn complaints(name: &'static str, complaints: Vec<String>) -> Self {
         let said =
             complaints.iter().map(|complaint| format!("# {complaint}\n")).collect::<String>();
         let judge = move || {
-            let well = format!("{name} are right");
+            let well = format!("{name} are correct");
             Finding { judgement: Judgement::of_complaints(complaints.clone(), well), page: None }
         };
         Self { name, check: None, judge: Box::new(judge), lines: Box::new(move || said.clone()) }
     }
 
-    /// Judges it. A judge that panics has not decided.
+    /// Checks the history. If the checker panics, the result is undecided.
     pub fn judge(&self) -> Finding {
         catch_unwind(AssertUnwindSafe(|| (self.judge)())).unwrap_or_else(|panic| {
-            let said = format!("the judge of {} has failed: {}", self.name, words_of(&*panic));
+            let said = format!("the checker of {} panicked: {}", self.name, words_of(&*panic));
             Finding { judgement: Judgement::Undecided(said), page: None }
         })
     }
 
-    /// It as JSON lines.
+    /// Returns the history as JSON lines.
     pub fn lines(&self) -> String {
         (self.lines)()
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 pub(crate) fn words_of(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("nobody knows why")
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown reason")
 }

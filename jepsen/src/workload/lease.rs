@@ -1,7 +1,9 @@
-//! Leases that nobody renews: they never end early, their keys go with them, all at once and for good, and they do end.
+//! A workload of leases that are not renewed: they never expire early, their keys are deleted with them, all at once
+//! and for good, and they do expire.
 //!
-//! Whether a lease lives is seen by its keys. That it ends in time is judged where nothing is broken and nobody else comes to
-//! lead, who would give it all of its time anew: whoever leads has counted it to the end ([`late`]), and ends it soon.
+//! The keys of a lease show whether it exists. Late expiry is only checked in times without faults and without leader
+//! changes, because a new leader restarts the full TTL: a leader that has measured the whole TTL ([`late`]) must soon
+//! end the lease.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -19,34 +21,36 @@ use crate::over::Over;
 
 pub(super) const KIND: Kind = Kind {
     name: "lease",
-    about: "leases do not end early, take all their keys with them at once, and do end",
+    about: "leases do not expire early, delete all their keys at once, and do expire",
     least: &[("grant", 20), ("bind", 30), ("read", 60)],
     clients: 3,
     control: None,
     make: || Box::new(Leases::default()),
 };
 
-/// What a node says that is to bind a key to a lease that has ended.
+/// The message of a node when a key is to be attached to a lease that has ended.
 const NO_LEASE: &str = "requested lease not found";
-/// The keys of a lease.
+/// Number of keys per lease.
 const KEYS: u64 = 2;
-/// Of a shorter one, the 100 ms that a leader counts when its clock jumps would be more than the drift bound.
+/// Bounds of the TTL. With a shorter one, the 100 ms that a leader charges for a clock jump would exceed the drift
+/// bound.
 const TTL_MS_MIN: u64 = 1000;
 const TTL_MS_MAX: u64 = 2000;
-/// How long between two looks.
+/// Interval between two checks.
 const LOOK_MS: u64 = 60;
-/// For how long a client looks: longer than it takes to see that one is late, unless fault comes after fault.
+/// How long a client checks: longer than it takes to detect a late lease, unless faults follow each other closely.
 const LOOKS_FOR: Duration = Duration::from_secs(30);
-/// How much more than a lease's time its leader waits, in percent: for the drift of clocks.
+/// Margin that a leader adds to the TTL for clock drift, in percent.
 const DRIFT_PERCENT: u64 = 10;
-/// The most that a leader counts between two of its turns, in microseconds: what is more it takes for a stall.
+/// Maximum time that a leader counts between two of its turns, in microseconds. It treats a longer time as a stall.
 const STEP_MAX: u64 = 100_000;
-/// How long a leader may take until a lease has ended whose time it has counted, in microseconds: a disk may be busy.
+/// Maximum time from the measured expiry of a lease to its end, in microseconds, for a busy disk.
 const LATE: u64 = 12_000_000;
-/// How long after the last fault all leases must have ended: a few of the longest, and elections between them.
+/// Maximum time after the last fault until all leases have ended: several of the longest TTLs, with elections between
+/// them.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Leases {
     book: Book<LeaseCall, LeaseReply>,
@@ -59,11 +63,11 @@ impl Leases {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
-    /// One lease, from its grant until its keys are gone. Its keys' beginning is its name.
+    /// Grants one lease and checks it until its keys are gone. Its name is the prefix of its keys.
     fn live(&self, name: &str, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let ttl_ms = match caller.fleet.setup().over {
             Over::Embedded => TTL_MS_MIN + caller.dice.below(TTL_MS_MAX - TTL_MS_MIN),
-            // There they have whole seconds, and the server would give more.
+            // Server TTLs are whole seconds, and the server would round up.
             Over::Server => [TTL_MS_MIN, TTL_MS_MAX][caller.dice.one_of(2)],
         };
         let named = || Value::from(name);
@@ -84,7 +88,7 @@ impl Leases {
             let bind = caller.timed("bind", |caller| caller.call(&put));
             let Err(miss) = &bind.result else { continue };
             if matches!(miss, Miss::Failed(why) if why.contains(NO_LEASE)) {
-                // It has ended, perhaps before it had a key by which it is seen.
+                // It has ended, perhaps before it had a key that would show it.
                 let look = LeaseCall::Look { lease: named() };
                 let index = self.book.begin(caller.client, "", bind.invoked, look);
                 let reply = LeaseReply { there: false, ttl: None };
@@ -109,7 +113,7 @@ impl Leases {
             match look {
                 Ok(_) if keys == 0 => break,
                 Ok(_) if keys < KEYS => {
-                    self.complain(format!("only {keys} keys of lease {name} are there"));
+                    self.complain(format!("only {keys} keys of lease {name} exist"));
                 }
                 Err(_) if !caller.has_somebody() => break,
                 _ => {}
@@ -128,7 +132,7 @@ impl Client for Holder<'_> {
     fn step(&mut self, caller: &mut Caller<'_>) {
         self.number += 1;
         let name = format!("t/{}.{}/", caller.client, self.number);
-        // Whatever came back is in the book.
+        // The outcome is in the book.
         drop(self.leases.live(&name, caller));
     }
 }
@@ -149,7 +153,7 @@ impl Workload for Leases {
                 return Ok(());
             }
             if caller.now() > until {
-                self.complain(format!("{left} keys outlive their leases"));
+                self.complain(format!("{left} keys outlived their leases"));
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(LOOK_MS));
@@ -173,18 +177,18 @@ impl Workload for Leases {
     }
 }
 
-/// How far a lease is known to have been counted.
+/// How much of the TTL of a lease is known to have been measured.
 struct Counted {
     ttl: u64,
-    /// So much of it, at least, since it was granted or something was broken.
+    /// Minimum time measured since the grant or the last disturbance.
     counted: u64,
-    /// When it was seen last.
+    /// Time at which the lease was last seen.
     seen: u64,
 }
 
-/// Leases that are there still when their leader has surely counted their time, and more. Each look is a read that a leader
-/// has answered for: between two of them it has counted the time that lies between them, or as much as it does at once. So
-/// no machine that is too busy makes a lease late.
+/// Returns the leases that still exist although their leader has certainly measured their TTL and more. Each check is
+/// a read that the leader has confirmed. Between two checks it has measured the time between them, up to its maximum
+/// per turn. A slow machine therefore never makes a lease seem late.
 fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<String> {
     let (mut complaints, mut all) = (Vec::new(), BTreeMap::new());
     for Operation { invoked, call, outcome, .. } in history {
@@ -200,7 +204,7 @@ fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<Str
         if of.counted > of.ttl + of.ttl / 100 * DRIFT_PERCENT + LATE {
             let (lease, Counted { ttl, counted, seen }) = (call.lease(), of);
             complaints.push(format!(
-                "lease {lease} of {ttl} us is there at {seen}, counted for {counted}"
+                "lease {lease} with a TTL of {ttl} us still exists at {seen}, after {counted} us"
             ));
             all.remove(lease);
         }
@@ -215,7 +219,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    /// What is said of a lease of a second that is seen again and again for so long.
+    /// Checks a lease of one second that is seen repeatedly for this long.
     fn seen_for(seconds: u64, every_ms: u64, disturbed: &[Span]) -> Judgement {
         let there = LeaseReply { there: true, ttl: None };
         let lease = || Value::from("t/1.1/");

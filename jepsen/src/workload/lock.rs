@@ -1,10 +1,11 @@
-//! Locks, in four models: a mutex, one that its owner may take again, one whose tokens rise, a semaphore.
+//! A workload of locks, in four models: a mutex, a re-entrant mutex, a mutex with rising tokens, and a semaphore.
 //!
-//! They are judged twice. By their calls ([`linear`]): a hold that is lost (its session has ended, its process was killed) is
-//! given to the model as a release whose outcome is unknown, called when its holder was last seen to hold it: from then on
-//! others may have it. And by what holders believed ([`intervals::holds`]): until the last moment of which its holder says that
-//! it held it, nobody else does. That moment is taken where the holder is, just before it is asked: one that stood still and
-//! says "held" when it goes on says so of then, not of when it was asked.
+//! The history is checked twice. The first check uses the calls ([`linear`]): a lost hold (its session has ended, or
+//! its process was killed) is recorded as a release of unknown outcome, called when its holder was last seen to hold
+//! the lock; from then on others may have it. The second check uses the beliefs of holders ([`intervals::holds`]):
+//! until the last moment at which its holder says that it held the lock, no other holder may have it. That moment is
+//! taken inside the process of the holder, just before the holder is asked. If the process was paused and then
+//! answers "held", the answer is about the moment after the pause and not the time of the request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -24,7 +25,7 @@ use crate::progress::{HAD_ALREADY, PASSED_ON};
 
 pub(super) const MUTEX: Kind = Kind {
     name: "lock",
-    about: "while one says that it holds a mutex, nobody else does",
+    about: "no two holders of a mutex believe in it at one time",
     least: LEAST,
     clients: 2,
     control: None,
@@ -33,7 +34,7 @@ pub(super) const MUTEX: Kind = Kind {
 
 pub(super) const AGAIN: Kind = Kind {
     name: "lock-again",
-    about: "the same of a mutex that its owner takes up to three times",
+    about: "the same for a mutex that its owner may hold up to three times",
     least: LEAST,
     clients: 2,
     control: None,
@@ -42,7 +43,7 @@ pub(super) const AGAIN: Kind = Kind {
 
 pub(super) const FENCED: Kind = Kind {
     name: "lock-fenced",
-    about: "the same of a mutex, and its tokens rise from holder to holder",
+    about: "the same for a mutex, and its tokens rise from holder to holder",
     least: LEAST,
     clients: 2,
     control: None,
@@ -51,7 +52,7 @@ pub(super) const FENCED: Kind = Kind {
 
 pub(super) const PERMITS: Kind = Kind {
     name: "semaphore",
-    about: "of a semaphore's three permits no more than three are held at any moment",
+    about: "no more than the three permits of a semaphore are held at any time",
     least: LEAST,
     clients: 2,
     control: None,
@@ -60,19 +61,19 @@ pub(super) const PERMITS: Kind = Kind {
 
 const LEAST: &[(&str, u64)] = &[("acquire", 60), ("release", 60)];
 
-/// How many locks are used at a time: whoever dies with two of them leaves one for the others.
+/// Number of locks in use at a time, so that a crash of two holders leaves one for the others.
 const LOCKS: u64 = 3;
-/// After so many acquisitions there are other locks: the fewer a lock has, the faster it is judged.
+/// Number of acquisitions after which new locks are used, because short histories are checked faster.
 const ACQUISITIONS: u64 = 400;
-/// How often an owner takes a mutex again, at most.
+/// Maximum number of further acquisitions by the owner of a re-entrant mutex.
 const AGAIN_MAX: u64 = 2;
 const HOLDS_MAX: u32 = 3;
 const LIMIT: u32 = 3;
 const WAIT_MS: u64 = 2000;
-/// How long a lock is held between two looks at it, at most.
+/// Maximum time between two checks of a hold.
 const HOLD_MS: u64 = 12;
 
-/// Which model.
+/// The model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sort {
     Mutex,
@@ -81,7 +82,7 @@ enum Sort {
     Permits,
 }
 
-/// See the module.
+/// The workload.
 struct Locks {
     sort: Sort,
     mutexes: Book<MutexCall, MutexReply>,
@@ -92,33 +93,33 @@ struct Locks {
 
 const HOPS: u64 = 1 << 20;
 
-/// A revision and a handoff in one number that is ordered as they are.
+/// Combines revision and hand-off number in one number with the same order.
 pub(super) fn token_number((revision, handoff): (u64, u64)) -> u64 {
     revision * HOPS + handoff.min(HOPS - 1)
 }
 
-/// Whether what is held by such a token was passed on inside its member, which asks nobody for that.
+/// Returns whether the hold with this token was passed on inside its member, which needs no contact to other members.
 pub(super) fn was_passed_on(token: u64) -> bool {
     !token.is_multiple_of(HOPS)
 }
 
-/// One hold, or one try for it.
+/// One hold, or an attempt to acquire one.
 struct Hold<'a> {
     locks: &'a Locks,
     lock: String,
     slot: String,
     owner: String,
-    /// Its owner has it already.
+    /// Whether its owner already holds the lock.
     again: bool,
     want: u32,
-    /// When it was granted, as its holder knows, and by which token.
+    /// Time of the grant as its holder knows it, and the token.
     granted: Option<(u64, u64)>,
-    /// When it was last seen to be held: not before this was it lost.
+    /// Time at which it was last seen to be held. It was not lost before.
     seen: u64,
 }
 
 impl Hold<'_> {
-    /// Takes it; whether it is held.
+    /// Acquires the lock. Returns whether it is held.
     fn acquire(&mut self, caller: &mut Caller<'_>) -> bool {
         let kind = match self.locks.sort {
             Sort::Mutex | Sort::Fenced => calls::Kind::Mutex,
@@ -146,14 +147,14 @@ impl Hold<'_> {
         let (is_held, is_unknown) = (result.is_ok(), matches!(result, Err(Miss::Unknown(_))));
         self.enter(caller.client, true, invoked, ended, result);
         if is_unknown {
-            // It may be held, and lost, or come to be held, and given up.
+            // It may be held and lost, or may yet be granted and given up.
             caller.forget(self.slot.clone());
             self.lost(caller.client, ended);
         }
         is_held
     }
 
-    /// Holds it for a while, and looks at it.
+    /// Holds the lock for a while and checks it.
     fn look(&mut self, caller: &mut Caller<'_>) -> bool {
         thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
         let call = Call::Look { slot: self.slot.clone() };
@@ -161,7 +162,7 @@ impl Hold<'_> {
         said.is_ok_and(|said| self.note(caller.ledger, &said))
     }
 
-    /// Notes when it was held, as its holder says; whether it says so.
+    /// Records when it was held according to its holder. Returns whether the holder confirmed it.
     fn note(&mut self, ledger: &Ledger, said: &Reply) -> bool {
         let seen = ledger.seen(said);
         self.seen = seen.map_or(self.seen, |seen| self.seen.max(seen));
@@ -175,12 +176,14 @@ impl Hold<'_> {
             self.note(caller.ledger, &said);
             match said {
                 Reply::Held { held: true, .. } => Ok(0),
-                Reply::Held { held: false, .. } => Err(Miss::Unknown("it was lost".to_owned())),
+                Reply::Held { held: false, .. } => {
+                    Err(Miss::Unknown("the hold was lost".to_owned()))
+                }
                 reply => Err(Miss::nonsense(&reply)),
             }
         });
         let Timed { result, invoked, ended } = timed;
-        // What is released was held when that was asked for, or later.
+        // A hold that was released successfully was held when the release was requested, or later.
         let until = if result.is_ok() { self.seen.max(invoked) } else { self.seen };
         self.believed(caller.client, until, result.is_err());
         if result.is_ok() {
@@ -191,9 +194,9 @@ impl Hold<'_> {
         }
     }
 
-    /// Takes down from when to when its holder believed to hold it.
+    /// Records the time in which its holder believed in it.
     fn believed(&self, client: u64, until: u64, lost: bool) {
-        // Who never saw it again may have lost it before the answer came.
+        // If the holder never saw it again, it may have lost it before the reply arrived.
         let Some((since, token)) = self.granted.filter(|(since, _)| *since <= until) else {
             return;
         };
@@ -207,7 +210,7 @@ impl Hold<'_> {
         self.locks.holds.end(index, Outcome::Ok { at: At(until), reply: HoldReply { lost } });
     }
 
-    /// It is lost, at any moment since it was last seen; or it never was held.
+    /// Records that it was lost at some time after it was last seen, or never held.
     fn lost(&self, client: u64, ended: u64) {
         self.enter(client, false, self.seen, ended, Err(Miss::Unknown(String::new())));
     }
@@ -239,7 +242,7 @@ impl Hold<'_> {
     }
 }
 
-/// The same outcome, with another reply.
+/// Returns the outcome with another reply.
 fn with<R, S>(outcome: Outcome<R>, reply: impl FnOnce(R) -> S) -> Outcome<S> {
     match outcome {
         Outcome::Ok { at, reply: said } => Outcome::Ok { at, reply: reply(said) },
@@ -344,7 +347,7 @@ mod tests {
         Hold { locks, lock, slot, owner, again, want: 1, granted: Some(granted), seen: 0 }
     }
 
-    /// What an acquisition is entered as that is granted with this handoff.
+    /// Returns the kind under which an acquisition with this hand-off number is recorded.
     fn entered(handoff: u64, again: bool) -> &'static str {
         let fleet = shell(&format!(r#"echo $id came '{{"granted":{{"token":[9,{handoff}]}}}}'"#));
         let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Again));
@@ -360,7 +363,8 @@ mod tests {
         assert!(!progress::needs_a_quorum(entered(0, true)));
     }
 
-    /// Somebody is asked whether it holds a lock, stands still, and says this when it goes on: another one has it by then.
+    /// Checks a history in which a holder is asked, is paused, and answers this after the pause, when another one has
+    /// the lock.
     fn after_a_pause(says: impl Fn(u64) -> Option<u64>) -> Judgement {
         let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Mutex));
         let mut first = hold(&locks, "a", (0, 5));

@@ -1,6 +1,6 @@
-//! A set under a lock: each client takes the lock, reads the set, thinks, and writes it with one more element. With
-//! `guard.txn` nothing is ever lost. Without, a holder that was paused writes what it had read before others wrote: that
-//! must be seen to happen, or this harness could not see it.
+//! A workload of a set under a lock: each client acquires the lock, reads the set, pauses, and writes it with one
+//! more element. With `guard.txn` no element may be lost. Without it, a paused holder overwrites the elements of
+//! others. The harness must observe such a loss; otherwise it could not detect it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,25 +25,25 @@ pub(super) const GUARDED: Kind = Kind {
 
 pub(super) const UNGUARDED: Kind = Kind {
     name: "locked-set-unguarded",
-    about: "a control that must fail under pause: the same without guarded transactions loses some",
+    about: "a control that must fail under pause: without guarded transactions some are lost",
     least: &[("add", 30)],
     clients: 2,
     control: Some(Control { under: "pause", may_stop: false }),
     make: || Box::new(LockedSet::new(false)),
 };
 
-/// How many sets and locks there are at a time: whoever dies with two of them leaves one for the others.
+/// Number of sets and locks in use at a time, so that a crash of two holders leaves one for the others.
 const SETS: u64 = 3;
-/// After so many elements there are other sets.
+/// Number of elements after which new sets are used.
 const ELEMENTS: u64 = 600;
 const WAIT_MS: u64 = 4000;
-/// The shorter, the more often a pause outlasts it.
+/// Session TTL, short so that pauses often outlast it.
 const SESSION: Duration = Duration::from_millis(1700);
 
-/// See the module.
+/// The workload.
 struct LockedSet {
     guarded: bool,
-    /// To add is to append: what was added is in the list, behind what was there.
+    /// Adding an element appends it to a list.
     book: Book<ListTxn, Vec<Vec<Value>>>,
     next: AtomicU64,
 }
@@ -61,7 +61,7 @@ fn name_of(group: u64, which: u64) -> String {
 impl Client for &LockedSet {
     fn step(&mut self, caller: &mut Caller<'_>) {
         let element = self.next.fetch_add(1, Ordering::Relaxed);
-        // A control that thinks for long is likely to be paused while it does.
+        // A control pauses longer in each step, so that it is likely to be stopped during that time.
         let think_ms =
             if self.guarded { 2 + caller.dice.below(15) } else { 100 + caller.dice.below(100) };
         let which = caller.dice.below(SETS);

@@ -1,4 +1,4 @@
-//! Registers while members join, become voters, and are removed: what holds of registers must hold all the while.
+//! A workload of registers while members join, are promoted and removed: the registers must stay linearizable.
 
 use std::time::Duration;
 use std::{thread, time::Instant};
@@ -13,33 +13,33 @@ use crate::progress::NOBODY_REMOVED;
 
 pub(super) const KIND: Kind = Kind {
     name: "membership",
-    about: "registers stay linearizable while a member joins, votes, and is removed, again and again",
+    about: "registers stay linearizable while a member repeatedly joins, is promoted, and is removed",
     least: &[("read", 60), ("write", 60), ("promote", 2), ("remove", 2)],
     clients: 3,
     control: None,
     make: || Box::new(Membership::default()),
 };
 
-/// How long each step of a change is tried.
+/// Maximum time to try each step of a change, and the pause between attempts.
 const STEP_WITHIN: Duration = Duration::from_secs(20);
 const TRY_EVERY: Duration = Duration::from_millis(100);
-/// How long a member stays as it is.
+/// How long a member stays unchanged between two steps.
 const STAYS: Duration = Duration::from_millis(700);
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Membership {
     registers: Registers,
 }
 
-/// The first client is the operator.
+/// The first client, which acts as the operator.
 struct Operator {
-    /// The place cannot be cleared, so that nobody can join there again.
+    /// Whether the directory of the additional member could not be cleared, so that no further member can join.
     is_over: bool,
 }
 
 impl Operator {
-    /// Calls until it is done or `is_done` already, at one member after the other.
+    /// Repeats a call on one member after the other until it succeeds, or `is_done` returns true.
     fn insist(
         caller: &mut Caller<'_>,
         kind: &'static str,
@@ -56,7 +56,7 @@ impl Operator {
                     return Ok(());
                 }
                 if Instant::now() > until {
-                    return Err(last.err().unwrap_or(Miss::Unknown("it was not done".to_owned())));
+                    return Err(last.err().unwrap_or(Miss::Unknown("not completed".to_owned())));
                 }
                 caller.move_on();
                 thread::sleep(TRY_EVERY);
@@ -108,7 +108,7 @@ impl Client for Operator {
             Err(trouble @ (HarnessError::Stopped(_) | HarnessError::Ended(_))) => {
                 caller.fleet.is_wrong(trouble.to_string());
             }
-            // Whoever cannot be cleared away cannot come again; the run shows too little then.
+            // If a member cannot be cleared, no other can join. The run then shows too little and is invalid.
             Err(_) => self.is_over = true,
         }
     }

@@ -1,11 +1,11 @@
-//! What clients do, and what must be true of what they saw.
+//! Workloads: the calls of clients, and the checks of what they observed.
 //!
-//! A workload is made for one run. It gives each client its steps ([`Client`]), takes down what they did in
-//! [`Book`](crate::ledger::Book)s, and reads what is there in the end. What it has taken down it gives to the judges as
-//! [`Exhibit`]s: the public checkers of `bowline::check`, wherever one knows what must be true.
+//! A workload is made for one run. It runs the steps of each client ([`Client`]), records them in
+//! [`Book`](crate::ledger::Book)s, and reads the final state. It passes its records to checkers as [`Exhibit`]s: the
+//! public checkers of `bowline::check`, wherever one fits.
 //!
-//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is a plain one that a public checker judges,
-//! `counter.rs` one that judges by itself.
+//! To write a workload, add a file here with a type, and one line to [`ALL`]. `register.rs` is a simple one with a
+//! public checker, and `counter.rs` is one with its own checks.
 
 mod append;
 mod bank;
@@ -29,19 +29,19 @@ use crate::fleet::{Compaction, Setup};
 pub(crate) use exhibit::words_of;
 pub use exhibit::{Exhibit, Finding};
 
-/// What a workload says of its run.
+/// The result of checking a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Judgement {
-    /// All is well; in a few words, what was seen.
+    /// Everything is correct; a short description of what was observed.
     Ok(String),
-    /// It is not.
+    /// A promise was broken.
     Violation(String),
-    /// The checker's budget ended. It is not a pass.
+    /// The checker ran out of budget. This is not a pass.
     Undecided(String),
 }
 
 impl Judgement {
-    /// What a checker's verdict comes to.
+    /// Converts the verdict of a checker.
     pub fn of(verdict: &Verdict, well: impl Into<String>) -> Self {
         match verdict {
             Verdict::Ok => Self::Ok(well.into()),
@@ -50,7 +50,7 @@ impl Judgement {
         }
     }
 
-    /// A violation if there are complaints; some of them are shown.
+    /// Returns a violation if there are complaints. Shows some of them.
     pub fn of_complaints(complaints: Vec<String>, well: impl Into<String>) -> Self {
         const SHOWN_MAX: usize = 10;
         if complaints.is_empty() {
@@ -65,7 +65,7 @@ impl Judgement {
         Self::Violation(said.join("; "))
     }
 
-    /// The worse of two; what both say, if both are well.
+    /// Returns the worse of two results. If both are ok, joins their descriptions.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -78,78 +78,80 @@ impl Judgement {
 
 /// One client, from the first step to the last.
 pub trait Client: Send {
-    /// One operation, or a few that belong together.
+    /// Runs one operation, or a few related ones.
     fn step(&mut self, caller: &mut Caller<'_>);
 
-    /// After the last step, when everything is healed: what is held is given up.
+    /// Runs after the last step, when all faults have ended: gives up all holds.
     fn end(&mut self, _caller: &mut Caller<'_>) {}
 }
 
-/// From this moment of a run to that.
+/// A period of a run, from start to end.
 pub type Span = (u64, u64);
 
-/// See the module.
+/// A workload.
 pub trait Workload: Send + Sync {
-    /// What it needs of the members, before they are started.
+    /// Changes the setup of the members before they are started.
     fn prepare(&self, _setup: &mut Setup) {}
 
-    /// What is there before the load.
+    /// Prepares the store before the load.
     ///
     /// # Errors
-    /// It could not be put there.
+    /// Returns an error if that fails.
     fn begin(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
         Ok(())
     }
 
-    /// A client. They are numbered from 0.
+    /// Creates a client. Clients are numbered from 0.
     fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a>;
 
-    /// What is there after the load, when all has healed and all clients have ended.
+    /// Reads the final state after the load, when all faults and all clients have ended.
     ///
     /// # Errors
-    /// It could not be read.
+    /// Returns an error if it could not be read.
     fn conclude(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
         Ok(())
     }
 
-    /// What members were told to forget during the load, by whom else. Said before anything is judged; moments are the run's.
+    /// Receives the compactions that others requested during the load, with times of the run. Called before the
+    /// checks.
     fn hears_of(&self, _compactions: Vec<Compaction>) {}
 
-    /// When something was broken during the load, or another member came to lead; from when to when, in the run's moments. Said
-    /// before anything is judged.
+    /// Receives the periods of faults and leader changes during the load, with times of the run. Called before the
+    /// checks.
     fn was_disturbed(&self, _spans: Vec<Span>) {}
 
-    /// What was seen, and who judges whether it can be. A run that breaks off is judged by what was seen until then: what
-    /// [`conclude`](Self::conclude) has not read does not lack anything, but what was wrong already stays so.
+    /// Returns the histories with their checkers. If a run ends early, the history up to then is checked. A missing
+    /// final state ([`conclude`](Self::conclude)) is not a violation then, but earlier violations count.
     fn exhibits(&self) -> Vec<Exhibit>;
 }
 
-/// A workload in the list of all.
+/// An entry in the list of workloads.
 pub struct Kind {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What its clients do and what must be true, in one sentence.
+    /// One sentence on the calls of its clients and the promise that is checked.
     pub about: &'static str,
-    /// The kinds of operations of which some must end well, and how many a minute of load at least.
+    /// Kinds of operations that must succeed, each with the minimum number per minute of load.
     pub least: &'static [(&'static str, u64)],
-    /// How many clients each member has.
+    /// Number of clients per member.
     pub clients: u64,
-    /// Whether it is a control, that must fail: if it does not, the harness could not see such a failure.
+    /// Set for a control, which must fail. If it does not, the harness could not detect such a failure.
     pub control: Option<Control>,
-    /// A new one, for one run.
+    /// Creates the workload for one run.
     pub make: fn() -> Box<dyn Workload>,
 }
 
-/// What a control must fail under. That is what its judge is to find, as if it were none; the run turns it around.
+/// The conditions under which a control must fail. Its checker looks for violations as usual; the run inverts the
+/// result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Control {
-    /// The nemesis.
+    /// Name of the nemesis.
     pub under: &'static str,
-    /// Whether a member that stops by itself, or does not start any more, is such a failure, too.
+    /// Whether it also counts as a failure if a member stops by itself or does not start again.
     pub may_stop: bool,
 }
 
-/// Every workload there is.
+/// Every workload.
 pub const ALL: &[Kind] = &[
     register::KIND,
     register::LOCAL,
@@ -171,15 +173,15 @@ pub const ALL: &[Kind] = &[
     membership::KIND,
 ];
 
-/// What a search for an order may cost: a few minutes of a processor at most, then it is undecided.
+/// Maximum number of steps of a search for an order. It takes a few minutes at most; then the result is undecided.
 const STEPS_MAX: u64 = 10_000_000;
 
-/// See [`STEPS_MAX`].
+/// Returns a budget of [`STEPS_MAX`] steps.
 pub(crate) fn budget() -> Budget<'static> {
     Budget { steps: STEPS_MAX, ..Budget::default() }
 }
 
-/// The one of this name.
+/// Returns the workload with this name.
 pub fn named(name: &str) -> Option<&'static Kind> {
     ALL.iter().find(|kind| kind.name == name)
 }

@@ -1,8 +1,9 @@
-//! A queue: what was put is taken by somebody, and counts once: acknowledged together with a row that says by whom.
+//! A workload of a queue: every item is taken and takes effect once. It is acknowledged together with a row that
+//! names the taker.
 //!
-//! It is judged twice: by what takers were told and the rows that are there in the end ([`complaints`]), and by who believed to
-//! have which item when ([`intervals::holds`]): from the answer to a take until the last moment at which the item was known to
-//! be this taker's, nobody else has it.
+//! The history is checked twice: by the replies to takers and the final rows ([`complaints`]), and by the times at
+//! which takers believed that they have an item ([`intervals::holds`]). From the reply to a take until the last
+//! moment at which the item certainly belonged to this taker, no other taker may have it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,7 @@ use crate::progress::NOTHING_TAKEN;
 
 pub(super) const KIND: Kind = Kind {
     name: "queue",
-    about: "every item that was put is acknowledged exactly once, with its effect, and is with one taker at a time",
+    about: "every item is acknowledged exactly once, with its effect, and has at most one taker at a time",
     least: &[("put", 60), ("take", 60), ("ack", 60)],
     clients: 2,
     control: None,
@@ -33,11 +34,11 @@ pub(super) const KIND: Kind = Kind {
 const QUEUE: &str = "q/work";
 const DONE: &str = "q-done/";
 const WAIT_MS: u64 = 500;
-/// How long an item is held between two looks at it, at most.
+/// Maximum time between two checks of a held item.
 const HOLD_MS: u64 = 12;
-/// In the end the queue must get emptier within so long, again and again.
+/// At the end, the queue must become shorter within this time, again and again.
 const EMPTIER_WITHIN: Duration = Duration::from_secs(30);
-/// What stands for an item that is none of ours.
+/// Stands for an item that is not part of the workload.
 const STRANGE: u64 = u64::MAX;
 
 #[derive(Clone, Debug, Serialize)]
@@ -45,24 +46,25 @@ const STRANGE: u64 = u64::MAX;
 enum ItemCall {
     Put(u64),
     Take,
-    /// By whom.
+    /// An acknowledgement of an item by a taker.
     Ack(u64, String),
 }
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Items {
-    /// A take answers with the item, an acknowledgement with 1.
+    /// A take returns the item, an acknowledgement returns 1.
     book: Book<ItemCall, Option<u64>>,
-    /// Who believed to have which item, from when to when.
+    /// The time in which each taker believed that it had an item.
     holds: Book<HoldCall, HoldReply>,
     next: AtomicU64,
     takes: AtomicU64,
-    /// The rows that were there in the end; `None` if nobody has read them.
+    /// The final rows, or `None` if they were not read.
     done: Mutex<Option<Vec<Done>>>,
 }
 
-/// A row that says that an item has had its effect, and by whom. Each has a row of its own: none hides another.
+/// A row that records the effect of an item and its taker. Each effect has its own row, so that none can overwrite
+/// another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Done {
     item: u64,
@@ -81,11 +83,11 @@ impl Done {
     }
 }
 
-/// An item that was taken.
+/// A taken item.
 struct Taken {
     item: u64,
     token: u64,
-    /// When that was known.
+    /// Time at which the take was known.
     since: u64,
 }
 
@@ -97,7 +99,7 @@ impl Items {
         drop(caller.operation(&self.book, "put", QUEUE, ItemCall::Put(item), put));
     }
 
-    /// Takes one and acknowledges it, or gives it back; whether there was one.
+    /// Takes an item and acknowledges or returns it. Returns whether there was one.
     fn take(&self, caller: &mut Caller<'_>) -> Result<bool, Miss> {
         let who = format!("{}.{}", caller.client, self.takes.fetch_add(1, Ordering::Relaxed));
         let Some(taken) = self.try_take(caller, &who)? else { return Ok(false) };
@@ -109,12 +111,12 @@ impl Items {
             let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
             seen = seen.max(at);
         }
-        // One of ten is given back, for somebody else.
+        // One in ten is returned to the queue.
         let (invoked, end) = match caller.dice.below(10) {
             0 => self.give_back(caller, &who),
             _ => self.acknowledge(caller, &who, taken.item),
         };
-        // What ended well was this taker's when that was asked for.
+        // An operation that succeeded shows that the item belonged to this taker when it was requested.
         self.had(
             caller.client,
             &who,
@@ -137,7 +139,7 @@ impl Items {
         let item = result.clone().map(|taken| taken.map(|(item, _)| item));
         self.book.end(index, outcome(&item, ended));
         if matches!(result, Err(Miss::Unknown(_))) {
-            // It may come yet.
+            // The item may still arrive.
             caller.forget(who.to_owned());
         }
         Ok(result?.map(|(item, token)| Taken { item, token, since: ended }))
@@ -166,7 +168,7 @@ impl Items {
         (invoked, result)
     }
 
-    /// Takes down from when to when its taker believed to have an item.
+    /// Records the time in which a taker believed that it had an item.
     fn had(&self, client: u64, who: &str, taken: &Taken, until: u64, lost: bool) {
         let call =
             HoldCall::Hold { owner: who.into(), kind: HoldKind::Write, token: Some(taken.token) };
@@ -175,7 +177,7 @@ impl Items {
     }
 }
 
-/// What a take is entered as. One that has found nothing may have asked nobody.
+/// Returns the kind under which a take is recorded. An empty take may not have needed a quorum.
 fn kind_of<T>(taken: &Result<Option<T>, Miss>) -> &'static str {
     if matches!(taken, Ok(None)) { NOTHING_TAKEN } else { "take" }
 }
@@ -183,7 +185,9 @@ fn kind_of<T>(taken: &Result<Option<T>, Miss>) -> &'static str {
 fn was_ours(reply: Reply) -> Result<(), Miss> {
     match reply {
         Reply::Held { held: true, .. } => Ok(()),
-        Reply::Held { held: false, .. } => Err(Miss::Failed("it is another's".to_owned())),
+        Reply::Held { held: false, .. } => {
+            Err(Miss::Failed("the item belongs to another taker".to_owned()))
+        }
         reply => Err(Miss::nonsense(&reply)),
     }
 }
@@ -204,7 +208,7 @@ impl Workload for Items {
     }
 
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        // Whatever is claimed by somebody who is gone comes back when its session has ended.
+        // Items claimed by takers that are gone become available when their sessions have ended.
         let (mut least, mut since) = (usize::MAX, Instant::now());
         loop {
             let some = self.take(caller).unwrap_or(true);
@@ -219,7 +223,7 @@ impl Workload for Items {
                 (least, since) = (left, Instant::now());
             }
             if since.elapsed() > EMPTIER_WITHIN {
-                return Err(Miss::Failed(format!("{left} items are never taken")));
+                return Err(Miss::Failed(format!("{left} items were never taken")));
             }
         }
         match caller.call(&Call::List { prefix: DONE.to_owned() })? {
@@ -243,7 +247,7 @@ impl Workload for Items {
     }
 }
 
-/// What each taker was told, and what the rows say that are there in the end, if anybody has read them.
+/// Checks the replies to takers, and the final rows if they were read.
 fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut rows: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
@@ -251,7 +255,8 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
         rows.entry(*item).or_default().push(by);
     }
     let is_done = |item: &u64, who: &str| rows.get(item).is_some_and(|by| by.contains(&who));
-    // What is known of puts and acknowledgements must be, before takes are looked at: a history is in the order of calls.
+    // Puts and acknowledgements must be collected before takes are checked, because the history is in the order of
+    // calls.
     let (mut put, mut called) = (BTreeMap::new(), BTreeSet::new());
     let mut acknowledged: BTreeMap<u64, (At, &str)> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
@@ -267,13 +272,15 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
                         }
                         if done.is_some() && !is_done(item, who) {
                             let by = rows.get(item);
-                            complaints
-                                .push(format!("{item} was acknowledged by {who}, done by {by:?}"));
+                            complaints.push(format!(
+                                "{item} was acknowledged by {who}, but its effect is by {by:?}"
+                            ));
                         }
                     }
                     Outcome::Failed { .. } if is_done(item, who) => {
-                        complaints
-                            .push(format!("{item} was done by {who}, who was refused ({index})"));
+                        complaints.push(format!(
+                            "{item} has an effect by {who}, whose acknowledgement was rejected (#{index})"
+                        ));
                     }
                     _ => {}
                 }
@@ -289,29 +296,29 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
         };
         match put.get(item) {
             None | Some((_, Outcome::Failed { .. })) => {
-                complaints.push(format!("{item} was taken ({index}) and never put"));
+                complaints.push(format!("{item} was taken (#{index}) but never put"));
             }
             Some((invoked, _)) if at < invoked => {
-                complaints.push(format!("{item} was taken ({index}) before it was put"));
+                complaints.push(format!("{item} was taken (#{index}) before it was put"));
             }
             Some(_) => {}
         }
         if let Some((_, who)) = acknowledged.get(item).filter(|(at, _)| *at < operation.invoked) {
-            complaints.push(format!("{item} was taken ({index}) after {who} had acknowledged it"));
+            complaints.push(format!("{item} was taken (#{index}) after {who} had acknowledged it"));
         }
     }
     for (item, by) in &rows {
         if by.len() > 1 {
-            complaints.push(format!("{item} was done {} times: by {}", by.len(), by.join(", ")));
+            complaints.push(format!("{item} has {} effects: by {}", by.len(), by.join(", ")));
         }
         for who in by.iter().filter(|who| !called.contains(&(*item, **who))) {
-            complaints.push(format!("{item} was done by {who}, who never had it"));
+            complaints.push(format!("{item} has an effect by {who}, who never took it"));
         }
     }
     if done.is_some() {
         let is_put = |(_, outcome): &(At, &Outcome<_>)| matches!(outcome, Outcome::Ok { .. });
         let lost = put.iter().filter(|(item, put)| is_put(put) && !rows.contains_key(item));
-        complaints.extend(lost.map(|(item, _)| format!("{item} was put, and is never done")));
+        complaints.extend(lost.map(|(item, _)| format!("{item} was put but has no effect")));
     }
     complaints
 }
@@ -349,7 +356,7 @@ mod tests {
     fn item_put_taken_and_acknowledged_once_is_valid() {
         let again = vec![put(7), take(3, 7), take(6, 7), ack(9, 7, "b")];
         assert_eq!(told(again, &[done(7, "b")]), [""; 0]);
-        // The delivery was under way when the acknowledgement was: somebody else gave it back before.
+        // The delivery and the acknowledgement were concurrent: another taker returned the item before.
         let at_once = vec![put(7), take(3, 7), take(8, 7), ack(6, 7, "a")];
         assert_eq!(told(at_once, &[done(7, "a")]), [""; 0]);
         let unknown = ItemCall::Ack(7, "a".to_owned());
@@ -364,14 +371,14 @@ mod tests {
         let call = |who: &str| Operation::unknown(5, ItemCall::Ack(7, who.to_owned()));
         let history = vec![put(7), take(3, 7), take(3, 7), ack(6, 7, "a"), call("b")];
         let rows = ["q-done/000007/a", "q-done/000007/b"].map(Done::of);
-        assert_eq!(told(history, &rows), ["7 was done 2 times: by a, b"]);
+        assert_eq!(told(history, &rows), ["7 has 2 effects: by a, b"]);
     }
 
     #[test]
     fn take_after_acknowledgement_is_reported() {
         let history = vec![put(7), take(3, 7), ack(6, 7, "a"), take(9, 7)];
         let said = told(history, &[done(7, "a")]);
-        assert_eq!(said, ["7 was taken (3) after a had acknowledged it"]);
+        assert_eq!(said, ["7 was taken (#3) after a had acknowledged it"]);
     }
 
     #[test]
@@ -397,24 +404,28 @@ mod tests {
     fn take_of_an_item_never_put_is_reported() {
         let never = vec![put(7), take(3, 7), ack(6, 7, "a"), take(3, STRANGE)];
         let said = told(never, &[done(7, "a")]);
-        assert_eq!(said, [format!("{STRANGE} was taken (3) and never put")]);
+        assert_eq!(said, [format!("{STRANGE} was taken (#3) but never put")]);
         let refused = vec![Operation::failed(1, ItemCall::Put(7)), take(3, 7)];
-        assert_eq!(told(refused, &[]), ["7 was taken (1) and never put"]);
+        assert_eq!(told(refused, &[]), ["7 was taken (#1) but never put"]);
         let early = vec![Operation::unknown(9, ItemCall::Put(7)), take(3, 7)];
-        assert_eq!(told(early, &[]), ["7 was taken (1) before it was put"]);
+        assert_eq!(told(early, &[]), ["7 was taken (#1) before it was put"]);
     }
 
     #[test]
     fn done_rows_must_match_the_acknowledgements() {
         let lost = vec![put(7), take(3, 7), ack(6, 7, "a")];
-        let said = ["7 was acknowledged by a, done by None", "7 was put, and is never done"];
+        let said =
+            ["7 was acknowledged by a, but its effect is by None", "7 was put but has no effect"];
         assert_eq!(told(lost, &[]), said);
         let strange = vec![put(7), take(3, 7), ack(6, 7, "a")];
         let said = told(strange, &[done(7, "a"), Done::of("q-done/nonsense")]);
-        assert_eq!(said, [format!("{STRANGE} was done by q-done/nonsense, who never had it")]);
+        assert_eq!(
+            said,
+            [format!("{STRANGE} has an effect by q-done/nonsense, who never took it")]
+        );
         let refused = Operation::failed(6, ItemCall::Ack(7, "a".to_owned()));
         let said = told(vec![put(7), take(3, 7), refused], &[done(7, "a")]);
-        assert_eq!(said, ["7 was done by a, who was refused (2)"]);
+        assert_eq!(said, ["7 has an effect by a, whose acknowledgement was rejected (#2)"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Registers: clients read, write, and change what they have seen, on a few keys. Every key must be linearizable.
+//! A workload of registers: clients read, write, and compare and set a few keys. Every key must be linearizable.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -28,12 +28,12 @@ pub(super) const LOCAL: Kind = Kind {
     make: || Box::new(Registers { reads_locally: true, ..Registers::default() }),
 };
 
-/// How many keys are used at a time.
+/// Number of keys in use at a time.
 const KEYS: u64 = 3;
-/// After so many operations there are other keys: the fewer a key has, the faster it is judged.
+/// Number of operations after which new keys are used, because short histories are checked faster.
 const KEY_OPERATIONS: u64 = 600;
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 pub(super) struct Registers {
     reads_locally: bool,
@@ -42,7 +42,7 @@ pub(super) struct Registers {
     values: AtomicI64,
 }
 
-/// How manieth keys an operation uses.
+/// Returns the generation of the keys that an operation uses.
 fn generation(operation: u64) -> u64 {
     operation / (KEYS * KEY_OPERATIONS)
 }
@@ -69,7 +69,7 @@ impl Registers {
         let key = key(generation(number), caller.dice.below(KEYS));
         let value = self.values.fetch_add(1, Ordering::Relaxed);
         let held = |value: i64| Some(Value::from(value));
-        // Whoever has seen a value tries to change just that one.
+        // A client that has seen a value tries to replace exactly that value.
         let expect = seen.take().filter(|(of, _)| *of == key).map(|(_, value)| value);
         match (caller.dice.below(5), expect) {
             (0 | 1, _) | (4, None) => {
@@ -121,7 +121,8 @@ impl Workload for Registers {
         Box::new(Hand { registers: self, seen: None })
     }
 
-    /// Of a key that nobody has read since it was written nobody would know that it is lost. A control has to fail before.
+    /// Reads all keys, because the loss of a key that was not read since its last write would go unnoticed. A control
+    /// has to fail earlier.
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let last = generation(self.operations.load(Ordering::Relaxed));
         let mut keys = (0..=last).flat_map(|of| (0..KEYS).map(move |number| key(of, number)));
@@ -145,7 +146,7 @@ mod tests {
     use crate::workload::Judgement;
     use bowline::check::Operation;
 
-    /// What comes of a run whose last write was this one, if in the end there is nothing left.
+    /// Checks a run with this last write and an empty final state.
     fn emptied(number: u64, operations: u64) -> Judgement {
         let write = RegisterCall::Write(Some(7.into()));
         let write = Operation::ok(1, 2, write, RegisterReply::Written);

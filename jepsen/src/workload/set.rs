@@ -1,8 +1,8 @@
-//! Sets: every element whose adding was acknowledged is there, in each later read and in the end; what was refused
-//! never is.
+//! A workload of sets: every element whose addition was acknowledged is in each later read and at the end; a rejected
+//! one never is.
 //!
-//! An element is a row, and a set is read at once, at one revision. So a read of a set is for the checker one read of each of
-//! its rows at that revision, also of those that are not there.
+//! An element is a row, and a set is read at one revision. For the checker, a read of a set is therefore one read of
+//! each of its rows at that revision, including the missing ones.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "set",
-    about: "every acknowledged element is in each later read and there in the end, nothing else is",
+    about: "every acknowledged element, and nothing else, is in each later read and at the end",
     least: &[("add", 100), ("read", 10)],
     clients: 3,
     control: None,
@@ -26,23 +26,23 @@ pub(super) const KIND: Kind = Kind {
 
 pub(super) const UNSYNCED: Kind = Kind {
     name: "set-unsynced",
-    about: "a control that must fail when power fails: the same, on disks that say they have synced and have not",
+    about: "a control that must fail under power cuts: the same, on disks that confirm syncs without syncing",
     least: KIND.least,
     clients: 3,
     control: Some(Control { under: "power-all", may_stop: true }),
     make: || Box::new(Sets { without_syncs: true, ..Sets::default() }),
 };
 
-/// After so many elements there is another set: reads answer with all of one.
+/// Number of elements after which a new set is used, because reads return a whole set.
 const ELEMENTS: u64 = 100;
 
-/// One operation of so many is a read.
+/// One operation in this many is a read.
 const READ_IN: u64 = 16;
 
-/// What an element's row holds.
+/// Value of the row of an element.
 const IN: &str = "in";
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Sets {
     without_syncs: bool,
@@ -72,7 +72,7 @@ impl Sets {
         drop(caller.operation(&self.book, "add", "", call, add));
     }
 
-    /// Reads a set: all elements that may be there by now are asked for.
+    /// Reads a set. The check covers all elements that may have been added by now.
     fn read(&self, caller: &mut Caller<'_>, number: u64) -> Result<(), Miss> {
         let list = Call::List { prefix: name_of(number) };
         let timed = caller.timed("read", |caller| match caller.call(&list)? {
@@ -101,7 +101,7 @@ impl Sets {
 impl Client for &Sets {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(READ_IN) == 0 {
-            // What came of it is in the book.
+            // The outcome is in the book.
             drop(self.read(caller, self.next.load(Ordering::Relaxed) / ELEMENTS));
         } else {
             self.add(caller);

@@ -1,5 +1,6 @@
-//! Watches: some clients write, some watch. Every watch yields each change since its first revision once, in
-//! order, no revision torn, nothing else; whoever watches again after a break goes on where it was.
+//! A workload of watches: some clients write, some watch. Every watch must yield each change since its first revision
+//! once, in order, with complete revisions, and nothing else. A client that watches again after an interruption
+//! continues where it was.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +18,7 @@ use crate::run::BACK_WITHIN;
 
 pub(super) const KIND: Kind = Kind {
     name: "watch",
-    about: "watches yield every change once, in order, whole revisions, and go on after a break",
+    about: "watches yield every change once, in order, in complete revisions, and resume after interruptions",
     least: &[("write", 60), ("events", 60)],
     clients: 3,
     control: None,
@@ -25,21 +26,21 @@ pub(super) const KIND: Kind = Kind {
 };
 
 const PREFIX: &str = "w/";
-/// What comes right behind all that begins so.
+/// End of the range of the prefix.
 const PREFIX_END: &str = "w0";
 const KEYS: u64 = 5;
 const WAIT_MS: u64 = 300;
-/// Who compacts, for people.
+/// Process number of compactions in reports.
 const NEMESIS: u64 = u64::MAX;
-/// What a watch says before the oldest revision that is left, if it asked for an older one.
+/// Part of the message of a watch whose start was compacted, before the oldest available revision.
 const COMPACTED: &str = "has been compacted; the oldest left is";
 
-/// See the module.
+/// The workload.
 #[derive(Default)]
 struct Watches {
     book: Book<WatchCall, WatchReply>,
     next: AtomicU64,
-    /// Streams that did not come far enough.
+    /// Streams that did not progress far enough.
     late: Mutex<Vec<String>>,
     compactions: Mutex<Vec<Compaction>>,
 }
@@ -68,13 +69,13 @@ impl Watches {
     }
 }
 
-/// The first client of each member watches, the others write.
+/// A client. The first client of each member watches, the others write.
 struct Hand<'a> {
     watches: &'a Watches,
     watches_itself: bool,
     slot: Option<String>,
     slots: u64,
-    /// Everything up to here has been yielded.
+    /// Revision up to which everything was received.
     until: u64,
 }
 
@@ -86,7 +87,7 @@ impl Hand<'_> {
         }
     }
 
-    /// Another stream, behind what the last one has yielded.
+    /// Begins another stream after the last received revision.
     fn begin(&mut self, caller: &mut Caller<'_>) {
         self.slots += 1;
         let slot = format!("{}.{}", caller.client, self.slots);
@@ -98,7 +99,7 @@ impl Hand<'_> {
         let mut gone = None;
         let begun = caller.operation(&self.watches.book, "watch", "", watch, |caller| {
             if let Err(miss) = caller.call(&call) {
-                // That is a stream, too, whose first and last message it is.
+                // This counts as a stream whose only message is the compaction.
                 gone = oldest_left(&miss);
                 gone.ok_or(miss)?;
             }
@@ -139,20 +140,20 @@ impl Hand<'_> {
         }
     }
 
-    /// Takes down what was told, as of now.
+    /// Records a message received now.
     fn received(&self, caller: &Caller<'_>, slot: &str, received: Received) {
         let (book, now) = (&self.watches.book, caller.now());
         let index = book.begin(caller.client, "", now, WatchCall::Receive { stream: slot.into() });
         book.end(index, Outcome::Ok { at: At(now), reply: WatchReply::Received(received) });
     }
 
-    /// What was yielded and did not arrive is yielded again to the next watch.
+    /// Ends a stream with an error. Events that did not arrive are sent again to the next watch.
     fn broken(&mut self, caller: &mut Caller<'_>, slot: String) {
         caller.forget(slot);
         self.slot = None;
     }
 
-    /// It could not go on; the next stream begins behind that.
+    /// Records that the stream was compacted. The next stream begins after that revision.
     fn compacted(&mut self, caller: &mut Caller<'_>, slot: String, oldest: u64) {
         self.received(caller, &slot, Received::Compacted(oldest));
         self.broken(caller, slot);
@@ -160,7 +161,7 @@ impl Hand<'_> {
     }
 }
 
-/// The oldest revision that is left, where a watch says that it asked for an older one.
+/// Returns the oldest available revision in the message of a watch whose start was compacted.
 fn oldest_left(miss: &Miss) -> Option<u64> {
     let (Miss::Failed(why) | Miss::Unknown(why)) = miss;
     why.split_once(COMPACTED)?.1.trim().parse().ok()
@@ -179,14 +180,14 @@ impl Client for Hand<'_> {
         if !self.watches_itself {
             return;
         }
-        // Everything up to what is there now must come, as soon as the member is back.
+        // Everything up to the current revision must arrive once the member is back.
         let home = caller.member;
         let list = Call::List { prefix: PREFIX.to_owned() };
         let there = caller.insist(&list, BACK_WITHIN);
         caller.member = home;
         let last = match last_of(&there) {
             Ok(last) => last,
-            Err(why) => return self.watches.complain(format!("of the watch on m{home}: {why}")),
+            Err(why) => return self.watches.complain(format!("watch on m{home}: {why}")),
         };
         let begun = Instant::now();
         while self.until < last && begun.elapsed() < BACK_WITHIN {
@@ -195,16 +196,16 @@ impl Client for Hand<'_> {
         if self.until < last {
             let until = self.until;
             self.watches
-                .complain(format!("the watch on m{home} ends at {until} instead of {last}"));
+                .complain(format!("the watch on m{home} ended at {until} instead of {last}"));
         }
     }
 }
 
-/// The revision of the last change of what is there: so far each watch must come.
+/// Returns the last revision in a list of rows. Each watch must reach it.
 fn last_of(there: &Result<Reply, Miss>) -> Result<u64, String> {
     match there {
         Ok(Reply::Rows { rows, .. }) => Ok(rows.iter().map(|row| row.modified).max().unwrap_or(0)),
-        other => Err(format!("healed, nobody says what there is to be told: {other:?}")),
+        other => Err(format!("cannot read the final revision: {other:?}")),
     }
 }
 
@@ -226,7 +227,7 @@ impl Workload for Watches {
     fn exhibits(&self) -> Vec<Exhibit> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = |history: &History<_, _>| watch::check(&watch::Watch::default(), history);
-        // Whether it was done or not: from the call on it may be.
+        // Whether or not it was confirmed, a compaction may be effective from its call on.
         let compactions = self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let compaction = |Compaction { called, revision }| {
             Operation::unknown(called, WatchCall::Compact { revision }).by(NEMESIS)
@@ -245,7 +246,8 @@ mod tests {
     use super::*;
     use crate::workload::Judgement;
 
-    /// A stream from 1 on that was told at 20 that everything before 5 is gone, where somebody was told to forget this.
+    /// Checks a stream from revision 1 that reports at time 20 that everything before 5 was compacted, with these
+    /// compactions requested.
     fn told(compactions: &[(u64, u64)]) -> Judgement {
         let watches = Watches::default();
         let to =
@@ -276,7 +278,7 @@ mod tests {
     fn oldest_revision_is_parsed_from_the_watch_error() {
         let said = "required revision 3 has been compacted; the oldest left is 17";
         assert_eq!(oldest_left(&Miss::Failed(said.to_owned())), Some(17));
-        assert_eq!(oldest_left(&Miss::Failed("the watch is over".to_owned())), None);
+        assert_eq!(oldest_left(&Miss::Failed("the watch has ended".to_owned())), None);
     }
 
     #[test]

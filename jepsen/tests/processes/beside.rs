@@ -1,4 +1,4 @@
-//! The server's program, which another member of the workspace makes.
+//! Locates the program of the server, which another member of the workspace builds.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,8 @@ use bowline_jepsen::{Over, Programs};
 
 use crate::HARNESS;
 
-/// The server beside the harness: with the whole workspace it is made before its tests; alone, it is made here.
+/// Returns the server in the directory of the harness. A build of the whole workspace has built it before these
+/// tests; otherwise it is built here.
 pub(crate) fn server() -> Program {
     let harness = Path::new(HARNESS);
     if let Ok(program) = Programs::beside(harness, None).of(Over::Server) {
@@ -21,7 +22,7 @@ pub(crate) fn server() -> Program {
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
-    let built = cargo.output().expect("cargo is there");
+    let built = cargo.output().expect("cargo runs");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     Programs::beside(harness, None).of(Over::Server).expect("it was built").clone()
 }

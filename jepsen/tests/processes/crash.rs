@@ -1,9 +1,8 @@
-//! Real processes, killed at every named point of the log and the driver, and at random moments, while
-//! writes run: what was acknowledged is there once, what is unknown at most once, and who was killed
-//! comes back.
+//! Tests that kill real processes at every named point of the log and the driver, and at random times, during writes.
+//! Acknowledged writes must be stored once and unknown ones at most once, and a killed process must come back.
 //!
-//! `BOWLINE_CRASH_ROUNDS` multiplies the crashes (default 1), `BOWLINE_CRASH_SEED` draws other random
-//! moments.
+//! `BOWLINE_CRASH_ROUNDS` multiplies the number of crashes (default 1), `BOWLINE_CRASH_SEED` draws other random
+//! times.
 
 #![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
 
@@ -19,14 +18,14 @@ fn rounds() -> u64 {
     number_in("BOWLINE_CRASH_ROUNDS").unwrap_or(1)
 }
 
-/// Which member, and after how many writes.
+/// Returns the random numbers for the targets and the times.
 fn dice() -> Dice {
     let seed = number_in("BOWLINE_CRASH_SEED").unwrap_or(1);
     eprintln!("BOWLINE_CRASH_SEED={seed} draws these moments");
     Dice::new(seed)
 }
 
-/// At which points processes have died, and how often.
+/// Number of deaths of processes at each point.
 #[derive(Default)]
 struct Coverage(BTreeMap<Point, u64>);
 
@@ -39,11 +38,11 @@ impl Coverage {
     fn is_complete(&self) {
         let missing: Vec<_> =
             Point::ALL.into_iter().filter(|point| !self.0.contains_key(point)).collect();
-        assert!(missing.is_empty(), "nobody died at {missing:?}");
+        assert!(missing.is_empty(), "no process died at {missing:?}");
     }
 }
 
-/// Segments come and go rarely: a high count of them is a long test.
+/// Returns whether the point is reached rarely, as when segments change, so that many hits would take long.
 fn is_rare(point: Point) -> bool {
     use Point::*;
     matches!(
@@ -57,7 +56,7 @@ fn is_rare(point: Point) -> bool {
     )
 }
 
-/// Every point with every one of these hits, and more by chance in more rounds.
+/// Returns every point with each of these hit counts, and with random ones in further rounds.
 fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
     let mut dice = dice();
     let mut crashes = Vec::new();
@@ -73,11 +72,11 @@ fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
     crashes
 }
 
-/// After so many deaths it is another cluster's turn: the more there is in the store, the more must be
-/// written until the log is cut again.
+/// Number of deaths after which another cluster is used: the larger the store, the more writes are needed until the
+/// log is truncated.
 const DEATHS_OF_A_CLUSTER: usize = 5;
 
-/// Kills whom `victim` names at every point, while writes run.
+/// Kills the `victim` at every point during writes.
 fn killed_at_every_point(
     members: usize,
     hits: [u64; 2],
@@ -139,7 +138,7 @@ fn member_killed_during_bootstrap_joins_after_its_restart() -> Result<(), Harnes
         for member in (0..members).filter(|member| *member != victim) {
             cluster.join(member)?;
         }
-        // It may die before it runs, or later, by what its own writers make it do.
+        // It may die before it is ready, or later because of its own writers.
         if cluster.process(victim).ready()? {
             cluster.load().write_to(victim, &cluster.process(victim));
         }
@@ -184,7 +183,7 @@ fn members_killed_at_random_times_lose_nothing() -> Result<(), HarnessError> {
     let (mut minorities, mut majorities, mut all) = (0, 0, 0);
     for round in 0..9 * rounds() {
         cluster.load().more(1 + dice.below(120))?;
-        // One, two, all three at once; each in turn.
+        // One, two or all three at once, in turn.
         let many = 1 + usize::try_from(round % 3).unwrap_or(0);
         let first = dice.one_of(3);
         let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();

@@ -1,7 +1,8 @@
-//! Every fault there is, once: it begins, a short window passes, it ends; and then the cluster serves, on every
-//! member, with everything that was acknowledged, while writes ran all the time.
+//! Tests every fault once: it begins, a short window passes, and it ends. Then every member must serve, with all
+//! acknowledged writes. Writes run all the time.
 //!
-//! What the machine cannot do is skipped, and said. Long runs with workloads and judges are the harness' own.
+//! Faults that the machine does not support are skipped with a message. The harness itself makes long runs with
+//! workloads and checks.
 
 #![allow(clippy::print_stderr, reason = "what was done is part of the test's result")]
 
@@ -17,30 +18,30 @@ use bowline_jepsen::{Answer, Cluster, Dice, HarnessError, Over};
 
 use crate::{NODE, beside};
 
-/// How long a fault lasts here. The harness' own windows are longer than a session lives.
+/// Length of a fault. The windows of the harness are longer than a session lives.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// How long those last that take many steps to come round.
+/// Length of a fault that needs many steps.
 const LONG_WINDOW: Duration = Duration::from_secs(4);
 
-/// How long a writer waits for an answer before it goes on.
+/// Maximum time that a writer waits for a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A pause between two writes, so that there is something to write in all of a run and not too much to judge.
+/// Pause between two writes, so that they last for the whole run without too many to check.
 const WRITE_EVERY: Duration = Duration::from_millis(4);
 
-/// Writes once through a member that may be down, cut off or anything. Says whether it was acknowledged.
+/// Makes a write through a member, which may be down or isolated. Returns whether it was acknowledged.
 fn write(cluster: &Cluster, member: usize) -> bool {
     let Some(process) = Fleet::process(cluster, member) else { return false };
     matches!(cluster.load().once(member, &process, PATIENCE), Some(Answer::Done(_)))
 }
 
-/// Lets each of these faults happen to one cluster, one after the other.
+/// Applies these faults to one cluster, one after the other.
 fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), HarnessError> {
     one_after_the_other_to(Over::Embedded, members, names)
 }
 
-/// The same, to nodes or to servers.
+/// Like `one_after_the_other`, for nodes or servers.
 fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<(), HarnessError> {
     let kinds: Vec<&Kind> = (names.iter())
         .map(|name| nemesis::named(name).unwrap_or_else(|| panic!("there is no {name}")))
@@ -63,7 +64,7 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
         Over::Server => beside::server(),
     };
     let (cluster, mut dice) = (Cluster::of(program, setup)?, Dice::new(5));
-    // Its own writers would end with their processes.
+    // Starts the fleet without its writers, which would end with their processes.
     Fleet::start(&cluster)?;
     let ending = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -84,7 +85,7 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
             nemesis::pass(&mut **fault, &cluster, &mut dice, window)?;
             while !has_struck(&cluster, name) {
                 if begun.elapsed() > LIMIT {
-                    return Err(HarnessError::TooLate(format!("{name} has struck nobody: {said}")));
+                    return Err(HarnessError::TooLate(format!("{name} had no effect: {said}")));
                 }
                 nemesis::pass(&mut **fault, &cluster, &mut dice, WINDOW)?;
             }
@@ -101,12 +102,12 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
         cluster.judge(member)?;
     }
     eprintln!("{} writes acknowledged", cluster.load().history().done());
-    // Who joins is a stranger at first; nobody else is.
+    // A joining member is a stranger at first. No other connection may be.
     assert!(cluster.links().strangers() == 0 || cluster.setup().spare > 0);
     Ok(())
 }
 
-/// Whether what passed between members shows that a fault of the network had an effect.
+/// Returns whether the traffic between members shows that a network fault had an effect.
 fn has_struck(fleet: &Fleet, name: &str) -> bool {
     let places = 0..fleet.places();
     let pairs = places.clone().flat_map(|from| places.clone().map(move |to| (from, to)));
@@ -122,7 +123,7 @@ fn has_struck(fleet: &Fleet, name: &str) -> bool {
     }
 }
 
-/// Ends the writers, however the test ends.
+/// Ends the writers when the test ends in any way.
 fn scopeguard<F: FnMut()>(end: F) -> impl Drop {
     struct Guard<F: FnMut()>(F);
     impl<F: FnMut()> Drop for Guard<F> {
@@ -133,14 +134,14 @@ fn scopeguard<F: FnMut()>(end: F) -> impl Drop {
     Guard(end)
 }
 
-/// Every founder acknowledges a write, and reads what was acknowledged.
+/// Checks that every founder acknowledges a write and reads all acknowledged writes.
 fn serves(cluster: &Cluster, after: &str) -> Result<(), HarnessError> {
     for member in 0..cluster.members() {
         let begun = Instant::now();
         while !write(cluster, member) {
             if begun.elapsed() > LIMIT {
                 return Err(HarnessError::TooLate(format!(
-                    "m{member} takes no write after {after}"
+                    "m{member} rejects writes after {after}"
                 )));
             }
         }

@@ -1,9 +1,9 @@
-//! Full disks: three processes, each on a small file system of its own, which are filled to the last
-//! block and freed again, one, two and all of them, under a leader and under a follower. What makes the
-//! state grow is refused and says why; reads, deletions, compaction and the end of leases go on; when
-//! there is room again everything does, without a restart, and nothing that was acknowledged is lost.
+//! Tests full disks: three processes, each on its own small file system, which is filled to the last block and freed
+//! again on one, two and all of them, on leaders and followers. Writes that grow the state must be rejected with the
+//! reason. Reads, deletions, compactions and lease expiry must continue. When there is space again, everything must
+//! work without a restart, and no acknowledged write may be lost.
 //!
-//! Needs root and loop devices, as `power.rs` does. `BOWLINE_FULL_CYCLES` is how often (default 8).
+//! Needs root and loop devices, like `power.rs`. `BOWLINE_FULL_CYCLES` is the number of cycles (default 8).
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use bowline_jepsen::{Answer, Cluster, HarnessError, Medium, Order, Volumes, numb
 
 use crate::NODE;
 
-/// A member's file system.
+/// Size of the file system of a member.
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// How long a call may take: longer than any leader change that nobody asked for, and shorter than [`LIMIT`].
+/// Call deadline: longer than any unplanned leader change, and shorter than [`LIMIT`].
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// So many writes fill what is kept ready for the log many times.
+/// Maximum number of writes: many times what fills the space preallocated for the log.
 const WRITES_MAX: usize = 2_000;
 
-/// Says something that must be seen, also when the test passes.
+/// Prints a line that must be visible even if the test passes.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }
 
-/// Does what must be done, through a member.
+/// Runs an order through a member. It must succeed.
 fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, HarnessError> {
     match cluster.process(member).answer(&order)? {
         Some(Answer::Done(result)) => Ok(result),
@@ -37,7 +37,7 @@ fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, HarnessEr
     }
 }
 
-/// Writes through a member once. Whether there was room.
+/// Makes one write through a member. Returns whether there was space.
 fn has_room(cluster: &Cluster, member: usize) -> Result<bool, HarnessError> {
     let writer = 10 + member;
     match cluster.load().once(writer, &cluster.process(member), LIMIT) {
@@ -45,27 +45,29 @@ fn has_room(cluster: &Cluster, member: usize) -> Result<bool, HarnessError> {
         Some(Answer::Refused(why)) if why.contains("the disk is full") => Ok(false),
         Some(answer) => Err(HarnessError::Answered { order: Order::Write("?".to_owned()), answer }),
         None => {
-            Err(HarnessError::Ended(format!("m{member} died of a full disk, or does not answer")))
+            Err(HarnessError::Ended(format!("m{member} died or does not answer with a full disk")))
         }
     }
 }
 
-/// Writes through a member until there is no room; how many fitted.
+/// Writes through a member until there is no space. Returns the number of successful writes.
 fn until_full(cluster: &Cluster, member: usize) -> Result<usize, HarnessError> {
     for fitted in 0..WRITES_MAX {
         if !has_room(cluster, member)? {
             return Ok(fitted);
         }
     }
-    Err(HarnessError::Ended(format!("m{member} has a full disk, and takes whatever comes")))
+    Err(HarnessError::Ended(format!("m{member} has a full disk but accepts writes")))
 }
 
-/// Writes through a member until it is taken.
+/// Writes through a member until a write succeeds.
 fn until_healed(cluster: &Cluster, member: usize) -> Result<(), HarnessError> {
     let begun = Instant::now();
     while !has_room(cluster, member)? {
         if begun.elapsed() > LIMIT {
-            return Err(HarnessError::TooLate(format!("m{member} has room, and does not notice")));
+            return Err(HarnessError::TooLate(format!(
+                "m{member} has space again but rejects writes"
+            )));
         }
     }
     Ok(())
@@ -81,7 +83,7 @@ fn full_disks_lose_nothing_and_recover_without_a_restart() -> Result<(), Harness
     let volumes = Some((vec![Medium::Plain], VOLUME_BYTES));
     let cluster = Cluster::of(NODE, Setup { volumes, deadline: DEADLINE, ..Cluster::usual(3) })?;
     let volumes = || cluster.volumes().expect("they were asked for");
-    // Without a load: each write is made by hand.
+    // There is no load: the test makes each write itself.
     Fleet::start(&cluster)?;
     let (mut fitted, mut still_full) = (0, 0);
     for cycle in 0..cycles {
@@ -100,11 +102,11 @@ fn full_disks_lose_nothing_and_recover_without_a_restart() -> Result<(), Harness
 
         fitted += until_full(&cluster, victim)?;
         if full.len() == 1 {
-            // The others go on, under a leader with room.
+            // The other members continue under a leader with space.
             for _ in 0..20 {
                 until_healed(&cluster, other)?;
             }
-            // Elected by chance, it hands over as soon as it finds out.
+            // If it happens to be elected, it transfers leadership as soon as it finds out.
             let begun = Instant::now();
             while cluster.await_leader(LIMIT)?.0 == victim {
                 assert!(begun.elapsed() < LIMIT, "a full member leads while others have room");
@@ -119,10 +121,10 @@ fn full_disks_lose_nothing_and_recover_without_a_restart() -> Result<(), Harness
         done(&cluster, victim, Order::Delete(scrap))?;
         done(&cluster, victim, Order::Revoke(lease))?;
         done(&cluster, victim, Order::Compact(revision))?;
-        // Unless its log was cut just now, which makes room.
+        // A truncation of its log may just have made space.
         still_full += u64::from(!has_room(&cluster, victim)?);
         if cycle % 8 == 3 {
-            // A member starts on a full disk too.
+            // A member can also start on a full disk.
             cluster.kill(victim)?;
             Fleet::restart(&cluster, victim)?;
             cluster.judge(victim)?;

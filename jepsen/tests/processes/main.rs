@@ -1,8 +1,8 @@
-//! Real processes, whole clusters of them: killed, cut off, filled up, without power, restarted; and the runner that does
-//! such things and judges what came of it.
+//! Tests with whole clusters of real processes: killed, isolated, full, without power, restarted; and tests of the
+//! runner that does this and checks the results.
 //!
-//! One program: these tests wait more than they compute, so that they do well side by side. What measures how long something
-//! takes is a program beside.
+//! They are one program, because they wait more than they compute and run well in parallel. Tests that measure
+//! durations are in a separate program.
 
 mod crash;
 mod faults;
@@ -15,8 +15,8 @@ mod runner;
 mod beside;
 mod trial;
 
-/// A member, as a program that embeds it.
+/// The program that embeds a member.
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
-/// The harness' command line.
+/// The command line of the harness.
 const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");

@@ -1,11 +1,11 @@
-//! Power cuts on real file systems: each process has its data on a small file system of its own, and
-//! while writes run one, two or all of these lose their power at once. What was acknowledged
-//! is there once, and everybody comes back without a human.
+//! Tests power cuts on real file systems: each process has its data on its own small file system, and during writes
+//! one, two or all of them lose power at once. Acknowledged writes must be stored once, and all members must come
+//! back without manual intervention.
 //!
-//! Needs root, loop devices and perl. Where they are missing the test says so, and why, and has shown
-//! nothing; with `BOWLINE_POWER_REQUIRED=1` that is a failure. `BOWLINE_POWER_CUTS` is how many cuts there
-//! are of three members (default 8; of single nodes and of founding members a quarter of it each),
-//! `BOWLINE_POWER_SEED` draws other moments, `BOWLINE_POWER_XFS=1` takes XFS instead of ext4. `docs/operating/disks.md` has the long run.
+//! Needs root, loop devices and perl. If they are missing, the test prints the reason and proves nothing; with
+//! `BOWLINE_POWER_REQUIRED=1` that is a failure. `BOWLINE_POWER_CUTS` is the number of cuts of three members (default
+//! 8; of single nodes and of founding members a quarter of it each), `BOWLINE_POWER_SEED` draws other times, and
+//! `BOWLINE_POWER_XFS=1` uses XFS instead of ext4. `docs/operating/disks.md` describes the long run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,16 +18,16 @@ use bowline_jepsen::{Cluster, Dice, HarnessError, Medium, Switch, Verdict, Volum
 
 use crate::NODE;
 
-/// A member's file system.
+/// Size of the file system of a member.
 const VOLUME_BYTES: u64 = 320 << 20;
 
-/// All that lose their power at once do so within this, or the cut counts as several.
+/// Maximum time between the first and the last power loss of one cut. Otherwise it counts as several cuts.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// After so many cuts it is another cluster's turn: with the history grows what there is to judge.
+/// Number of cuts after which another cluster is used, because checking takes longer as the history grows.
 const CUTS_OF_A_CLUSTER: u64 = 20;
 
-/// What members stand on: one each way.
+/// Returns the media of the members, one of each kind.
 fn media() -> [Medium; 3] {
     match number_in("BOWLINE_POWER_XFS") {
         None | Some(0) => [Medium::Plain, Medium::Loose, Medium::Cached],
@@ -35,15 +35,15 @@ fn media() -> [Medium; 3] {
     }
 }
 
-/// After so long a cluster of three has usually been founded.
+/// Time within which a cluster of three is usually founded.
 const FOUNDED_WITHIN_MS: u64 = 300;
 
-/// Says something that must be seen, also when the test passes.
+/// Prints a line that must be visible even if the test passes.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }
 
-/// How many cuts there are to be.
+/// Returns the number of cuts.
 fn cuts() -> u64 {
     number_in("BOWLINE_POWER_CUTS").unwrap_or(8)
 }
@@ -54,7 +54,7 @@ fn dice(cuts: u64) -> Dice {
     Dice::new(seed)
 }
 
-/// Whether there is a way to cut the power here. If not, says why not.
+/// Returns whether the power can be cut on this machine. If not, prints the reason.
 fn is_possible() -> bool {
     let Err(why) = Volumes::possible() else { return true };
     let required = number_in("BOWLINE_POWER_REQUIRED").is_some_and(|number| number != 0);
@@ -63,12 +63,12 @@ fn is_possible() -> bool {
     false
 }
 
-/// What was done, over all clusters.
+/// Counts over all clusters.
 #[derive(Default)]
 struct Counts {
-    /// Cuts, by how many members lost their power at once.
+    /// Number of cuts, by the number of members that lost power at once.
     cuts: BTreeMap<usize, u64>,
-    /// Nodes that had noticed, before their process ended.
+    /// Number of nodes that noticed before their processes ended.
     noticed: usize,
     slowest: Duration,
     late: u64,
@@ -103,18 +103,18 @@ impl Counts {
     }
 }
 
-/// A cluster of so many members, each with its data on a volume of its own, on these media.
+/// Returns a cluster whose members have their data on separate volumes with these media.
 fn cluster_on(media: &[Medium], members: usize) -> Result<Cluster, HarnessError> {
     let volumes = Some((media.to_vec(), VOLUME_BYTES));
     Cluster::of(NODE, Setup { volumes, ..Cluster::usual(members) })
 }
 
-/// A switch for the power of these members.
+/// Returns a switch for the power of these members.
 fn switch(cluster: &Cluster, members: &[usize]) -> Result<Switch, HarnessError> {
     cluster.volumes().expect("they were asked for").switch(members)
 }
 
-/// Ends these members, and gives them their power again. Says how many nodes had noticed before their end.
+/// Ends these members and restores their power. Returns the number of nodes that had noticed before their end.
 fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, HarnessError> {
     let ends = members.iter().map(|member| cluster.bury_however(*member));
     let noticed = ends.collect::<Result<Vec<_>, _>>()?.iter().flatten().count();
@@ -122,7 +122,7 @@ fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, HarnessError> {
     Ok(noticed)
 }
 
-/// Cuts the power of these members while they work, and lets them come back.
+/// Cuts the power of these members during writes, and restarts them.
 fn cut(
     cluster: &Cluster,
     victims: &[usize],
@@ -134,7 +134,7 @@ fn cut(
     cluster.load().more(1 + dice.below(60))?;
     counts.cut(switch, victims)?;
     if quorum_lives && dice.below(2) == 0 {
-        // The others go on, beside a machine that is still connected and has no disk.
+        // The others continue, next to a machine that is still connected but has no disk.
         cluster.load().more(1 + dice.below(40))?;
     }
     counts.noticed += again(cluster, victims)?;
@@ -149,7 +149,7 @@ fn cut(
     Ok(())
 }
 
-/// Cuts so often, on clusters that stand on these media, whom `victims` names in each round.
+/// Makes this number of cuts on clusters with these media. `victims` selects the members in each round.
 fn cut_and_judge(
     of: &str,
     cuts: u64,
@@ -180,7 +180,7 @@ fn members_lose_nothing_in_a_power_cut_and_restart() -> Result<(), HarnessError>
         return Ok(());
     }
     cut_and_judge("members of three", cuts(), &media(), |cluster, round, dice| {
-        // The leader, somebody, two of them, all.
+        // In turn: the leader, one member, two of them, all.
         let first = if round % 4 == 0 { cluster.await_leader(LIMIT)?.0 } else { dice.one_of(3) };
         let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
         Ok((0..many).map(|i| (first + i) % 3).collect())
@@ -215,7 +215,7 @@ fn cluster_bootstrap_completes_after_a_power_cut() -> Result<(), HarnessError> {
         for member in 0..3 {
             cluster.spawn(member)?;
         }
-        // At a random moment: nothing says when a member is half way through.
+        // At a random time, because nothing shows when a member is half-way through.
         thread::sleep(Duration::from_millis(dice.below(FOUNDED_WITHIN_MS)));
         counts.cut(switch, &victims)?;
         counts.noticed += again(&cluster, &victims)?;

@@ -1,8 +1,7 @@
-//! A rolling restart: one real process after the other is stopped in good order and started again, while
-//! writes run. That costs at most one election each, none where a follower is restarted, and no
-//! acknowledged write; nobody else's write is lost or doubled either.
+//! Tests a rolling restart: one real process after the other is shut down gracefully and started again during writes.
+//! This costs at most one election each, none if a follower is restarted. No write may be lost or applied twice.
 //!
-//! `BOWLINE_ROLLING_ROUNDS` is how often everybody is restarted (default 2).
+//! `BOWLINE_ROLLING_ROUNDS` is the number of restarts of each member (default 2).
 
 #![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
 
@@ -14,7 +13,7 @@ use bowline_jepsen::{Cluster, HarnessError, number_in};
 
 use crate::NODE;
 
-/// Long enough that no machine, however busy, has an election that nobody caused.
+/// Long enough that no machine, however busy, has an election without a cause.
 const ELECTION: Duration = Duration::from_secs(10);
 
 #[test]

@@ -1,5 +1,5 @@
-//! The runner itself: a short run is green, a lost write is red, a run in which nothing happened is neither; and the command
-//! line says so.
+//! Tests of the runner itself: a short run is ok, a lost write is a violation, and a run in which nothing happened is
+//! invalid. The command line reports each of them.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -30,7 +30,7 @@ fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, membe
     run::run(&plan, &Program { path: HARNESS.into(), words: vec!["node".to_owned()] })
 }
 
-/// The same, until the run says something.
+/// Repeats a run until it is valid.
 fn judged(
     workload: &'static workload::Kind,
     nemesis: &'static nemesis::Kind,
@@ -68,17 +68,17 @@ fn lost_write_fails_the_run_and_keeps_its_history() {
         assert_eq!(summary.verdict, "violation");
         let history = std::fs::read_to_string(&summary.evidence[0]).unwrap();
         assert!(history.lines().count() > 10, "{history}");
-        assert!(report::row(&summary).contains("seen: "));
-        // Public checkers leave a page, and say how they are asked again.
+        assert!(report::row(&summary).contains("evidence: "));
+        // Public checkers leave a page and the command to repeat the check.
         let has_page =
             summary.evidence[1..].iter().any(|file| file.extension() == Some("html".as_ref()));
         assert_eq!(has_page, workload != "queue");
-        // Of a queue there is what its takers held, which a public checker judges and finds right.
+        // For a queue, a public checker checks the holds of its takers and finds no violation.
         assert!(!summary.judge_again.is_empty());
     }
 }
 
-/// Does nothing at all.
+/// A workload that does nothing.
 struct Idle;
 
 static IDLE: workload::Kind = workload::Kind {
@@ -100,7 +100,7 @@ impl Workload for Idle {
     }
 
     fn exhibits(&self) -> Vec<Exhibit> {
-        // In which nothing stands.
+        // The history is empty.
         (named("register").make)().exhibits()
     }
 }
@@ -109,10 +109,10 @@ impl Workload for Idle {
 fn run_without_operations_is_invalid() {
     let ran = run(&IDLE, nemesis::named("none").unwrap(), 1);
     let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
-    assert!(why.contains("of kind read") && why.contains("ended well while"), "{why}");
+    assert!(why.contains("of kind read") && why.contains("succeeded during"), "{why}");
 }
 
-/// Says that it must fail, and cannot.
+/// A control that cannot fail.
 static HARMLESS: workload::Kind = workload::Kind {
     name: "harmless",
     about: "a control that is as good as what it is a control of",
@@ -126,7 +126,7 @@ static HARMLESS: workload::Kind = workload::Kind {
 fn control_that_does_not_fail_is_invalid() {
     let ran = run(&HARMLESS, nemesis::named("none").unwrap(), 1);
     let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
-    assert!(why.starts_with("the control has not failed"), "{why}");
+    assert!(why.starts_with("the control did not fail"), "{why}");
 }
 
 fn harness(words: &[&str], dir: &Path) -> Output {
@@ -151,11 +151,11 @@ fn exit_code_reports_the_verdict() {
     assert_eq!(good.status.code(), Some(0), "{good:?}");
     let line = said(&good);
     assert_eq!((&line["verdict"], &line["workload"]), (&"ok".into(), &"counter".into()));
-    // Behind the time in which everybody gets warm there is no room for a fault.
+    // After the warm-up there is no time for a fault.
     let invalid = run("1");
     assert_eq!(invalid.status.code(), Some(3), "{invalid:?}");
     assert_eq!(said(&invalid)["verdict"], "invalid");
-    // All in all the runs are no better than the worst of them.
+    // The result of several runs is that of the worst.
     let sum = || Command::new(HARNESS).arg("sum").arg(dir.path()).output().unwrap();
     assert_eq!(sum().status.code(), Some(3), "{:?}", sum());
     let runs = dir.path().join("runs.jsonl");

@@ -1,5 +1,5 @@
-//! What trials of the runner share: runs that are begun anew until one says something, and a nemesis that no workload may
-//! fail to notice.
+//! Shared parts of the tests of the runner: repeating a run until it is valid, and a nemesis that every workload must
+//! detect.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,10 +10,11 @@ use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::run::{Ran, Verdict};
 use bowline_jepsen::{Answer, Dice, HarnessError, Order};
 
-/// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
+/// Maximum number of repetitions of an invalid run: on a busy machine too little may happen, even if everything is
+/// correct.
 pub(crate) const RUNS_MAX: usize = 5;
 
-/// A run, until it says something.
+/// Repeats a run until it is valid.
 pub(crate) fn until_judged(mut run: impl FnMut() -> Ran) -> Ran {
     let mut runs = (0..RUNS_MAX).map(|_| run());
     let mut last = runs.next().unwrap();
@@ -25,7 +26,7 @@ pub(crate) fn until_judged(mut run: impl FnMut() -> Ran) -> Ran {
     last
 }
 
-/// Deletes a row behind everybody's back.
+/// A nemesis that deletes a row without the knowledge of the workload.
 struct Thief {
     struck: u64,
 }
@@ -39,7 +40,8 @@ pub(crate) static THIEF: nemesis::Kind = nemesis::Kind {
     make: || Box::new(Thief { struck: 0 }),
 };
 
-/// Rows of a queue that its takers delete themselves, perhaps just before the thief does: they are missed by nobody.
+/// Rows of a queue that its takers delete themselves, perhaps just before the thief does, so that their loss goes
+/// unnoticed.
 const FLEETING: [&str; 3] = ["/claim/", "/idle/", "/item/"];
 
 impl Nemesis for Thief {

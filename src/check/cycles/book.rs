@@ -1,4 +1,5 @@
-//! The transactions of one object that may have taken effect, and who wrote which value to which key.
+//! An index over the transactions of one object that may have taken effect: which transaction wrote which value to
+//! which key.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::hash::BuildHasherDefault;
@@ -9,46 +10,46 @@ use crate::check::models::Step;
 use crate::check::value::Value;
 use crate::check::verdict::Undecided;
 
-/// A hash that is the same in every run.
+/// A hasher without a random seed, so that every run iterates in the same order.
 type Fixed = BuildHasherDefault<DefaultHasher>;
 
-/// Where the values of each key stand.
+/// The position of each value in the order of its key.
 pub(super) type Places<'a> = HashMap<(Key, &'a Value), usize, Fixed>;
 
-/// A call that has steps.
+/// A call that consists of steps.
 pub(super) trait Steps {
     fn steps(&self) -> &[Step];
 }
 
-/// A transaction of the history that is judged.
+/// A transaction of the history under check.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// Where it stands there.
+    /// Index in the history that is being checked, which may be a part of the whole history.
     pub(super) place: usize,
-    /// Where it stands in the whole history: its name.
+    /// Index in the whole history. Reports name the transaction by it.
     pub(super) index: Index,
 }
 
-/// One transaction that did not fail.
+/// A transaction that did not fail.
 #[derive(Debug)]
 pub(super) struct One<'a, Seen> {
     pub(super) index: Index,
     pub(super) process: Process,
     pub(super) invoked: At,
-    /// When it had taken effect for certain.
+    /// Time by which the transaction had certainly taken effect.
     pub(super) completed: Option<At>,
-    /// For each step its key, and what it wrote, if it did not read.
+    /// For each step, its key and the value that it wrote, or `None` for a read.
     pub(super) steps: Vec<(Key, Option<&'a Value>)>,
-    /// What its reads saw, if it is known.
+    /// Results of the reads, if known.
     pub(super) seen: Option<&'a [Seen]>,
 }
 
-/// Who wrote a value.
+/// The writer of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum By {
     /// A transaction that may have taken effect.
     Txn(Node),
-    /// One that certainly did not.
+    /// A transaction that certainly did not take effect.
     Failed(Index),
 }
 
@@ -56,7 +57,7 @@ pub(super) enum By {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) by: By,
-    /// Whether the transaction wrote nothing to the key after it.
+    /// Whether this is the last write of the transaction to the key.
     pub(super) is_last: bool,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Write {
 pub(super) struct Read<'a, Seen> {
     pub(super) key: Key,
     pub(super) seen: &'a Seen,
-    /// What the transaction itself had written to the key, in order.
+    /// Values that the transaction itself had written to the key before this read, in order.
     pub(super) own: Vec<&'a Value>,
 }
 
@@ -77,11 +78,12 @@ pub(super) struct Book<'a, Seen> {
 }
 
 impl<'a, Seen> Book<'a, Seen> {
-    /// Takes down `members` of a history.
+    /// Builds the index of `members`.
     ///
     /// # Errors
     ///
-    /// Two that may have taken effect wrote the same value to the same key.
+    /// Returns [`Undecided::Repeated`] if two transactions that may have taken effect wrote the same value to the
+    /// same key.
     pub(super) fn new<C: Steps>(
         history: &'a History<C, Vec<Seen>>,
         members: &[Member],
@@ -133,13 +135,13 @@ impl<'a, Seen> Book<'a, Seen> {
             let is_last = !later.iter().any(|(other, value)| other == key && value.is_some());
             let write = Write { by, is_last };
             match (self.writes.get(&(*key, value)).map(|write| write.by), by) {
-                // Who failed may try again with the same value.
+                // A failed transaction may be retried with the same value.
                 (None | Some(By::Failed(_)), _) => {
                     self.writes.insert((*key, value), write);
                 }
                 (Some(By::Txn(_)), By::Failed(_)) => {}
                 (Some(By::Txn(before)), By::Txn(_)) => {
-                    // It is not in the book yet, if it is the same.
+                    // `before` is not indexed yet if the same transaction wrote the value twice.
                     let before = self.txns.get(before as usize).map_or(index, |one| one.index);
                     return Err(Undecided::Repeated(before, index));
                 }
@@ -148,7 +150,7 @@ impl<'a, Seen> Book<'a, Seen> {
         Ok(())
     }
 
-    /// Who wrote this value to this key.
+    /// Returns the write of this value to this key.
     pub(super) fn write(&self, key: Key, value: &Value) -> Option<Write> {
         self.writes.get(&(key, value)).copied()
     }
@@ -169,7 +171,7 @@ impl<'a, Seen> Book<'a, Seen> {
         0..self.txns.len() as Node
     }
 
-    /// The reads of a transaction whose results are known, in order.
+    /// Returns the reads of a transaction whose results are known, in order.
     pub(super) fn reads(&self, by: Node) -> Vec<Read<'a, Seen>> {
         let one = self.one(by);
         let Some(seen) = one.seen else { return Vec::new() };
@@ -187,7 +189,7 @@ impl<'a, Seen> Book<'a, Seen> {
         reads
     }
 
-    /// The keys that a transaction wrote, each once.
+    /// Returns the keys that a transaction wrote, without duplicates.
     pub(super) fn written(&self, by: Node) -> Vec<Key> {
         let steps = self.one(by).steps.iter();
         let mut keys: Vec<Key> =
@@ -197,7 +199,7 @@ impl<'a, Seen> Book<'a, Seen> {
         keys
     }
 
-    /// A key's name, as it is said.
+    /// Returns the name of a key as reports print it.
     pub(super) fn name(&self, key: Key) -> String {
         let name = self.keys[key as usize];
         let is_plain =

@@ -1,42 +1,43 @@
-//! Who comes before whom, as a graph: transactions, and between them what one arrow each would take too many.
+//! The graph of transactions. An edge states that one transaction comes before another.
 //!
-//! Numbers below [`Graph::txns`] are transactions. The others are joints: an arrow into a joint has a kind, and from
-//! there it goes on for nothing, perhaps through more joints, to each transaction that it is meant for. Time
-//! needs one joint a moment instead of an arrow for each pair; "all who read the end of the list come before
-//! all whose append nobody saw" needs two for each of the latter.
+//! Nodes below [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges by a few. An
+//! edge into a joint has a kind. The path continues at no cost from there, perhaps through more joints, to each
+//! transaction that the edge stands for. Real-time order needs one joint per moment instead of one edge per pair.
+//! "All transactions that read the end of the list come before all transactions whose append was never read" needs
+//! two joints for each of the latter.
 //!
 //! ```text
-//! a ──time──▶ (ended by 5) ──▶ (ended by 9) ──▶ d      a and b had ended when d was called,
-//!                                  ▲       └──▶ e      and when e was
+//! a ──time──▶ (ended by 5) ──▶ (ended by 9) ──▶ d      a and b had ended before d was called,
+//!                                  ▲       └──▶ e      and before e was called
 //! b ──time─────────────────────────┘
 //! ```
 
 use crate::check::history::At;
 
-/// A transaction, or a joint.
+/// A transaction or a joint.
 pub(super) type Node = u32;
 
-/// A key, by its place in the book.
+/// A key, by its index in the book.
 pub(super) type Key = u32;
 
-/// Why one comes before another.
+/// The reason why the source of an edge comes before its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// It wrote what the other wrote over, or appended to.
+    /// The source wrote a value that the target overwrote, or appended after.
     Ww,
-    /// It wrote what the other read.
+    /// The source wrote a value that the target read.
     Wr,
-    /// It read what the other wrote over, or appended to.
+    /// The source read a value that the target overwrote, or appended after.
     Rw,
-    /// The same; but that the other wrote later is only known by time.
+    /// Like `Rw`, but only real-time order shows that the target wrote later.
     RwByTime,
-    /// It had ended when the other was called.
+    /// The source had ended before the target was called.
     Time,
-    /// From a joint on.
+    /// An edge out of a joint.
     On,
 }
 
-/// Some kinds.
+/// A set of edge kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Kinds(u8);
 
@@ -63,31 +64,31 @@ impl Kinds {
     }
 }
 
-/// An arrow from a node.
+/// An edge, without its source.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrow {
     pub(super) to: Node,
     pub(super) kind: Kind,
-    /// Of which key; 0 where it is of none.
+    /// The key that the edge is about, or 0 if it is about none.
     pub(super) key: Key,
 }
 
-/// The arrows, by the node from which they go.
+/// All edges, grouped by source node.
 #[derive(Debug)]
 pub(super) struct Graph {
     txns: Node,
-    /// Where the arrows of each node begin, and at last where all end.
+    /// Offset of the first edge of each node, followed by the number of edges.
     begins: Vec<usize>,
     arrows: Vec<Arrow>,
 }
 
 impl Graph {
-    /// How many transactions there are.
+    /// Returns the number of transactions.
     pub(super) fn txns(&self) -> Node {
         self.txns
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub(super) fn nodes(&self) -> Node {
         (self.begins.len() - 1) as Node
     }
@@ -98,7 +99,7 @@ impl Graph {
     }
 }
 
-/// Arrows, while they are gathered.
+/// A builder that collects edges in any order.
 #[derive(Debug)]
 pub(super) struct Arrows {
     txns: Node,
@@ -106,7 +107,7 @@ pub(super) struct Arrows {
     arrows: Vec<(Node, Arrow)>,
 }
 
-/// Up to so many arrows a fan is drawn without joints.
+/// Maximum number of edges that a fan draws directly, without joints.
 const PLAIN_FAN_ARROWS: usize = 16;
 
 impl Arrows {
@@ -115,7 +116,7 @@ impl Arrows {
         Self { txns, nodes: txns, arrows: Vec::new() }
     }
 
-    /// An arrow between two nodes; none from one to itself.
+    /// Adds an edge between two nodes. Does nothing if they are the same node.
     pub(super) fn add(&mut self, from: Node, to: Node, kind: Kind, key: Key) {
         if from != to {
             self.arrows.push((from, Arrow { to, kind, key }));
@@ -131,7 +132,7 @@ impl Arrows {
         self.add(from, to, Kind::On, 0);
     }
 
-    /// From each of `from` to each of `to`, which are in order, but for itself.
+    /// Adds edges from each of `from` to each of `to`, except from a node to itself. `to` must be sorted.
     pub(super) fn fan(&mut self, from: &[(Node, Kind)], to: &[Node], key: Key) {
         debug_assert!(to.is_sorted());
         if from.len() * to.len() <= PLAIN_FAN_ARROWS {
@@ -142,8 +143,8 @@ impl Arrows {
             }
             return;
         }
-        // Down the first chain go those before its entry, down the second those behind: who is among them enters
-        // both beside itself.
+        // The first chain leads from its entry to all earlier nodes, the second to all later ones. A source that is
+        // also a target enters both chains next to its own position and so skips itself.
         let first: Vec<Node> = to.iter().map(|_| self.joint()).collect();
         let second: Vec<Node> = to.iter().map(|_| self.joint()).collect();
         for (place, to) in to.iter().enumerate() {
@@ -171,7 +172,7 @@ impl Arrows {
         }
     }
 
-    /// From each that had ended to each that was called at a later moment.
+    /// Adds an edge from each transaction that had ended to each one that was called later.
     pub(super) fn time(&mut self, of: &[(Node, At, Option<At>)]) {
         let mut ends: Vec<(At, Node)> =
             of.iter().filter_map(|(node, _, ended)| Some(((*ended)?, *node))).collect();
@@ -199,7 +200,7 @@ impl Arrows {
         }
     }
 
-    /// The same, by the node from which they go.
+    /// Groups the edges by source node.
     pub(super) fn graph(self) -> Graph {
         let Self { txns, nodes, arrows } = self;
         let mut begins = vec![0; nodes as usize + 1];

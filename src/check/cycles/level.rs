@@ -1,30 +1,32 @@
-//! What a database promises of its transactions, from little to all.
+//! Isolation levels: the promises of a database about its transactions, from the weakest to the strongest.
 
 use super::graph::{Kind, Kinds};
 
-/// What a database promises of its transactions. Each level promises what those before it do.
+/// An isolation level. Each level includes the promises of the levels before it.
 ///
-/// A level is named by what it forbids (Adya, "Weak Consistency", 1999; Elle's paper by Kingsbury and Alvaro, 2020).
+/// A level is defined by the anomalies that it forbids (Adya, "Weak Consistency", 1999; Elle's paper by Kingsbury and
+/// Alvaro, 2020).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub enum Level {
-    /// Writes of several keys happen in one order (no G0). A read sees what somebody wrote.
+    /// Writes to several keys happen in one order (no G0). A read returns only values that were written.
     ReadUncommitted,
-    /// And what is read was committed (no G1a, G1b, G1c).
+    /// In addition, a read returns only committed values (no G1a, G1b, G1c).
     ReadCommitted,
-    /// And all that is read is of one moment, and no update of two is lost (no G-single, no G-nonadjacent).
+    /// In addition, all reads of a transaction come from one snapshot, and no update is lost (no G-single, no
+    /// G-nonadjacent).
     SnapshotIsolation,
-    /// And there is an order in which one transaction after the other would have said the same (no G2).
+    /// In addition, executing the transactions one at a time in some order would give the same results (no G2).
     Serializable,
-    /// And in it no transaction comes before one of the same process that had ended when it was called. So here each
-    /// operation must say its process.
+    /// In addition, that order never puts a transaction before an earlier one of the same process. Every operation of
+    /// the history must therefore name its process.
     SessionSerializable,
-    /// And in it no transaction comes before any that had ended when it was called: linearizable, for
-    /// transactions. It is what Bowline promises.
+    /// In addition, that order never puts a transaction before one that had ended when it was called. This is
+    /// linearizability for transactions, and the level that Bowline promises.
     #[default]
     StrictSerializable,
 }
 
-/// What is forbidden in one pass.
+/// The kinds of cycles that one search pass forbids.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pass {
     pub(super) kinds: Kinds,
@@ -32,7 +34,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Whether its circles may go by what a read missed.
+    /// Returns whether the forbidden cycles may contain read-write edges.
     pub(super) fn goes_by_misses(&self) -> bool {
         self.kinds.has(Kind::Rw)
     }
@@ -42,7 +44,7 @@ const WW: Kinds = Kinds::WW;
 const WW_WR: Kinds = Kinds::WW.and(Kinds::WR);
 const ALL: Kinds = WW_WR.and(Kinds::RW);
 
-/// From the worst to the mildest.
+/// From the worst anomaly to the mildest.
 const PASSES: [Pass; 4] = [
     Pass { kinds: WW, apart: false },
     Pass { kinds: WW_WR, apart: false },
@@ -51,7 +53,7 @@ const PASSES: [Pass; 4] = [
 ];
 
 impl Level {
-    /// All of them, from little to all.
+    /// All levels, from the weakest to the strongest.
     pub const ALL: [Self; 6] = [
         Self::ReadUncommitted,
         Self::ReadCommitted,
@@ -61,7 +63,7 @@ impl Level {
         Self::StrictSerializable,
     ];
 
-    /// Its name, as the command line has it.
+    /// Returns the name that the command line uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReadUncommitted => "read-uncommitted",
@@ -73,12 +75,12 @@ impl Level {
         }
     }
 
-    /// The level of this name.
+    /// Returns the level with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// What must have no cycle, the worst first; the last covers all others.
+    /// Returns the passes that must find no cycle, the worst anomaly first. The last pass covers all others.
     pub(super) fn passes(self) -> Vec<Pass> {
         let count = match self {
             Self::ReadUncommitted => 1,
@@ -92,7 +94,7 @@ impl Level {
         plain.chain(timed).collect()
     }
 
-    /// Whether it promises anything about time.
+    /// Returns whether the level promises anything about real time.
     pub(super) fn has_time(self) -> bool {
         self >= Self::SessionSerializable
     }

@@ -1,11 +1,11 @@
-//! What lists say of the order of transactions: a list tells all that was appended before it was read, in order.
+//! Order of list-append transactions. A list shows all earlier appends to its key, in order.
 //!
-//! So the longest list of a key that anybody read is the order of its writes, and each other list must be a
-//! beginning of it. What is not in it was appended later. With that the order of all writes that matter is
-//! known, and "no cycle" means "there is an order that explains it".
+//! The longest list that any transaction read of a key is therefore the order of the writes to it, and every other
+//! list of the key must be a prefix of it. Values that are missing from it were appended later. The order of all
+//! relevant writes is then known, and "no cycle" means "some order explains the history".
 //!
-//! Where what is not committed may be read, a list may also tell what is taken back afterwards. There only what was
-//! acknowledged is compared, and stands in the order.
+//! At levels where uncommitted values may be read, a list may contain values that are rolled back later. There only
+//! acknowledged values are compared and ordered.
 
 use std::collections::BTreeMap;
 
@@ -20,28 +20,28 @@ use crate::check::verdict::Counterexample;
 
 type Seen = Vec<Value>;
 
-/// How many of a list's values are shown, its last ones.
+/// Maximum number of values of a list that a report shows, counted from its end.
 const VALUES_SHOWN: usize = 3;
 
-/// The order of what was appended to one key.
+/// The order of the appends to one key.
 #[derive(Debug, Default)]
 struct Order<'a> {
     /// The longest list that was read.
     values: &'a [Value],
-    /// Who appended each of them; nobody, if it was by one who failed.
+    /// The transaction that appended each value, or `None` if that transaction failed.
     by: Vec<Option<Node>>,
-    /// Who read the list.
+    /// The transaction that read the list.
     read_by: Option<Node>,
-    /// Who took effect and appended something that nobody read.
+    /// Transactions that took effect and appended a value that no transaction read.
     unseen: Vec<Node>,
 }
 
-/// A read of what others had appended.
+/// A read of values that other transactions had appended.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     by: Node,
     key: Key,
-    /// How long the list was, without the reader's own.
+    /// Length of the list without the values of the reader itself.
     length: usize,
 }
 
@@ -49,20 +49,20 @@ struct Look {
 pub(super) struct Lists<'b, 'a> {
     book: &'b Book<'a, Seen>,
     orders: Vec<Order<'a>>,
-    /// Where each value stands in the order of its key, if it was read.
+    /// Position of each value that was read in the order of its key.
     places: Places<'a>,
     looks: Vec<Look>,
-    /// For each transaction, who read something of it.
+    /// For each transaction, one transaction that read a value of it.
     seen_by: Vec<Option<Node>>,
 }
 
 impl<'b, 'a> Lists<'b, 'a> {
-    /// The orders of all keys.
+    /// Returns the orders of all keys.
     fn orders(
         book: &'b Book<'a, Seen>,
         level: Level,
     ) -> Result<Vec<Order<'a>>, Box<Counterexample>> {
-        // What was read and not committed may be taken back: it stands in no order.
+        // Values that were read uncommitted may be rolled back, so they are not ordered.
         let is_dirty = level < Level::ReadCommitted;
         let mut orders: Vec<Order<'a>> = book.keys.iter().map(|_| Order::default()).collect();
         let mut longest = vec![(0, 0); orders.len()];
@@ -118,7 +118,7 @@ impl<'b, 'a> Lists<'b, 'a> {
                 }
                 let name = book.name(read.key);
                 let why = format!(
-                    "#{} read {name} as {}, and #{} as {}: neither is the beginning of the other",
+                    "#{} read {name} as {}, and #{} as {}: neither is a prefix of the other",
                     book.index(by),
                     shown(read.seen, read.seen.len()),
                     book.index(*longest),
@@ -131,7 +131,7 @@ impl<'b, 'a> Lists<'b, 'a> {
         Ok(orders)
     }
 
-    /// What a transaction read against what it had read and appended itself.
+    /// Checks the reads of a transaction against its own earlier reads and appends.
     fn internal(&self, by: Node) -> Option<Counterexample> {
         let book = self.book;
         let mut first: BTreeMap<Key, &[Value]> = BTreeMap::new();
@@ -149,10 +149,13 @@ impl<'b, 'a> Lists<'b, 'a> {
             let name = book.name(read.key);
             let own: Vec<Value> = read.own.iter().map(|value| (*value).clone()).collect();
             let before = expected.map_or_else(String::new, |before| {
-                format!(" after it had read the {} of others", shown(before, before.len()))
+                format!(
+                    " although it had read {} from other transactions before",
+                    shown(before, before.len())
+                )
             });
             let why = format!(
-                "#{} read {name} as {}{before}, having appended {} itself until then",
+                "#{} read {name} as {}{before} and had appended {} itself",
                 book.index(by),
                 shown(read.seen, read.seen.len()),
                 shown(&own, own.len()),
@@ -162,7 +165,7 @@ impl<'b, 'a> Lists<'b, 'a> {
         None
     }
 
-    /// What a transaction wrote to a key, in order.
+    /// Returns the values that a transaction wrote to a key, in order.
     fn own(&self, by: Node, key: Key) -> impl Iterator<Item = (Key, &'a Value)> {
         let steps = self.book.one(by).steps.iter();
         steps
@@ -170,12 +173,12 @@ impl<'b, 'a> Lists<'b, 'a> {
             .filter(move |own| own.0 == key)
     }
 
-    /// Whether a value is among the first `length` of its key.
+    /// Returns whether a value is among the first `length` values of its key.
     fn is_within(&self, own: (Key, &Value), length: usize) -> bool {
         self.places.get(&own).is_some_and(|place| *place < length)
     }
 
-    /// What was read of one who failed, or of one who had not done.
+    /// Finds a read of a failed transaction, or of an intermediate value.
     fn uncommitted(&self) -> Option<Counterexample> {
         let book = self.book;
         for (key, order) in self.orders.iter().enumerate() {
@@ -200,7 +203,7 @@ impl<'b, 'a> Lists<'b, 'a> {
     }
 }
 
-/// What others had appended, if the list ends with the reader's own.
+/// Returns the values that other transactions had appended, or `None` if the list does not end with the reader's own.
 fn others<'a>(read: &Read<'a, Seen>) -> Option<&'a [Value]> {
     let length = read.seen.len().checked_sub(read.own.len())?;
     let (others, own) = read.seen.split_at(length);
@@ -211,7 +214,7 @@ fn is_own(book: &Book<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
     book.write(key, value).is_some_and(|write| write.by == By::Txn(by))
 }
 
-/// What is in a list, without what failed or may have.
+/// Returns the values of a list, without those of transactions that failed or may have failed.
 fn committed<'a>(
     book: &Book<'a, Seen>,
     key: Key,
@@ -224,20 +227,20 @@ fn committed<'a>(
     })
 }
 
-/// What is in a list of one who failed.
+/// Returns a value of the list that a failed transaction appended.
 fn failed<'a>(book: &Book<'a, Seen>, key: Key, list: &'a [Value]) -> Option<&'a Value> {
     let by = |value: &Value| book.write(key, value).map(|write| write.by);
     list.iter().find(|value| matches!(by(value), Some(By::Failed(_))))
 }
 
-/// A value that is in a list twice.
+/// Returns a value that occurs in the list twice.
 fn repeated(list: &[Value]) -> Option<&Value> {
     let mut sorted: Vec<&Value> = list.iter().collect();
     sorted.sort_unstable();
     sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// The first `length` values of a list, the last ones of them in full.
+/// Formats the first `length` values of a list, of which only the last [`VALUES_SHOWN`] are written out.
 fn shown(list: &[Value], length: usize) -> String {
     let left_out = length.saturating_sub(VALUES_SHOWN);
     let values: Vec<String> = list[left_out..length].iter().map(Value::to_string).collect();
@@ -257,7 +260,7 @@ impl<'b, 'a> Lists<'b, 'a> {
         }
         let seen_by = vec![None; book.txns.len()];
         let mut lists = Self { book, orders, places, looks: Vec::new(), seen_by };
-        // Of what is not committed nobody knows who read it before whom.
+        // At a level that allows uncommitted reads, the order of the readers is unknown.
         for by in book.nodes().filter(|_| level >= Level::ReadCommitted) {
             for read in book.reads(by) {
                 let others = others(&read);
@@ -352,8 +355,8 @@ impl Evidence for Lists<'_, '_> {
     }
 
     fn joined(&self, mut cycle: Vec<Step>, apart: bool) -> Vec<Step> {
-        // All that stands behind one in a list comes after it, and after who did not read it; but the latter may
-        // be allowed, if nobody stood between.
+        // Everything that was appended later comes after this transaction, and after every transaction that did not
+        // read it. At some levels the latter is only forbidden if there is a transaction in between.
         let mut place = 0;
         while cycle.len() > 2 && place < cycle.len() {
             let after = (place + 1) % cycle.len();
@@ -418,16 +421,16 @@ impl Evidence for Lists<'_, '_> {
                 let read = reads.find_map(|look| Some((look.length, own(look.length)?)));
                 let value = word(read.map(|(_, place)| &order.values[place]));
                 let held = shown(order.values, read.map_or(0, |(length, _)| length));
-                format!("it appended the {value} that the other read in {name} = {held}")
+                format!("it appended {value}, which the other read in {name} = {held}")
             }
             Kind::Rw | Kind::RwByTime => {
-                // The shortest that lacks it: what is appended after it is lacking, too.
+                // The shortest list that lacks the value also lacks everything that was appended after it.
                 let reads = self.looks.iter().filter(|look| look.by == from && look.key == key);
                 let length = reads.map(|look| look.length).min().unwrap_or(0);
                 let lacks = (length..order.by.len()).find(|place| order.by[*place] == Some(to));
                 let lacks = word(lacks.map(|place| &order.values[place]).or_else(unseen));
                 let held = shown(order.values, length);
-                format!("it read {name} as {held}, without the {lacks} that the other appended")
+                format!("it read {name} as {held}, which lacks {lacks}, appended by the other")
             }
             Kind::Ww => {
                 let reader = order.read_by.map_or(0, |reader| self.book.index(reader));
@@ -438,14 +441,14 @@ impl Evidence for Lists<'_, '_> {
                     Some((one, other)) => {
                         let (one, other) = (&order.values[one], &order.values[other]);
                         format!(
-                            "#{reader} read {name} with its {one} before the {other} of the other"
+                            "#{reader} read {name} with its value {one} before the value {other} of the other"
                         )
                     }
                     None => {
                         let (own, unseen) =
                             (word(one.map(|one| &order.values[one])), word(unseen()));
                         format!(
-                            "#{reader} read {name} with its {own}, without the {unseen} of the other"
+                            "#{reader} read {name} with its value {own} and without the value {unseen} of the other"
                         )
                     }
                 }

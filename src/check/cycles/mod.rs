@@ -1,33 +1,34 @@
-//! Transactions: is there an order in which one after the other would have said the same? And if the database
-//! promises less, is at least that kept?
+//! Checks transactions: does some order exist in which executing them one at a time gives the same results? For a
+//! database that promises less, checks whether it keeps that weaker promise.
 //!
-//! What transactions read and wrote tells who must come before whom; if that goes round in a circle, there is no
-//! order. The circle is the reason, and how it looks says what is broken. That is Elle's way ("Elle:
-//! Inferring Isolation Anomalies from Experimental Observations", Kingsbury and Alvaro, 2020), and it judges in
-//! seconds what a search for the order could not judge at all:
+//! The values that transactions read and wrote show which of them must come before which. If these relations form a
+//! cycle, no order exists. The cycle is the reason that is reported, and its shape says which promise is broken. This
+//! is the method of Elle (Kingsbury and Alvaro, 2020: "Inferring Isolation Anomalies from Experimental
+//! Observations"). It takes seconds where a search for the order would never end:
 //!
-//! | arrow | why one comes before the other |
+//! | edge | why one transaction comes before the other |
 //! |---|---|
-//! | write, write | the other wrote over what it wrote, or appended after it |
-//! | write, read | the other read what it wrote |
-//! | read, write | it read what was there before the other wrote |
+//! | write, write | the other overwrote the value that it wrote, or appended after it |
+//! | write, read | the other read the value that it wrote |
+//! | read, write | it read the value that was there before the other wrote |
 //! | time | it had ended when the other was called |
 //!
-//! Which circles are forbidden is the [`Level`]'s. What needs no circle is looked for as well: a read of what nobody
-//! wrote, of what failed (G1a), or of what its writer wrote over itself (G1b); a transaction that does not see
-//! its own writes; one list in two orders; two updates of one value, of which one is lost.
+//! The [`Level`] decides which cycles are forbidden. Some anomalies need no cycle and are also looked for: a read of
+//! a value that was never written, that a failed transaction wrote (G1a), or that its own writer overwrote (G1b); a
+//! transaction that does not see its own writes; one list in two orders; and two updates of one value, of which one
+//! is lost.
 //!
-//! An unknown outcome counts as committed if somebody read it, and else as never done. Every value must be written
-//! to its key by one transaction only (of those that did not fail): else nobody knows who was read, and
-//! the verdict is undecided.
+//! A transaction of unknown outcome counts as committed if another one read its writes, and otherwise as not
+//! executed. Among the transactions that did not fail, only one may write a given value to a key. Otherwise a read
+//! cannot be matched with its writer, and the verdict is undecided.
 //!
-//! | of | "ok" means |
+//! | checker | meaning of "ok" |
 //! |---|---|
-//! | [`lists`], at [`Level::Serializable`] and above | there is such an order |
-//! | [`lists`] below, and [`registers`] | nothing was found that contradicts one |
+//! | [`lists`], at [`Level::Serializable`] and above | such an order exists |
+//! | [`lists`] below that level, and [`registers`] | no contradiction was found |
 //!
-//! A violation is certain with both. Its operations are those of the circle, and then those without whose reads
-//! nobody would know of it.
+//! A violation is certain with both checkers. Its operations are those of the cycle, followed by those whose reads
+//! reveal it.
 
 mod book;
 mod graph;
@@ -51,19 +52,19 @@ use lists::Lists;
 use registers::Registers;
 use search::{Step, View};
 
-/// What kind of transactions there are.
+/// A kind of transactions.
 trait Database {
     type Call: Steps + Clone;
-    /// What a read sees.
+    /// The result of one read.
     type Seen: Clone;
 
-    /// Whether no circle means that there is an order.
+    /// Whether the absence of a cycle proves that an order exists.
     const TELLS_ALL: bool;
 
-    /// What is in a result.
+    /// Returns the values in a result.
     fn values(seen: &Self::Seen) -> &[Value];
 
-    /// Gathers what reads and writes tell; or says what is broken without any circle.
+    /// Collects the order that reads and writes show, or returns a violation that needs no cycle.
     fn evidence<'b>(
         book: &'b Book<'_, Self::Seen>,
         level: Level,
@@ -73,27 +74,27 @@ trait Database {
 /// A history of such transactions.
 type Txns<D> = History<<D as Database>::Call, Vec<<D as Database>::Seen>>;
 
-/// What reads and writes tell of the order of transactions.
+/// The order of transactions as far as reads and writes show it.
 trait Evidence {
-    /// Whether a transaction took effect for certain.
+    /// Returns whether a transaction certainly took effect.
     fn is_certain(&self, node: Node) -> bool;
 
-    /// Who read something that the transaction wrote.
+    /// Returns a transaction that read a value of this one.
     fn seen_by(&self, node: Node) -> Option<Node>;
 
-    /// Two that read the same and wrote over it.
+    /// Finds two transactions that read the same value and overwrote it.
     fn lost_update(&self) -> Option<Counterexample>;
 
-    /// Who must come before whom, but for time.
+    /// Returns all edges except those of real-time order.
     fn arrows(&self, level: Level) -> Arrows;
 
-    /// The same circle with fewer steps, if some of them are one; `apart` as in [`View`].
+    /// Merges steps of the cycle where one step is enough. `apart` is as in [`View`].
     fn joined(&self, cycle: Vec<Step>, apart: bool) -> Vec<Step>;
 
-    /// Why one step of a circle is one: what "it" did, which comes before "the other".
+    /// Describes why a step holds. In the text, "it" is the earlier transaction and "the other" the later one.
     fn why(&self, step: &Step) -> String;
 
-    /// A third one, without which it would not be known.
+    /// Returns a third transaction that is needed to know the step.
     fn witness(&self, step: &Step) -> Option<Node>;
 }
 
@@ -109,25 +110,25 @@ impl Steps for RegisterTxn {
     }
 }
 
-/// Whether transactions on lists keep what a level promises.
+/// Checks whether transactions on lists keep the promises of a level.
 ///
-/// Of each object by itself, where an object is a whole database with its keys. It takes time and memory in proportion
-/// to the history, which includes the lists that were read. [`Undecided::Repeated`] is the only way not to answer.
+/// Each object is checked on its own; an object is a whole database with its keys. Time and memory are proportional
+/// to the history, including the lists that were read. The only undecided verdict is [`Undecided::Repeated`].
 ///
 /// # Panics
 ///
-/// If a reply has not one result for each read.
+/// If a reply does not have one result for each read.
 ///
 /// ```
 /// use bowline::check::{Level, ListTxn, Operation, Step, cycles};
 ///
-/// // Each reads what the other one writes, and does not see it: no order explains both.
+/// // Neither transaction sees the write of the other, so no order explains both.
 /// let history = vec![
 ///     Operation::ok(1, 9, ListTxn(vec![Step::read("x"), Step::write("y", 1)]), vec![vec![]]),
 ///     Operation::ok(1, 9, ListTxn(vec![Step::read("y"), Step::write("x", 1)]), vec![vec![]]),
 /// ];
 /// let verdict = cycles::lists(&history, Level::Serializable);
-/// assert_eq!(verdict.violation().unwrap().rule, "reads that miss each other's writes (G2)");
+/// assert_eq!(verdict.violation().unwrap().rule, "anti-dependency cycle (G2)");
 /// // Snapshot isolation allows it.
 /// assert!(cycles::lists(&history, Level::SnapshotIsolation).is_ok());
 /// ```
@@ -135,12 +136,12 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
     check::<Lists<'_, '_>>(history, level)
 }
 
-/// Whether transactions on registers keep what a level promises, as far as it can be known: see
-/// [the page](self).
+/// Checks whether transactions on registers keep the promises of a level, as far as a history of registers can show
+/// it: see [the module page](self).
 ///
 /// # Panics
 ///
-/// If a reply has not one result for each read.
+/// If a reply does not have one result for each read.
 ///
 /// ```
 /// use bowline::check::{Level, Operation, RegisterTxn, Step, cycles};
@@ -151,7 +152,7 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
 ///     Operation::ok(1, 9, update(2), vec![None]),
 /// ];
 /// let verdict = cycles::registers(&history, Level::SnapshotIsolation);
-/// assert_eq!(verdict.violation().unwrap().rule, "a lost update");
+/// assert_eq!(verdict.violation().unwrap().rule, "lost update");
 /// ```
 pub fn registers(history: &History<RegisterTxn, Vec<Option<Value>>>, level: Level) -> Verdict {
     check::<Registers<'_, '_>>(history, level)
@@ -179,7 +180,7 @@ fn check<D: Database>(history: &Txns<D>, level: Level) -> Verdict {
     verdict
 }
 
-/// What is broken among some transactions of a history.
+/// Finds a violation among some transactions of a history.
 fn judge<D: Database>(
     history: &Txns<D>,
     members: &[Member],
@@ -204,14 +205,14 @@ fn judge<D: Database>(
     }
     let mut found: Option<(Pass, Vec<Step>)> = None;
     for pass in passes {
-        // A circle of two that lost an update is better called so.
+        // A cycle of two transactions that lost an update is reported as a lost update.
         if found.is_none()
             && pass.goes_by_misses()
             && let Some(reason) = lost()
         {
             return Ok(Some(Found { reason, is_plain: true }));
         }
-        // The worst is said, unless a milder one is shorter.
+        // Reports the worst anomaly, unless a milder one has a shorter cycle.
         let most = found.as_ref().map_or(usize::MAX, |(_, cycle)| cycle.len() - 1);
         if most <= 1 {
             break;
@@ -227,10 +228,10 @@ fn judge<D: Database>(
     Ok(Some(Found { reason, is_plain: false }))
 }
 
-/// A transaction's call and end.
+/// Start and end of a transaction.
 type Span = (Node, At, Option<At>);
 
-/// Among whom time counts: the members of each group.
+/// Returns the groups of transactions to which real-time order applies.
 fn timed<Seen>(book: &Book<'_, Seen>, evidence: &dyn Evidence, level: Level) -> Vec<Vec<Span>> {
     let mut groups: BTreeMap<Option<Process>, Vec<Span>> = BTreeMap::new();
     for node in book.nodes().filter(|node| evidence.is_certain(*node) && level.has_time()) {
@@ -241,7 +242,7 @@ fn timed<Seen>(book: &Book<'_, Seen>, evidence: &dyn Evidence, level: Level) -> 
     groups.into_values().collect()
 }
 
-/// A circle, as a reason: its transactions in order, then those without whom it would not be known.
+/// Turns a cycle into a counterexample: its transactions in order, then those that are needed to know it.
 fn reason<Seen>(
     book: &Book<'_, Seen>,
     evidence: &dyn Evidence,
@@ -270,25 +271,25 @@ fn reason<Seen>(
     let words =
         links.iter().map(|Link { before, after, why }| format!("#{before} before #{after}: {why}"));
     let why = words.collect::<Vec<_>>().join("; ");
-    let why = format!("they come before each other in a circle. {why}");
+    let why = format!("the transactions form a cycle. {why}");
     Counterexample { links, ..Counterexample::new(rule, "", operations, why) }
 }
 
-/// Of more transactions than these no smaller reason is looked for.
+/// Maximum number of transactions in a reason that is still minimized.
 const SMALLER_MAX: usize = 100;
 
-/// How often a reason may name others than those of whom it was made.
+/// Maximum number of rounds in which a reason may change its operations before it is given up.
 const ROUNDS_MAX: usize = 8;
 
-/// What was found, before it is made smaller.
+/// A violation before it is minimized.
 struct Found {
     reason: Counterexample,
-    /// Whether it needs no circle.
+    /// Whether it needs no cycle.
     is_plain: bool,
 }
 
 impl Found {
-    /// A violation of as few of its transactions as possible: they are judged again without each of them.
+    /// Minimizes the violation: checks its transactions again without each of them.
     fn smaller<D: Database>(
         self,
         history: &Txns<D>,
@@ -299,12 +300,13 @@ impl Found {
         if self.reason.operations.len() > SMALLER_MAX {
             return self.reason.perhaps(false);
         }
-        // Judged with nothing known of the others.
+        // Checks with the outcomes of all other transactions unknown.
         let again = |kept: &[Index]| {
             let (rest, members) = let_off::<D>(&book, history, kept);
             judge::<D>(&rest, &members, level).ok().flatten()
         };
-        // The same until it names just those who are known, so that they are a reason alone.
+        // Repeats until the reason names exactly the kept transactions, so that they contradict each other on their
+        // own.
         let alone = |kept: &[Index]| {
             let mut found = again(kept)?;
             for _ in 0..ROUNDS_MAX {
@@ -322,13 +324,14 @@ impl Found {
         let Some(mut least) = alone(&self.reason.operations) else {
             return self.reason.perhaps(false);
         };
-        // Those that are in no circle are behind the others: they can be spared first.
+        // Transactions outside the cycle come last in the list. They are tried first because they are most likely
+        // redundant.
         let mut place = least.reason.operations.len();
         while place > 0 {
             place -= 1;
             let mut fewer = least.reason.operations.clone();
             let one = fewer.remove(place);
-            // That it failed is a fact, whoever is let off.
+            // The failure of a transaction is a fact that does not depend on the others.
             if matches!(history[one].outcome, Outcome::Failed { .. }) {
                 continue;
             }
@@ -344,7 +347,8 @@ impl Found {
     }
 }
 
-/// A history of `kept` and of those whose writes they read, but of these nobody knows what came of them.
+/// Returns a history of `kept` and the transactions whose writes they read. The outcomes of the latter become
+/// unknown.
 fn let_off<D: Database>(
     book: &Book<'_, D::Seen>,
     history: &Txns<D>,

@@ -1,12 +1,12 @@
-//! What registers say of the order of transactions: less than lists. Who was read is known by the value, but in
-//! which order two values stood there is only known
+//! Order of register transactions. Registers show less than lists: a value identifies its writer, but the order of
+//! two values of a register is known only in these cases:
 //!
-//! - of none and any value: none came first;
-//! - where one transaction read the one and wrote the other;
-//! - for a level that promises something about time: where the one was written by a transaction that had ended when
-//!   the other's writer was called.
+//! - the initial "none" comes before every value;
+//! - one transaction read the first value and wrote the second;
+//! - the level promises something about time, and the writer of the first value had ended before the writer of the
+//!   second was called.
 //!
-//! So "no cycle" means that none was found. Where there is a choice, let transactions append to lists.
+//! "No cycle" therefore means only that none was found. To prove an order, use transactions that append to lists.
 
 use std::collections::BTreeMap;
 
@@ -22,25 +22,25 @@ use crate::check::verdict::Counterexample;
 
 type Seen = Option<Value>;
 
-/// What a key held at some time.
+/// A value that a key held at some time.
 #[derive(Debug, Default)]
 struct Version {
-    /// Who wrote it; nobody for none, and for what one wrote who failed.
+    /// The writer, or `None` for the initial value and for the value of a failed transaction.
     by: Option<Node>,
-    /// Who read it, but for who wrote it.
+    /// The readers, without the writer itself.
     readers: Vec<Node>,
-    /// Those of them that wrote to the key as well.
+    /// The readers that also wrote to the key.
     over: Vec<Node>,
 }
 
 #[derive(Debug)]
 pub(super) struct Registers<'b, 'a> {
     book: &'b Book<'a, Seen>,
-    /// By key and value.
+    /// Versions by key and value.
     versions: BTreeMap<(Key, Option<&'a Value>), Version>,
-    /// For each transaction, who read something of it.
+    /// For each transaction, one transaction that read a value of it.
     seen_by: Vec<Option<Node>>,
-    /// By key, who took effect and wrote to it, in order of the calls.
+    /// For each key, the transactions that took effect and wrote to it, in order of their calls.
     writers: Vec<Vec<Node>>,
     level: Level,
 }
@@ -128,8 +128,8 @@ impl<'b, 'a> Registers<'b, 'a> {
             }
             let (index, name) = (book.index(by), book.name(read.key));
             let expected = match expected {
-                Some(expected) => format!("where it had to see {}", shown(expected)),
-                None => "before it wrote that itself".to_owned(),
+                Some(expected) => format!("but had to see {}", shown(expected)),
+                None => "before it wrote that value itself".to_owned(),
             };
             let why = format!("#{index} read {name} as {}, {expected}", shown(value));
             return Some(Counterexample::new(rules::INTERNAL, "", [index], why));
@@ -137,8 +137,8 @@ impl<'b, 'a> Registers<'b, 'a> {
         None
     }
 
-    /// The writers of a key that were called when `by` had ended, but for those that were called when another one
-    /// of them had: the others come after these anyway.
+    /// Returns the earliest writers of the key that were called after `by` had ended. Omits writers that were called
+    /// after another of them had ended, because these come later anyway.
     fn next(&self, by: Node, key: Key) -> Vec<Node> {
         let one = self.book.one(by);
         let Some(ended) = one.completed else { return Vec::new() };
@@ -160,7 +160,7 @@ impl<'b, 'a> Registers<'b, 'a> {
         next
     }
 
-    /// What `from` read, and who wrote it, that had been written before `to` was called.
+    /// Returns a value that `from` read and its writer, if that writer had ended before `to` was called.
     fn before(&self, step: &Step) -> Option<(Option<Node>, Option<&'a Value>)> {
         let called = self.book.one(step.to).invoked;
         let had_ended = |by: Node| self.book.one(by).completed.is_some_and(|ended| ended < called);
@@ -264,7 +264,7 @@ impl Evidence for Registers<'_, '_> {
             for reader in &version.readers {
                 arrows.add(by, *reader, Kind::Wr, *key);
             }
-            // One that is not committed may read what comes after what it wrote.
+            // A transaction that reads uncommitted values may read a value that is later than its own write.
             if level >= Level::ReadCommitted {
                 for over in &version.over {
                     arrows.add(by, *over, Kind::Ww, *key);
@@ -294,7 +294,7 @@ impl Evidence for Registers<'_, '_> {
             Kind::Ww => {
                 let value = find(&|version| version.by == Some(from) && has(&version.over, to));
                 let value = shown(value.flatten());
-                format!("it wrote {value} to {name}, which the other read and wrote over")
+                format!("it wrote {value} to {name}, which the other read and overwrote")
             }
             Kind::Rw => {
                 let over =
@@ -302,7 +302,7 @@ impl Evidence for Registers<'_, '_> {
                 match find(&over) {
                     Some(Some(value)) => {
                         format!(
-                            "it read {name} as {value}, which the other read, too, and wrote over"
+                            "it read {name} as {value}, which the other also read and overwrote"
                         )
                     }
                     _ => format!("it read {name} as none, before the other wrote to it"),
@@ -312,8 +312,7 @@ impl Evidence for Registers<'_, '_> {
                 let (writer, value) = self.before(step).unwrap_or_default();
                 let writer = writer.map_or(0, |writer| self.book.index(writer));
                 format!(
-                    "it read {name} as {}, and #{writer}, which wrote that, had ended when the other was called, \
-                     which wrote to {name}",
+                    "it read {name} as {} from #{writer}; the other wrote to {name} and was called after #{writer} had ended",
                     shown(value)
                 )
             }

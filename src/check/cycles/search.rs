@@ -1,20 +1,20 @@
-//! Cycles in a graph of transactions, and a short one among them.
+//! Searches a short cycle in a graph of transactions.
 //!
-//! Where the strongly connected parts are is known in one pass (Tarjan, "Depth-first search and linear graph
-//! algorithms", 1972); in such a part a search by breadth from each transaction finds the shortest.
+//! One pass finds the strongly connected components (Tarjan, "Depth-first search and linear graph algorithms", 1972).
+//! In each component, a breadth-first search from each transaction finds the shortest cycle.
 //!
-//! Snapshot isolation allows those cycles in which two arrows of the kind "read what the other wrote over" follow each
-//! other. So where they must not, each node is there twice: `2n + 1` is node `n` reached by such an arrow, from
-//! which no second one goes on (Cerone and Gotsman, "Analysing Snapshot Isolation", 2016).
+//! Snapshot isolation allows cycles in which two read-write edges follow each other. Where such cycles must not
+//! count, each node exists twice: `2n + 1` is node `n` reached by a read-write edge, and it has no outgoing
+//! read-write edges (Cerone and Gotsman, "Analysing Snapshot Isolation", 2016).
 
 use std::collections::VecDeque;
 
 use super::graph::{Arrow, Graph, Key, Kind, Kinds, Node};
 
-/// How many arrows the search for a shorter cycle looks at; after that, the shortest so far has to do.
+/// Maximum number of edges that the search for a shorter cycle visits. After that it returns the shortest one so far.
 const ARROWS_MAX: u64 = 10_000_000;
 
-/// One arrow of a cycle, from one transaction to another.
+/// One edge of a cycle, from one transaction to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Step {
     pub(super) from: Node,
@@ -23,12 +23,12 @@ pub(super) struct Step {
     pub(super) key: Key,
 }
 
-/// Which arrows count.
+/// A graph with a filter for its edges.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) graph: &'a Graph,
     pub(super) kinds: Kinds,
-    /// No two of the kind [`Kind::Rw`] one after the other.
+    /// Whether two edges of kind [`Kind::Rw`] must not follow each other.
     pub(super) apart: bool,
 }
 
@@ -49,7 +49,7 @@ impl View<'_> {
         self.graph.arrows(self.node(place))
     }
 
-    /// Where an arrow leads from a place, if it counts.
+    /// Returns the place that an edge leads to, or `None` if the filter excludes it.
     fn follow(&self, place: usize, arrow: &Arrow) -> Option<usize> {
         if !self.kinds.has(arrow.kind) {
             return None;
@@ -66,17 +66,17 @@ impl View<'_> {
         }
     }
 
-    /// Whether there is no cycle at all.
+    /// Returns whether there is no cycle.
     pub(super) fn is_acyclic(&self) -> bool {
         self.parts().is_empty()
     }
 
-    /// A shortest cycle, or one of the shorter ones where there are very many; `None` if none has at most `most`
-    /// transactions.
+    /// Returns a shortest cycle, or a short one if the search limit is reached. Returns `None` if no cycle has at
+    /// most `most` transactions.
     pub(super) fn cycle(&self, most: usize) -> Option<Vec<Step>> {
         let parts = self.parts();
         let mut part_of = vec![usize::MAX; self.places()];
-        // Small parts first: what is wrong in them is plain.
+        // Small components come first, because the errors in them are easier to understand.
         let mut starts: Vec<(usize, usize)> = Vec::new();
         for (part, places) in parts.iter().enumerate() {
             for place in places {
@@ -101,7 +101,7 @@ impl View<'_> {
         best
     }
 
-    /// The shortest cycle through `start`, if it has at most `most` transactions.
+    /// Returns the shortest cycle through `start` with at most `most` transactions.
     fn cycle_from(
         &self,
         start: usize,
@@ -148,14 +148,14 @@ impl View<'_> {
         back.map(|back| self.steps(start, back, walk))
     }
 
-    /// What led back to `start`.
+    /// Returns the steps of the path that led back to `start`.
     fn steps(&self, start: usize, back: Reached, walk: &Walk) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut to = self.node(start);
         let mut by = back;
         loop {
             if by.arrow.kind != Kind::On {
-                // An arrow into a joint comes from a transaction, and so do all others that cost something.
+                // An edge into a joint starts at a transaction, like every other edge that has a cost.
                 let from = self.node(by.from);
                 steps.push(Step { from, to, kind: by.arrow.kind, key: by.arrow.key });
                 to = from;
@@ -168,7 +168,7 @@ impl View<'_> {
         }
     }
 
-    /// The strongly connected parts of more than one place.
+    /// Returns the strongly connected components with more than one place.
     fn parts(&self) -> Vec<Vec<usize>> {
         const NEW: usize = usize::MAX;
         let places = self.places();
@@ -222,20 +222,20 @@ impl View<'_> {
     }
 }
 
-/// How a place was reached.
+/// How the search reached a place.
 #[derive(Clone, Copy)]
 struct Reached {
-    /// How many transactions there were before it.
+    /// Number of transactions before it on the path.
     length: usize,
     from: usize,
     arrow: Arrow,
 }
 
-/// What was reached in this search; the next one begins without clearing all.
+/// The places that the current search has reached. Round numbers avoid clearing it between searches.
 struct Walk {
     round: u32,
     reached: Vec<(u32, Reached)>,
-    /// How many arrows were looked at in all searches.
+    /// Number of edges visited in all searches.
     arrows: u64,
 }
 

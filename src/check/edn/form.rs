@@ -1,12 +1,11 @@
-//! EDN, Clojure's notation of data, as far as histories need it: text to forms.
+//! A reader for EDN, the data notation of Clojure, as far as histories need it.
 //!
-//! Tags are passed over, and what they stand before is taken as it is (`#inst "..."` is a text,
-//! `#jepsen.history.Op{...}` a map); so is everything that is discarded by `#_`. Numbers that are no whole numbers
-//! of 64 bits, characters and symbols are kept as they were written.
+//! Tags are ignored and the tagged form is used as it is: `#inst "..."` is a string, `#jepsen.history.Op{...}` a map.
+//! Forms that `#_` discards are skipped. Symbols, characters and numbers other than 64-bit integers are kept as text.
 
 use std::fmt;
 
-/// How deep forms may stand in one another.
+/// Maximum nesting depth of forms.
 const DEPTH_MAX: usize = 64;
 
 /// A piece of data.
@@ -15,9 +14,9 @@ pub(super) enum Form {
     Nil,
     Number(i64),
     Text(String),
-    /// Without its colon.
+    /// A keyword, without its colon.
     Keyword(String),
-    /// A symbol, a character, true, false, or a number that is no whole one of 64 bits.
+    /// A symbol, a character, `true`, `false`, or a number that is not a 64-bit integer.
     Other(String),
     /// A vector or a list.
     List(Vec<Form>),
@@ -26,7 +25,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// The elements of a list, a vector or a set.
+    /// Returns the elements of a list, a vector or a set.
     pub(super) fn elements(&self) -> Option<&[Form]> {
         match self {
             Form::List(elements) | Form::Set(elements) => Some(elements),
@@ -34,7 +33,7 @@ impl Form {
         }
     }
 
-    /// The two elements of a pair.
+    /// Returns the elements of a vector or list with two elements.
     pub(super) fn pair(&self) -> Option<(&Form, &Form)> {
         match self {
             Form::List(elements) => match &elements[..] {
@@ -45,7 +44,7 @@ impl Form {
         }
     }
 
-    /// The value of this key of a map.
+    /// Returns the value of a keyword key in a map.
     pub(super) fn get(&self, name: &str) -> Option<&Form> {
         let Form::Map(pairs) = self else { return None };
         pairs.iter().find(|(key, _)| *key == Form::Keyword(name.to_owned())).map(|(_, value)| value)
@@ -86,7 +85,7 @@ impl fmt::Display for Form {
     }
 }
 
-/// Reads forms, one after the other.
+/// A reader that returns one form after the other.
 pub(super) struct Reader<'a> {
     rest: &'a str,
     line: usize,
@@ -97,20 +96,21 @@ impl<'a> Reader<'a> {
         Self { rest: text, line: 1 }
     }
 
-    /// The line at which it stands, from 1.
+    /// Returns the current line number, from 1.
     pub(super) fn line(&self) -> usize {
         self.line
     }
 
-    /// Passes over what says nothing. False: that was the end.
+    /// Skips whitespace, comments and discarded forms. Returns false at the end of the input.
     pub(super) fn skip(&mut self) -> Result<bool, String> {
         self.skip_within(0)
     }
 
-    /// The next form, or what is in it if it is a vector or a list; each with its line.
+    /// Returns the next form, or its elements if it is a vector or a list, each with its line.
     ///
     /// # Errors
-    /// What is wrong, at [`Reader::line`].
+    ///
+    /// Returns a message about the form at [`Reader::line`].
     pub(super) fn forms(&mut self) -> Result<Vec<(usize, Form)>, String> {
         let line = self.line;
         match self.rest.chars().next() {
@@ -148,10 +148,10 @@ impl<'a> Reader<'a> {
 
     fn form_within(&mut self, depth: usize) -> Result<Form, String> {
         if depth > DEPTH_MAX {
-            return Err(format!("forms stand more than {DEPTH_MAX} deep in one another"));
+            return Err(format!("forms are nested more than {DEPTH_MAX} deep"));
         }
         if !self.skip_within(depth)? {
-            return Err("it ends where something should stand".to_owned());
+            return Err("unexpected end of input".to_owned());
         }
         let c = self.rest.chars().next().expect("not at its end");
         match c {
@@ -171,15 +171,15 @@ impl<'a> Reader<'a> {
                 self.pass(c);
                 let tag = self.word();
                 if tag.is_empty() {
-                    return Err("a # with nothing that it could mean".to_owned());
+                    return Err("# without a tag".to_owned());
                 }
                 self.form_within(depth + 1)
             }
-            ')' | ']' | '}' => Err(format!("a {c} that closes nothing")),
+            ')' | ']' | '}' => Err(format!("unmatched {c}")),
             '"' => self.text(),
             '\\' => {
                 self.pass(c);
-                let first = self.rest.chars().next().ok_or("a character is missing")?;
+                let first = self.rest.chars().next().ok_or("missing character after \\")?;
                 self.pass(first);
                 let rest = self.word();
                 Ok(Form::Other(format!("\\{first}{rest}")))
@@ -187,13 +187,13 @@ impl<'a> Reader<'a> {
             _ => {
                 let word = self.word();
                 if word.is_empty() {
-                    return Err(format!("{c:?} means nothing here"));
+                    return Err(format!("unexpected {c:?}"));
                 }
                 Ok(match word.strip_prefix(':') {
                     Some(name) => Form::Keyword(name.to_owned()),
                     None if word == "nil" => Form::Nil,
                     None => {
-                        // 7N is 7, as a number that may be of any size.
+                        // `7N` is 7, written as an integer of arbitrary size.
                         let number = word.strip_suffix('N').unwrap_or(word).parse();
                         number.map_or_else(|_| Form::Other(word.to_owned()), Form::Number)
                     }
@@ -206,14 +206,14 @@ impl<'a> Reader<'a> {
         Ok(self.list(open, end, depth)?.into_iter().map(|(_, form)| form).collect())
     }
 
-    /// Everything up to `end`, behind so many bytes that open it; each with its line.
+    /// Reads all forms up to `end`, after an opening of `open` bytes. Returns each form with its line.
     fn list(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<(usize, Form)>, String> {
         let began = self.line;
         self.rest = &self.rest[open..];
         let mut all = Vec::new();
         loop {
             if !self.skip_within(depth)? {
-                return Err(format!("what was opened at line {began} is not closed by {end}"));
+                return Err(format!("missing {end} for the form that begins at line {began}"));
             }
             if self.rest.starts_with(end) {
                 self.pass(end);
@@ -229,23 +229,23 @@ impl<'a> Reader<'a> {
         let mut text = String::new();
         loop {
             let c = self.rest.chars().next();
-            let c = c.ok_or_else(|| format!("the text that begins at line {began} has no end"))?;
+            let c = c.ok_or_else(|| format!("unterminated string that begins at line {began}"))?;
             self.pass(c);
             match c {
                 '"' => return Ok(Form::Text(text)),
                 '\\' => {
-                    let c = self.rest.chars().next().ok_or("a text ends in a \\")?;
+                    let c = self.rest.chars().next().ok_or("string ends in a \\")?;
                     self.pass(c);
                     text.push(match c {
                         'n' => '\n',
                         't' => '\t',
                         'r' => '\r',
                         'u' => {
-                            let code = self.rest.get(..4).ok_or("\\u wants four digits")?;
+                            let code =
+                                self.rest.get(..4).ok_or("\\u needs four hexadecimal digits")?;
                             let number = u32::from_str_radix(code, 16);
                             self.rest = &self.rest[4..];
-                            let number =
-                                number.map_err(|_| format!("\\u{code} is no character"))?;
+                            let number = number.map_err(|_| format!("invalid escape \\u{code}"))?;
                             char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER)
                         }
                         other => other,
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Everything up to what ends a word.
+    /// Reads up to the end of the word.
     fn word(&mut self) -> &'a str {
         let ends = |c: char| c.is_whitespace() || ",;\"()[]{}\\".contains(c);
         let end = self.rest.find(ends).unwrap_or(self.rest.len());

@@ -1,4 +1,4 @@
-//! Histories as Jepsen writes them: EDN, one map for each call and one for each end.
+//! Reads histories in the EDN format of Jepsen: one map for each call and one for each completion.
 //!
 //! ```text
 //! {:type :invoke, :f :write, :value 7, :process 0, :time 10, :index 0}
@@ -7,10 +7,10 @@
 //! {:type :info,   :f :cas, :value [7 8], :process 1, :time 99, :index 3, :error :timeout}
 //! ```
 //!
-//! The maps stand one after the other, or in one vector or list; their order is that of the moments. `:ok` took effect, `:fail`
-//! never does, `:info`, or no end, means that nobody knows. What is `:process :nemesis` says nothing, nor does any
-//! other key of a map. Every other process is a number: a map without one is an error, so that no operation is passed
-//! over.
+//! The maps stand one after the other, or in one vector or list. Their order is the order of time. `:ok` took effect,
+//! `:fail` never does, and `:info` or a missing completion means that the outcome is unknown. Maps with `:process
+//! :nemesis` and all other keys of a map are ignored. Every other process must be a number: a map without one is an
+//! error, so that no operation is skipped by accident.
 //!
 //! | dialect | `:f` | `:value` |
 //! |---|---|---|
@@ -21,9 +21,9 @@
 //! | [`Dialect::Queue`] | `:enqueue`, `:dequeue` | a value |
 //! | [`Dialect::Lock`] | `:acquire`, `:release` | nothing: the owner is the process |
 //!
-//! Of registers and sets there may be many, as `jepsen.independent` has them: then each value is `[k value]`, also
-//! that of a call. A register's value may be `[version value]`, as that of Jepsen's tests of etcd; versions are
-//! not judged. Values are whole numbers and texts; anything else stands for itself as text.
+//! A history may contain many registers and sets, as `jepsen.independent` writes them: then each value, also that of
+//! a call, is `[k value]`. The value of a register may be `[version value]`, as in Jepsen's tests of etcd; versions
+//! are not checked. Values are integers and strings. Any other value is kept as its text.
 
 mod form;
 
@@ -35,29 +35,29 @@ use serde_json::{Map, Value as Json};
 use super::lines::{self, LineError, LineFault, Lines, Written};
 use form::{Form, Reader};
 
-/// What the operations of a history are called on: which `:f` and `:value` there are.
+/// The vocabulary of a history: the possible `:f` and the meaning of `:value`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dialect {
-    /// For [`RegisterCall`](super::RegisterCall).
+    /// Operations on registers, for [`RegisterCall`](super::RegisterCall).
     Register,
-    /// Elements that are added and never go. For [`RegisterTxn`](super::RegisterTxn): each element is a register that
-    /// an `:add` writes, and a `:read` reads all of them.
+    /// Elements that are added to a set and never removed, for [`RegisterTxn`](super::RegisterTxn): each element is a
+    /// register, an `:add` writes one of them, and a `:read` reads all of them.
     Set,
-    /// For [`ListTxn`](super::ListTxn).
+    /// Transactions that append to lists, for [`ListTxn`](super::ListTxn).
     ListAppend,
-    /// For [`RegisterTxn`](super::RegisterTxn).
+    /// Transactions on registers, for [`RegisterTxn`](super::RegisterTxn).
     WriteRead,
-    /// For [`QueueCall`](super::QueueCall).
+    /// Operations on queues, for [`QueueCall`](super::QueueCall).
     Queue,
-    /// For [`MutexCall`](super::MutexCall) and [`SemaphoreCall`](super::SemaphoreCall).
+    /// Operations on locks, for [`MutexCall`](super::MutexCall) and [`SemaphoreCall`](super::SemaphoreCall).
     Lock,
 }
 
-/// Reads a history, up to its end. An operation's line is that of its call.
+/// Reads a history up to the end of the input. The line of an operation is that of its call.
 ///
 /// # Errors
 ///
-/// The first form that is no EDN, or says nothing that the dialect knows.
+/// Returns an error for the first form that is not valid EDN or that the dialect does not know.
 ///
 /// ```
 /// use bowline::check::edn::{self, Dialect};
@@ -94,18 +94,18 @@ pub fn read<C: Written>(
     Ok(lines)
 }
 
-/// A call and its end, if it has one.
+/// A call and its completion, if it has one.
 struct Operation {
     line: usize,
     process: i64,
     name: String,
     called: Form,
     invoked: u64,
-    /// `:ok`, `:fail` or `:info`, and what is said there.
+    /// The type (`:ok`, `:fail` or `:info`), the value and the time of the completion.
     ended: Option<(String, Form, u64)>,
 }
 
-/// Puts calls and their ends together.
+/// Pairs calls with their completions.
 fn operations(text: &str) -> Result<Vec<Operation>, LineError> {
     let mut reader = Reader::new(text);
     let (mut all, mut open, mut now) = (Vec::new(), BTreeMap::new(), 0);
@@ -130,7 +130,7 @@ fn take(
     open: &mut BTreeMap<i64, usize>,
 ) -> Result<(), String> {
     if !matches!(form, Form::Map(_)) {
-        return Err(format!("{} is no map", shown(&form)));
+        return Err(format!("{} is not a map", shown(&form)));
     }
     let process = match form.get("process") {
         Some(Form::Number(process)) => process,
@@ -151,7 +151,7 @@ fn take(
     match kind.as_str() {
         "invoke" => {
             if open.insert(*process, all.len()).is_some() {
-                return Err(format!("process {process} calls, and its last call has not ended"));
+                return Err(format!("process {process} calls before its previous call has ended"));
             }
             let (process, called) = (*process, value);
             all.push(Operation { line, process, name, called, invoked: now, ended: None });
@@ -159,7 +159,7 @@ fn take(
         "ok" | "fail" | "info" => {
             let call = open.remove(process);
             let call =
-                call.ok_or_else(|| format!("process {process} ends what it has not called"))?;
+                call.ok_or_else(|| format!("process {process} has no open call to complete"))?;
             all[call].ended = Some((kind, value, now));
         }
         other => return Err(format!(":type is :{other}, not :invoke, :ok, :fail or :info")),
@@ -168,7 +168,7 @@ fn take(
 }
 
 impl Operation {
-    /// What came back, if it took effect.
+    /// Returns the value of the reply, if the operation took effect.
     fn reply(&self) -> Option<&Form> {
         match &self.ended {
             Some((kind, value, _)) if kind == "ok" => Some(value),
@@ -176,7 +176,7 @@ impl Operation {
         }
     }
 
-    /// The operation as the fields of a line.
+    /// Returns the operation as the fields of a JSON line.
     fn fields(&self, dialect: Dialect, sets: &Sets) -> Result<Map<String, Json>, String> {
         let mut fields = Map::new();
         let mut put = |name: &str, json: Json| drop(fields.insert(name.to_owned(), json));
@@ -214,12 +214,12 @@ impl Operation {
     }
 
     fn unknown(&self) -> String {
-        format!("nobody knows :f :{} here", self.name)
+        format!("unknown :f :{}", self.name)
     }
 
     fn register(&self) -> Result<Vec<(&'static str, Json)>, String> {
         let mut said = Vec::new();
-        // One of many, if what is asked for is a pair where one register has none.
+        // The history has many objects if there is a pair where a single object has a plain value.
         let is_cas = self.name == "cas";
         let of_many =
             |form: &Form| form.pair().is_some_and(|(_, inner)| !is_cas || inner.pair().is_some());
@@ -230,7 +230,7 @@ impl Operation {
             said.push(("object", word(key).into()));
             called = inner;
         }
-        // With a version, if there is still a pair where a value should be.
+        // If a pair remains where a value is expected, it is a version and a value.
         if let Some((_, inner)) = called.pair().filter(|_| of_many(called)) {
             called = inner;
         }
@@ -250,7 +250,7 @@ impl Operation {
             "cas" => {
                 let (old, new) = called
                     .pair()
-                    .ok_or_else(|| format!(":cas wants [old new], not {}", shown(called)))?;
+                    .ok_or_else(|| format!(":value of :cas is {}, not [old new]", shown(called)))?;
                 said.extend([("call", "cas".into()), ("expect", json(old)), ("value", json(new))]);
                 said.extend(reply.map(|_| ("swapped", true.into())));
             }
@@ -275,13 +275,13 @@ impl Operation {
         if !["txn", name].contains(&self.name.as_str()) {
             return Err(self.unknown());
         }
-        // What was read stands in the reply, where there is one.
+        // The value of a read is in the reply, if there is one.
         let is_ok = self.reply().is_some();
         let all = self.reply().unwrap_or(&self.called);
         let (mut steps, mut results) = (Vec::new(), Vec::new());
-        let all = all.elements().ok_or_else(|| format!("{} is no transaction", shown(all)))?;
+        let all = all.elements().ok_or_else(|| format!("{} is not a transaction", shown(all)))?;
         for step in all {
-            let wrong = || format!("{} is no step of a transaction", shown(step));
+            let wrong = || format!("{} is not a step of a transaction", shown(step));
             let Some([Form::Keyword(what), key, value]) = step.elements() else {
                 return Err(wrong());
             };
@@ -303,7 +303,7 @@ impl Operation {
         Ok(said)
     }
 
-    /// The set, and what was added to it or is there.
+    /// Returns the name of the set, and the value that was added or read.
     fn of_set<'a>(&'a self, value: &'a Form) -> (String, &'a Form) {
         match (self.name.as_str(), self.called.pair()) {
             ("read" | "add", Some((key, _))) => {
@@ -320,7 +320,7 @@ impl Operation {
                 let (set, element) = self.of_set(&self.called);
                 steps.push(Json::from(vec!["write".into(), in_set(&set, element), 1.into()]));
             }
-            // It may have read whatever it did.
+            // The read of unknown outcome may have returned anything.
             "read" => {
                 if let Some(reply) = self.reply() {
                     let (set, found) = self.of_set(reply);
@@ -345,7 +345,7 @@ fn in_set(set: &str, element: &Form) -> Json {
     format!("{set} {}", word(element)).trim_start().into()
 }
 
-/// Every element of each set that was ever added or seen.
+/// All elements of each set that were ever added or read.
 #[derive(Default)]
 struct Sets(BTreeMap<String, BTreeSet<String>>);
 
@@ -359,7 +359,9 @@ impl Sets {
                 let (set, element) = operation.of_set(&operation.called);
                 let element = word(element);
                 if !added.insert((set.clone(), element.clone())) {
-                    let why = format!("{element} is added twice, so nobody can say who added it");
+                    let why = format!(
+                        "duplicate element {element}: each element must be added by one operation only"
+                    );
                     return Err(fault(why));
                 }
                 sets.0.entry(set).or_default().insert(element);
@@ -373,16 +375,18 @@ impl Sets {
     }
 }
 
-/// What was read of a set; nil is an empty one.
+/// Returns the elements that a read returned. `nil` is an empty set.
 fn found_in(read: &Form) -> Result<BTreeSet<String>, String> {
     match (read, read.elements()) {
         (_, Some(elements)) => Ok(elements.iter().map(word).collect()),
         (Form::Nil, None) => Ok(BTreeSet::new()),
-        _ => Err(format!("what was read is {}, not a set, a vector or a list", shown(read))),
+        _ => {
+            Err(format!("the value of the read is {}, not a set, a vector or a list", shown(read)))
+        }
     }
 }
 
-/// A form as a key.
+/// Returns a form as a key.
 fn word(form: &Form) -> String {
     match form {
         Form::Text(text) => text.clone(),
@@ -390,7 +394,7 @@ fn word(form: &Form) -> String {
     }
 }
 
-/// A form as a value.
+/// Returns a form as a JSON value.
 fn json(form: &Form) -> Json {
     match form {
         Form::Nil => Json::Null,
@@ -399,7 +403,7 @@ fn json(form: &Form) -> Json {
     }
 }
 
-/// A form in a few characters.
+/// Returns the beginning of a form for an error message.
 fn shown(form: &Form) -> String {
     const SHOWN_CHARS_MAX: usize = 40;
     let text = form.to_string();

@@ -1,45 +1,46 @@
-//! Holds, as they are written.
+//! The notation of lock holds in a history.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `hold` | `owner`: a value; `kind`: `write` (if it is missing), `read` or `permits`; `permits`: a number, with that kind, 1 if missing; `token`: a number, if there are tokens | `lost`: true if it ended by itself, false if missing |
+//! | `hold` | `owner`: a value; `kind`: `write` (default), `read` or `permits`; `permits`: a number, with that kind, default 1; `token`: a number, if there are tokens | `lost`: true if the hold was not released by its owner, default false |
 //!
-//! `invoke` is the first moment at which its owner believed to hold, `complete` the last. One that is `unknown` was
-//! believed in until `complete` at least, or at no more than one moment if that is missing: its owner died. One that
-//! `failed` was never believed in.
+//! `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. With
+//! outcome `unknown`, the owner believed it at least until `complete`, or for a single moment if `complete` is
+//! missing: the owner crashed. With outcome `failed`, the owner never believed it.
 
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::value::Value;
 
-/// Somebody believes to hold something.
+/// A hold, as its owner believed in it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum HoldCall {
-    /// From one moment to another.
+    /// A hold from one moment to another.
     Hold {
-        /// Who. Equal owners may share what they hold, if [`Holds::is_reentrant`](super::Holds::is_reentrant).
+        /// The owner. Holds of the same owner may overlap if [`Holds::is_reentrant`](super::Holds::is_reentrant) is
+        /// set.
         owner: Value,
-        /// How.
+        /// The kind of the hold.
         kind: HoldKind,
         /// The fencing token, if there is one.
         token: Option<u64>,
     },
 }
 
-/// How something is held.
+/// A kind of hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HoldKind {
-    /// By nobody else.
+    /// An exclusive hold.
     Write,
-    /// By other readers, too.
+    /// A hold that other readers may share.
     Read,
-    /// So many of its permits.
+    /// A hold of this many permits.
     Permits(u64),
 }
 
-/// How a hold ended.
+/// The end of a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HoldReply {
-    /// Whether it ended by itself: its lease ended, or somebody broke it. Else it was released.
+    /// Whether the hold ended without a release: its lease expired, or the lock was broken.
     pub lost: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Holds: never two that exclude each other, never more than there are permits, and tokens that rise.
+//! Rules for lock holds: exclusion, permits, rising tokens and lock delay.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,18 +8,18 @@ use crate::check::history::{At, History, Index, Outcome};
 use crate::check::value::Value;
 use crate::check::verdict::{Counterexample, Verdict};
 
-/// What is promised of holds.
+/// The promises that a history of holds is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holds {
-    /// How many permits each object has, for holds of [`HoldKind::Permits`]. By default 1.
+    /// Number of permits of each object, for holds of [`HoldKind::Permits`]. Default 1.
     pub permits: u64,
-    /// Whether one owner may hold an object several times at once, with one token. By default it may not.
+    /// Whether one owner may hold an object several times at once with one token. Default false.
     pub is_reentrant: bool,
-    /// How much the clocks of two processes may differ, in the history's unit. By default not at all.
+    /// Maximum difference between the clocks of two processes, in the unit of the history. Default 0.
     pub slack: u64,
-    /// How long nobody gets what somebody lost, in the history's unit. By default 0.
+    /// Minimum time between the loss of a hold and the next hold, in the unit of the history. Default 0.
     pub lock_delay: u64,
-    /// By how many percent the clock may go wrong that counts the delay. By default 0.
+    /// Maximum rate error of the clock that measures the delay, in percent. Default 0.
     pub drift_percent: u64,
 }
 
@@ -29,7 +29,7 @@ impl Default for Holds {
     }
 }
 
-/// Somebody's belief.
+/// A hold, from the first moment at which its owner believed in it to the last.
 #[derive(Clone, Copy)]
 struct Belief<'a> {
     index: Index,
@@ -41,14 +41,14 @@ struct Belief<'a> {
     lost: bool,
 }
 
-/// Whether the holds of each object, as their owners believed in them, keep what a lock promises:
+/// Checks whether the holds of each object, as their owners believed in them, keep the promises of a lock:
 ///
-/// - **exclusion**: no hold for writing overlaps another one by more than the slack;
-/// - **permits**: there are never more of them held than there are;
-/// - **tokens**: of two holds of which one is for writing, the one that began later has the higher token;
-/// - **lock delay**: what was lost is nobody's for so long.
+/// - **exclusion**: no write hold overlaps another hold by more than the slack;
+/// - **permits**: the permits held at one time never exceed the limit;
+/// - **tokens**: of two holds of which at least one is a write hold, the later one has the higher token;
+/// - **lock delay**: after a hold is lost, the object stays free for the delay.
 ///
-/// Time grows as *n* log *n*. Deterministic; no clock, no thread.
+/// Takes *n* log *n* time. Deterministic; uses no clock and no thread.
 ///
 /// ```
 /// use bowline::check::intervals::{HoldCall, HoldKind, HoldReply, Holds, holds};
@@ -99,7 +99,7 @@ pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
 struct Lock<'l, 'a> {
     rules: &'l Holds,
     object: &'l str,
-    /// By their begins.
+    /// Sorted by the time at which they began.
     beliefs: &'l [Belief<'a>],
 }
 
@@ -107,7 +107,8 @@ fn is_write(belief: &Belief<'_>) -> bool {
     belief.kind == HoldKind::Write
 }
 
-/// The best two of those that came by, of different parties: so there is always one that is another's.
+/// The two best holds seen so far that belong to different parties. At least one of them belongs to another party
+/// than any given hold.
 struct BestTwo<'l, 'a> {
     best: Option<&'l Belief<'a>>,
     other: Option<&'l Belief<'a>>,
@@ -148,7 +149,7 @@ impl<'l, 'a> BestTwo<'l, 'a> {
 }
 
 impl Lock<'_, '_> {
-    /// Whether two holds are of one party, which does not exclude itself.
+    /// Returns whether two holds belong to one party, which does not exclude itself.
     fn is_one(&self, one: &Belief<'_>, other: &Belief<'_>) -> bool {
         one.index == other.index || self.rules.is_reentrant && one.owner == other.owner
     }
@@ -184,7 +185,7 @@ impl Lock<'_, '_> {
         let in_order = (one.begin, one.index) <= (other.begin, other.index);
         let (first, second) = if in_order { (one, other) } else { (other, one) };
         let why = format!(
-            "from {} to {} both {} (#{}) and {} (#{}) believed to hold it, {} of them for writing",
+            "from {} to {}, both {} (#{}) and {} (#{}) believed that they hold it, {} of them for writing",
             first.begin.max(second.begin),
             first.end.min(second.end),
             first.owner,
@@ -196,8 +197,9 @@ impl Lock<'_, '_> {
         Counterexample::new("exclusion", self.object, [first.index, second.index], why)
     }
 
-    /// Holds that overlap pair by pair, however the clocks differ, are held at one moment. So those that are held
-    /// with the first of them to end are those that had begun before it ended, and ended after it began.
+    /// Finds too many permits held at once. Holds that overlap pairwise for every possible difference of the clocks
+    /// have a moment in common. The holds that overlap with the first one to end are those that began before its end
+    /// and end after its begin.
     fn enough_permits(&self) -> Option<Counterexample> {
         let Holds { permits, slack, .. } = *self.rules;
         let held = |belief: &Belief<'_>| match belief.kind {
@@ -208,7 +210,7 @@ impl Lock<'_, '_> {
             self.beliefs.iter().filter(|one| held(one) > 0).collect();
         by_end.sort_by_key(|belief| (belief.end, belief.index));
         let mut begun = self.beliefs.iter().filter(|one| held(one) > 0).peekable();
-        // What had begun and has not ended, by its end, with how much that is.
+        // Holds that have begun and not ended, by their end, with the sum of their permits.
         let mut now: BTreeMap<(u64, Index), &Belief<'_>> = BTreeMap::new();
         let mut sum: u128 = 0;
         for first in by_end {
@@ -223,7 +225,7 @@ impl Lock<'_, '_> {
             {
                 sum -= held(over.remove());
             }
-            // One that had begun may have ended before the first began for certain.
+            // A hold that had begun may have ended before `first` certainly began.
             let ended = now.range(..=(first.begin.saturating_add(slack), Index::MAX));
             let with_first = held(first) + sum - ended.map(|(_, over)| held(over)).sum::<u128>();
             if with_first <= u128::from(permits) {
@@ -247,7 +249,7 @@ impl Lock<'_, '_> {
             enough.sort_unstable();
             let names: Vec<String> = enough.iter().map(|index| format!("#{index}")).collect();
             let why = format!(
-                "at {at} {} together believed to hold more than the {permits} permits there are",
+                "at {at}, {} together believed that they hold more than the {permits} permits",
                 names.join(", ")
             );
             return Some(Counterexample::new("permits", self.object, enough, why));
@@ -255,7 +257,7 @@ impl Lock<'_, '_> {
         None
     }
 
-    /// Who began later has the higher token.
+    /// Checks that a later hold has a higher token.
     fn rising_tokens(&self) -> Option<Counterexample> {
         let told: Vec<&Belief<'_>> =
             self.beliefs.iter().filter(|belief| belief.token.is_some()).collect();
@@ -277,7 +279,7 @@ impl Lock<'_, '_> {
             for before in earlier.into_iter().flatten() {
                 if token(before) >= token(belief) {
                     let why = format!(
-                        "#{} began at {} with token {}, and #{}, which began later, at {}, has {}",
+                        "#{} began at {} with token {}, but #{} began later, at {}, with token {}",
                         before.index,
                         before.begin,
                         token(before),
@@ -298,7 +300,7 @@ impl Lock<'_, '_> {
         self.own_tokens()
     }
 
-    /// One owner's tokens rise, too; where it may hold several times, they may be equal.
+    /// Checks that the tokens of one owner rise too. They may be equal if the lock is re-entrant.
     fn own_tokens(&self) -> Option<Counterexample> {
         if !self.rules.is_reentrant {
             return None;
@@ -324,7 +326,7 @@ impl Lock<'_, '_> {
         let Holds { slack, lock_delay, drift_percent, .. } = *self.rules;
         let delay = at_least(lock_delay, drift_percent);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
-        // What one owner holds several times is one hold, with one token, and lost as one.
+        // Nested holds of one owner with one token count as one hold, which is lost as a whole.
         let is_same = |one: &Belief<'_>, other: &Belief<'_>| {
             one.index == other.index || self.is_one(one, other) && one.token == other.token
         };
@@ -336,7 +338,7 @@ impl Lock<'_, '_> {
             for lost in before.into_iter().flatten() {
                 if belief.begin.saturating_add(slack) < lost.end.saturating_add(delay) {
                     let why = format!(
-                        "#{} was lost after {}, and #{} began at {}, before the lock delay of {lock_delay} was over",
+                        "#{} was lost after {}, and #{} began at {}, before the lock delay of {lock_delay} had passed",
                         lost.index, lost.end, belief.index, belief.begin
                     );
                     let operations = [lost.index, belief.index];

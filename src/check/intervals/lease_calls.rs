@@ -1,53 +1,53 @@
-//! Leases, as they are written.
+//! The notation of leases in a history.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
 //! | `grant` | `lease`: a value; `ttl`: a number, in the unit of the moments | |
-//! | `renew` | `lease` | `there`: true (if it is missing) or false: there is no such lease; `ttl`: a number, if another one counts from now on |
-//! | `revoke` | `lease` | `there`: as above, before it was revoked |
-//! | `look` | `lease` | `there`: as above. Whatever tells that a lease lives will do: a row that is bound to it |
+//! | `renew` | `lease` | `there`: true (default), or false if the lease does not exist; `ttl`: a number, if the TTL has changed |
+//! | `revoke` | `lease` | `there`: whether the lease existed before the revocation, default true |
+//! | `look` | `lease` | `there`: whether the lease exists, default true. Any proof counts, such as a row attached to the lease |
 
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::value::Value;
 
-/// What is asked for.
+/// A call on a lease.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseCall {
-    /// Let there be this lease.
+    /// Grants a lease.
     Grant {
-        /// Its name, which is never used again.
+        /// The lease, whose name is never reused.
         lease: Value,
-        /// For how long, unless it is renewed.
+        /// Time to live without a renewal.
         ttl: u64,
     },
-    /// Let it live on.
+    /// Renews a lease.
     Renew {
-        /// Its name.
+        /// The lease.
         lease: Value,
     },
-    /// Let it end.
+    /// Revokes a lease.
     Revoke {
-        /// Its name.
+        /// The lease.
         lease: Value,
     },
-    /// Is it there?
+    /// Asks whether a lease exists.
     Look {
-        /// Its name.
+        /// The lease.
         lease: Value,
     },
 }
 
-/// What came back.
+/// The reply to a call on a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseReply {
-    /// Whether it was there; it is after a grant.
+    /// Whether the lease existed. True after a grant.
     pub there: bool,
-    /// For how long it lives now, if that is not what it was granted for.
+    /// The current TTL, if it differs from the granted one.
     pub ttl: Option<u64>,
 }
 
 impl LeaseCall {
-    /// The lease's name.
+    /// Returns the lease that the call is about.
     pub fn lease(&self) -> &Value {
         match self {
             Self::Grant { lease, .. }

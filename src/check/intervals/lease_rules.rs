@@ -1,4 +1,4 @@
-//! Leases: none ends before its time, none comes back, none is used twice.
+//! Rules for leases: none expires early, none comes back, and no name is reused.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use crate::check::history::{History, Index, Outcome};
 use crate::check::value::Value;
 use crate::check::verdict::{Counterexample, Verdict};
 
-/// What is promised of leases.
+/// The promises that a history of leases is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Leases {
-    /// By how many percent the clocks may go wrong that count a lease's time. By default 0.
+    /// Maximum rate error of the clocks that measure the TTL, in percent. Default 0.
     pub drift_percent: u64,
-    /// How much the clocks of two processes may differ, in the history's unit. By default not at all.
+    /// Maximum difference between the clocks of two processes, in the unit of the history. Default 0.
     pub slack: u64,
-    /// How long after its time a lease may still be there, in the history's unit: what leaders need to agree that it
-    /// ended. By default nobody asks.
+    /// Maximum time for which a lease may outlive its TTL, in the unit of the history. Leaders need this time to
+    /// agree on the expiry. Default: not checked.
     pub late: Option<u64>,
 }
 
@@ -30,16 +30,16 @@ struct Fact<'a> {
     reply: LeaseReply,
 }
 
-/// Whether each lease lived as it should:
+/// Checks the lifetime of each lease:
 ///
-/// - **never early**: without a revocation it is there until its TTL, less the drift, has gone by since the call of its
-///   grant or its last renewal was *made*;
-/// - **gone is gone**: no lease that had ended, or was revoked, is renewed or seen after that;
-/// - **granted first**: none is renewed, revoked or seen before its grant was called;
-/// - **used once**: no two grants have one name;
-/// - **not late**, if [`Leases::late`] says so.
+/// - **never early**: an unrevoked lease exists until its TTL, minus the drift, has passed since the call of its
+///   grant or last renewal was *made*;
+/// - **gone is gone**: a lease that has expired or was revoked is never renewed or seen again;
+/// - **granted first**: no lease is renewed, revoked or seen before the call of its grant;
+/// - **used once**: no two grants use one name;
+/// - **not late**: checked if [`Leases::late`] is set.
 ///
-/// Time grows as *n* log *n*. Deterministic; no clock, no thread.
+/// Takes *n* log *n* time. Deterministic; uses no clock and no thread.
 ///
 /// ```
 /// use bowline::check::intervals::{LeaseCall, LeaseReply, Leases, leases};
@@ -83,7 +83,7 @@ struct Lease<'a> {
     rules: &'a Leases,
     object: &'a str,
     name: &'a Value,
-    /// By their calls' moments.
+    /// Sorted by the time of the call.
     facts: Vec<Fact<'a>>,
     unsure: Vec<(u64, &'a LeaseCall)>,
 }
@@ -106,7 +106,7 @@ impl<'a> Lease<'a> {
         Counterexample::new(rule, self.object, operations, format!("lease {}: {why}", self.name))
     }
 
-    /// What makes it live: what counts its time from the beginning, and for how long.
+    /// Returns the grants and renewals, each with the TTL that counts from then on.
     fn life(&self) -> Vec<(Fact<'a>, u64)> {
         let mut granted = None;
         let mut lives = Vec::new();
@@ -148,11 +148,11 @@ impl<'a> Lease<'a> {
         let is_grant = |fact: &&Fact<'_>| matches!(fact.call, LeaseCall::Grant { .. });
         let mut grants = self.facts.iter().filter(is_grant);
         let (first, second) = (grants.next()?.index, grants.next()?.index);
-        let why = format!("both #{first} and #{second} granted it");
+        let why = format!("granted by both #{first} and #{second}");
         Some(self.violation("used once", [first, second], &why))
     }
 
-    /// Whether a moment by one clock lies before one by another.
+    /// Returns whether a moment by one clock is certainly before a moment by another.
     fn is_before(&self, one: u64, other: u64) -> bool {
         one.saturating_add(self.rules.slack) < other
     }
@@ -160,7 +160,7 @@ impl<'a> Lease<'a> {
     fn granted_first(&self) -> Option<Counterexample> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let known = self.facts.iter().find(|fact| is_grant(fact.call)).map(|fact| fact.invoked);
-        // If nobody in the history granted it, it was granted before.
+        // If the history has no grant of the lease, it was granted before the history began.
         let unsure = self.unsure.iter().filter(|(_, call)| is_grant(call));
         let granted = known.or_else(|| unsure.map(|(invoked, _)| *invoked).min())?;
         let early = self.facts.iter().find(|fact| {
@@ -169,11 +169,12 @@ impl<'a> Lease<'a> {
         let grant = self.facts.iter().find(|fact| is_grant(fact.call));
         let operations: Vec<Index> =
             [early.index].into_iter().chain(grant.map(|grant| grant.index)).collect();
-        let why = format!("#{} found it there before its grant was called", early.index);
+        let why = format!("#{} found it before its grant was called", early.index);
         Some(self.violation("granted first", operations, &why))
     }
 
-    /// Who found it gone when it was surely granted: it had been found there, or nobody in the history granted it.
+    /// Returns the replies that found the lease gone after it was certainly granted: it had been seen before, or the
+    /// history has no grant of it.
     fn ends(&self) -> impl Iterator<Item = &Fact<'a>> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let mut grants = self.facts.iter().map(|fact| fact.call);
@@ -187,7 +188,7 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// The first moment at which somebody may have revoked it.
+    /// Returns the first moment at which the lease may have been revoked.
     fn revoked(&self) -> Option<u64> {
         let is_revoke = |call: &LeaseCall| matches!(call, LeaseCall::Revoke { .. });
         let facts = self.facts.iter().filter(|fact| is_revoke(fact.call) && fact.reply.there);
@@ -214,7 +215,7 @@ impl<'a> Lease<'a> {
             let Some((until, fact, ttl)) = longest else { continue };
             if gone.ended.saturating_add(slack) < until && self.is_before(gone.ended, revoked) {
                 let why = format!(
-                    "#{} gave it {ttl} from {} on, and #{} found it gone at {}, when nobody had revoked it",
+                    "#{} gave it a TTL of {ttl} from {} on, but #{} found it gone at {} without a revocation",
                     fact.index, fact.invoked, gone.index, gone.ended
                 );
                 return Some(self.violation("never early", [fact.index, gone.index], &why));
@@ -223,7 +224,8 @@ impl<'a> Lease<'a> {
         None
     }
 
-    /// Also what was renewed while somebody found it gone: it was there then, so it was gone later, and too early.
+    /// Checks "never early" for a renewal that was concurrent with a reply that found the lease gone. The renewal
+    /// succeeded, so the lease was gone only later, which was too early.
     fn never_early_at_once(&self) -> Option<Counterexample> {
         let Leases { drift_percent, slack, .. } = *self.rules;
         let until = |(fact, ttl): &(Fact<'a>, u64)| {
@@ -236,7 +238,7 @@ impl<'a> Lease<'a> {
             gone.ended.saturating_add(slack) < until && self.is_before(gone.ended, revoked)
         })?;
         let why = format!(
-            "#{} found it there and gave it {ttl} from {} on, and #{} found it gone at {}, when nobody had revoked it",
+            "#{} found it and gave it a TTL of {ttl} from {} on, but #{} found it gone at {} without a revocation",
             fact.index, fact.invoked, gone.index, gone.ended
         );
         Some(self.violation("never early", [fact.index, gone.index], &why))
@@ -258,7 +260,7 @@ impl<'a> Lease<'a> {
             _ => "found it gone",
         };
         let why = format!(
-            "#{} {how}, and #{}, which was called after that, found it there",
+            "#{} {how}, but #{}, which was called after that, found it",
             gone.index, lives.index
         );
         let reason = self.violation("gone is gone", [gone.index, lives.index], &why);
@@ -290,10 +292,10 @@ impl<'a> Lease<'a> {
             }
             let Some((until, fact, ttl)) = longest else { continue };
             let due = until.saturating_add(late).saturating_add(self.rules.slack);
-            // One of unknown outcome may have renewed it at any time.
+            // A renewal of unknown outcome may have taken effect at any time.
             if look.invoked > due && unsure > look.ended {
                 let why = format!(
-                    "#{} gave it {ttl} until {} or so, and #{} found it there at {}",
+                    "#{} gave it a TTL of {ttl}, until about {}, but #{} still found it at {}",
                     fact.index, until, look.index, look.invoked
                 );
                 return Some(self.violation("not late", [fact.index, look.index], &why));

@@ -1,20 +1,18 @@
-//! Linearizability: is there one order of all operations that each reply agrees with, and that puts nothing
-//! before what had ended when it was called?
+//! Checks linearizability: does one order of all operations exist that agrees with every reply and with real time?
 //!
-//! The search is Wing and Gong's ("Testing and Verifying Concurrent Objects", 1993): place an operation that may
-//! be next, go on with what the object holds then, and take it back if that leads nowhere. As Lowe has it ("Testing
-//! for Linearizability", 2017), no configuration, which is the set of what was placed and what the object holds, is
-//! searched twice. To that we add:
+//! The search is that of Wing and Gong ("Testing and Verifying Concurrent Objects", 1993): place an operation that
+//! may be next, continue with the new state of the object, and backtrack if that fails. Following Lowe ("Testing for
+//! Linearizability", 2017), no configuration is searched twice; a configuration is the set of placed operations
+//! together with the state of the object. Three more optimizations are added:
 //!
-//! - each object is judged by itself, which is enough (Herlihy and Wing, 1990);
-//! - what changes nothing is placed as soon as it fits, without a choice ([`Model::observes`]);
-//! - operations of unknown outcome may be placed at any moment after their call, or never. Of equal ones the
-//!   earliest goes first, and a configuration that used more of them than another one that is otherwise the
-//!   same is not searched: it can do nothing that the other cannot. One whose effect nobody needs is left out
-//!   ([`Model::needs`]).
+//! - each object is checked on its own, which is sufficient (Herlihy and Wing, 1990);
+//! - an operation that changes nothing is placed as soon as it fits, without backtracking ([`Model::observes`]);
+//! - an operation of unknown outcome may be placed at any moment after its call, or never. Of equal ones the earliest
+//!   is placed first. A configuration is not searched if another one reached the same state with fewer of them. An
+//!   operation whose effect no other operation needs is left out ([`Model::needs`]).
 //!
-//! A history with many operations at once and replies that say little can take exponential time. So there is a
-//! [`Budget`], and a third verdict.
+//! A history with many concurrent operations and ambiguous replies can take exponential time. The search therefore
+//! has a [`Budget`], and a verdict may be undecided.
 
 mod search;
 mod smaller;
@@ -28,21 +26,22 @@ use super::verdict::Verdict;
 use search::Answer;
 use steps::Meter;
 
-/// How much is tried for each object before the verdict is "undecided".
+/// Limits of the search for each object. If one is reached, the verdict is undecided.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
-    /// Steps of the model.
+    /// Maximum number of steps of the model.
     pub steps: u64,
-    /// Configurations that are remembered: most of the memory, some hundred bytes each and the state.
+    /// Maximum number of configurations to remember. They use most of the memory: some hundred bytes each, plus the
+    /// state.
     pub configurations: usize,
-    /// Asked every few thousand steps whether to stop: for a clock, or for a user who has lost patience.
+    /// Called every few thousand steps. The search stops if it returns true, for example after a timeout.
     pub stop: Option<&'a dyn Fn() -> bool>,
 }
 
-/// [`Budget::steps`] by default.
+/// The default of [`Budget::steps`].
 pub const STEPS_DEFAULT: u64 = 50_000_000;
 
-/// [`Budget::configurations`] by default.
+/// The default of [`Budget::configurations`].
 pub const CONFIGURATIONS_DEFAULT: usize = 5_000_000;
 
 impl Default for Budget<'_> {
@@ -58,12 +57,12 @@ impl std::fmt::Debug for Budget<'_> {
     }
 }
 
-/// Whether a history is linearizable.
+/// Checks whether a history is linearizable.
 ///
-/// Operations that failed are left out; those of unknown outcome may have taken effect or not. A violation is certain
-/// and comes with a small reason; it is reported before what is undecided of other objects.
+/// Failed operations are ignored. Operations of unknown outcome may have taken effect or not. A violation is certain
+/// and comes with a small reason. If one object has a violation and another is undecided, the violation is reported.
 ///
-/// It is deterministic as long as [`Budget::stop`] is; it takes no clock and no thread.
+/// Deterministic if [`Budget::stop`] is. Uses no clock and no thread.
 ///
 /// ```
 /// use bowline::check::{Budget, Operation, Register, RegisterCall, RegisterReply, linear};
@@ -75,7 +74,7 @@ impl std::fmt::Debug for Budget<'_> {
 ///     Operation::ok(5, 6, RegisterCall::Read, RegisterReply::Read(Some(1.into()))),
 /// ];
 /// let verdict = linear::check(&Register::default(), &history, Budget::default());
-/// // The write of 2 had ended, and nothing else can have put the 1 back.
+/// // The write of 2 had ended, and no other operation can have restored the 1.
 /// assert_eq!(verdict.violation().unwrap().operations, [0, 1, 2]);
 /// ```
 pub fn check<M: Model>(
@@ -97,7 +96,7 @@ pub fn check<M: Model>(
     verdict
 }
 
-/// The same of the operations with one object.
+/// Checks the operations on one object.
 pub(super) fn check_object<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,
@@ -118,8 +117,8 @@ pub(super) fn check_object<M: Model>(
     }
 }
 
-/// An order that explains the operations of a history with one object, if there is one and it is found. Operations
-/// that may never have taken effect are in it if they help.
+/// Returns an order that explains the operations of a history with one object, if the search finds one. It contains
+/// operations of unknown outcome if they are needed.
 pub fn order<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,

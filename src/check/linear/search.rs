@@ -1,4 +1,4 @@
-//! The search for an order. What must be placed is *firm*; what may be placed, or not, is *loose*.
+//! The search for a linearization. A *firm* operation must be placed; a *loose* one may be placed or left out.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
@@ -10,44 +10,44 @@ use crate::check::history::{At, History, Index, Outcome};
 use crate::check::model::{Model, Needs};
 use crate::check::verdict::{DeadEnd, Undecided};
 
-/// A hash that is the same in every run.
+/// A hasher without a random seed, so that every run is the same.
 pub(super) type Fixed = BuildHasherDefault<DefaultHasher>;
 
-/// Operations of one object that shall be put in order.
+/// The operations of one object that are to be ordered.
 pub(super) struct Puzzle<'a, M: Model> {
     model: &'a M,
-    /// By their calls' moments.
+    /// Sorted by the time of the call.
     firm: Vec<Firm<'a, M>>,
-    /// By what is called, each group's members by their calls' moments.
+    /// Grouped by call; the members of each group are sorted by the time of the call.
     loose: Vec<Group<'a, M>>,
 }
 
 struct Firm<'a, M: Model> {
     index: Index,
     invoked: At,
-    /// Nothing that is invoked later may be placed before it.
+    /// No operation that is invoked later than this may be placed before it.
     due: At,
     call: &'a M::Call,
     reply: &'a M::Reply,
     observes: bool,
 }
 
-/// Loose operations with the same call: which of them is placed makes no difference but for its moment.
+/// Loose operations with the same call. They differ only in the time of their calls.
 struct Group<'a, M: Model> {
     call: &'a M::Call,
     members: Vec<(At, Index)>,
 }
 
-/// What came of a search.
+/// The result of a search.
 pub(super) enum Answer {
-    /// An order that explains all that is firm.
+    /// An order that explains all firm operations.
     Order(Vec<Index>),
-    /// There is none; and one of the longest that do so in part.
+    /// No order exists. Contains one of the longest partial orders.
     DeadEnd(DeadEnd),
     GaveUp(Undecided),
 }
 
-/// What the whole history says of one object: `Ok` is firm, `Unknown` loose, `Failed` left out.
+/// Prepares a search over all operations of one object: `Ok` is firm, `Unknown` loose, `Failed` ignored.
 pub(super) fn whole<'a, M: Model>(
     model: &'a M,
     history: &'a History<M::Call, M::Reply>,
@@ -57,7 +57,8 @@ pub(super) fn whole<'a, M: Model>(
 }
 
 impl<'a, M: Model> Puzzle<'a, M> {
-    /// Some operations, and whether each is let off: loose, though its outcome is known.
+    /// Prepares a search over some operations. Each comes with a flag: if it is set, the operation is loose even
+    /// though its outcome is known.
     pub(super) fn new(
         model: &'a M,
         history: &'a History<M::Call, M::Reply>,
@@ -76,7 +77,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
             let (call, invoked) = (&operation.call, operation.invoked);
             let told = reply.map(|(_, reply)| reply);
             let observes = model.observes(call, told);
-            // What changes nothing helps nobody.
+            // A loose operation that changes nothing cannot help.
             if told.is_none() && observes {
                 continue;
             }
@@ -130,20 +131,21 @@ impl<'a, M: Model> Puzzle<'a, M> {
     }
 }
 
-/// An operation that was placed: of the firm ones, or the next of a group.
+/// A placed operation: a firm one, or the next of a group.
 #[derive(Clone, Copy)]
 enum Placed {
     Firm(usize),
     Loose(usize),
 }
 
-/// Which firm operations are placed, and what the object holds: all before the first that is not, and some after.
+/// The placed firm operations and the state of the object. The number is that of the first firm operation that is not
+/// placed; the list contains the placed ones after it.
 type Place<S> = (usize, Box<[usize]>, S);
 
-/// How many of each group are placed, of those of which some are.
+/// Number of placed operations for each group that has any.
 type Used = Box<[(usize, usize)]>;
 
-/// Choices that are left at a configuration, the best one last; and how to come back to it.
+/// The remaining choices at a configuration, the best one last, and the length of the trail to return to.
 struct Choices<S> {
     trail: usize,
     left: Vec<(Placed, S)>,
@@ -152,20 +154,20 @@ struct Choices<S> {
 struct Search<'p, 'a, 'm, 'b, M: Model> {
     puzzle: &'p Puzzle<'a, M>,
     meter: &'m mut Meter<'b>,
-    /// Which of the firm ones are placed.
+    /// For each firm operation, whether it is placed.
     done: Vec<bool>,
-    /// The first that is not.
+    /// Number of the first firm operation that is not placed.
     base: usize,
-    /// How many behind it are.
+    /// Number of placed firm operations after `base`.
     ahead: usize,
-    /// How many of each group are placed.
+    /// Number of placed operations for each group.
     used: BTreeMap<usize, usize>,
-    /// What is placed, in order.
+    /// Placed operations, in order.
     trail: Vec<Placed>,
-    /// The configurations that lead nowhere or are being searched: for each place, how little was used.
+    /// Configurations that failed or are being searched: for each place, the smallest uses of loose operations.
     seen: HashMap<Place<M::State>, Vec<Used>, Fixed>,
     deepest: DeadEnd,
-    /// How many firm ones the deepest dead end had placed, if there was one.
+    /// Number of firm operations that the deepest dead end had placed, if there was one.
     deepest_firm: Option<usize>,
 }
 
@@ -198,7 +200,7 @@ where
         }
     }
 
-    /// The best choice that is left, and where it belongs.
+    /// Returns the best remaining choice and the length of its trail.
     fn next_choice(stack: &mut Vec<Choices<M::State>>) -> Option<(usize, (Placed, M::State))> {
         let choices = stack.last_mut()?;
         let trail = choices.trail;
@@ -209,8 +211,8 @@ where
         Some((trail, choice))
     }
 
-    /// The firm operations that may be next, those that are due first in front; and the moment until which
-    /// operations may have been called.
+    /// Returns the firm operations that may be next, the most urgent first, and the latest time at which the next
+    /// operation may have been called.
     fn candidates(&self) -> (Vec<usize>, At) {
         let mut due = At(u64::MAX);
         let mut found = Vec::new();
@@ -227,8 +229,8 @@ where
         (found, due)
     }
 
-    /// Places all that fit now and change nothing: whatever order there is, they may as well stand here. What
-    /// is left of the candidates.
+    /// Places all operations that fit now and change nothing, because placing them here is never worse than later.
+    /// Returns the remaining candidates.
     fn place_observers(&mut self, state: &M::State) -> Result<(Vec<usize>, At), Undecided> {
         let mut next = Vec::new();
         loop {
@@ -254,7 +256,7 @@ where
         }
     }
 
-    /// Whether no configuration that could do as much was here before. Remembers it.
+    /// Remembers the configuration. Returns false if an earlier one was at least as good.
     fn is_new(&mut self, state: &M::State) -> Result<bool, Undecided> {
         let behind = (self.base..self.done.len()).filter(|number| self.done[*number]);
         let place = (self.base, behind.take(self.ahead).collect(), state.clone());
@@ -269,7 +271,7 @@ where
         Ok(true)
     }
 
-    /// Each operation that fits now, with what the object holds then; the best one last.
+    /// Returns each operation that fits now with the resulting state, the best one last.
     fn choices(
         &mut self,
         state: &M::State,
@@ -291,7 +293,7 @@ where
             if group.members.get(used).is_some_and(|(invoked, _)| invoked <= due) {
                 self.meter.step()?;
                 model.step(state, group.call, None, &mut next);
-                // What does nothing now is better kept for later.
+                // A loose operation that changes nothing now is better kept for later.
                 let changed = next.drain(..).filter(|next| next != state);
                 left.extend(changed.map(|next| (Placed::Loose(number), next)));
             }
@@ -315,7 +317,7 @@ where
         }
     }
 
-    /// Takes back all but the first `trail`.
+    /// Removes all placed operations after the first `trail`.
     fn take_back(&mut self, trail: usize) {
         for placed in self.trail.drain(trail..).rev() {
             match placed {
@@ -329,7 +331,7 @@ where
                 Placed::Firm(number) => {
                     self.done[number] = false;
                     if number < self.base {
-                        // Those between are placed still, and are behind it now.
+                        // The operations between are still placed, and now come after `base`.
                         self.ahead += self.base - number - 1;
                         self.base = number;
                     } else {
@@ -340,7 +342,7 @@ where
         }
     }
 
-    /// What is placed, by its places in the history.
+    /// Returns the placed operations as indices into the history.
     fn order(&self) -> Vec<Index> {
         let mut used = vec![0; self.puzzle.loose.len()];
         let index = |placed: &Placed| match *placed {
@@ -367,7 +369,7 @@ where
     }
 }
 
-/// Whether `one` uses no more of any group than `other`.
+/// Returns whether `one` uses no more of any group than `other`.
 fn is_within(one: &[(usize, usize)], other: &[(usize, usize)]) -> bool {
     let mut others = other.iter();
     one.iter().all(|(group, count)| {

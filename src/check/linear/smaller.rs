@@ -1,9 +1,10 @@
-//! A small reason for a violation: few operations that contradict each other whatever the rest did.
+//! Minimizes a violation to a few operations that contradict each other regardless of all others.
 //!
-//! An operation is never left out to make a history smaller: without its write, every read would be a violation.
-//! It is let off: it may take effect at any moment after its call, or never. Whatever explains a history explains it
-//! with operations let off, too; so if there is no explanation then, there never was one. And letting more off never
-//! brings a contradiction back, so where none can be let off alone, no two can be together.
+//! An operation is never simply removed to make the history smaller: without its write, every read of it would be a
+//! violation. Instead it is relaxed: it may take effect at any moment after its call, or never. An order that
+//! explains a history also explains it with some operations relaxed. So if a relaxed history has no order, the full
+//! one has none either. Relaxing more operations never restores a contradiction. So if no single operation can be
+//! relaxed, no two can be relaxed together.
 
 use std::collections::HashSet;
 
@@ -14,13 +15,13 @@ use crate::check::history::{At, History, Operation, Outcome};
 use crate::check::model::Model;
 use crate::check::verdict::{Counterexample, DeadEnd};
 
-/// How many times the steps of the search that found the violation all the searches for a smaller one may take.
+/// Step limit of all minimizing searches, as a multiple of the steps of the search that found the violation.
 const STEPS_FACTOR: u64 = 200;
 
-/// What they may take in any case.
+/// Step limit of all minimizing searches, if that multiple is lower.
 const STEPS_MIN: u64 = 2_000_000;
 
-/// One of them gives up after this part of what is left.
+/// Each search may use at most one part in this many of the remaining steps.
 const PART_OF_A_SEARCH: u64 = 50;
 
 struct Shrinking<'a, M: Model> {
@@ -28,12 +29,12 @@ struct Shrinking<'a, M: Model> {
     history: &'a History<M::Call, M::Reply>,
     members: &'a [Index],
     budget: Budget<'a>,
-    /// Steps that may still be taken.
+    /// Remaining steps.
     steps: u64,
     dead_end: DeadEnd,
 }
 
-/// Searches a small reason why `members` of the history, all of one object, have no order.
+/// Finds a small reason why `members` of the history, all of one object, have no order.
 pub(super) fn reason<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,
@@ -52,10 +53,10 @@ pub(super) fn reason<M: Model>(
     let dead_end = DeadEnd { let_off, ..shrinking.dead_end };
     let object = kept.first().map_or("", |index| &history[*index].object);
     let why = match kept.as_slice() {
-        [one] => format!("#{one} fits in no order"),
+        [one] => format!("no order contains #{one}"),
         several => {
             let names: Vec<String> = several.iter().map(|index| format!("#{index}")).collect();
-            format!("{} fit in no order together", names.join(", "))
+            format!("no order contains all of {}", names.join(", "))
         }
     };
     let reason = Counterexample::new("no order", object, kept, why).perhaps(is_minimal);
@@ -70,23 +71,23 @@ fn completed<C, R>(operation: &Operation<C, R>) -> Option<At> {
 }
 
 impl<M: Model> Shrinking<'_, M> {
-    /// Whether it is certain that `kept` contradict each other when all others are let off; `None` if there was
-    /// no answer.
+    /// Returns whether `kept` certainly contradict each other when all other operations are relaxed, or `None` if the
+    /// search ran out of steps.
     fn contradicts(&mut self, kept: &[Index]) -> Option<bool> {
         let latest = kept.iter().filter_map(|index| completed(&self.history[*index])).max();
-        // Nothing contradicts nothing.
+        // An empty set has no contradiction.
         let Some(latest) = latest else { return Some(false) };
         let steps = self.steps / PART_OF_A_SEARCH;
         if steps == 0 {
             return None;
         }
         let kept: HashSet<Index, Fixed> = kept.iter().copied().collect();
-        // What was called after all that is kept had ended changes nothing.
+        // Operations that were called after all kept ones had ended have no influence.
         let members = self.members.iter().filter(|index| self.history[**index].invoked <= latest);
         let members = members.map(|index| (*index, !kept.contains(index)));
         let mut meter = Meter::new(Budget { steps, ..self.budget });
         let answer = Puzzle::new(self.model, self.history, members).solve(&mut meter);
-        // Setting it up costs something, too.
+        // Setting up the search has a cost as well.
         self.steps = self.steps.saturating_sub(meter.steps() + self.members.len() as u64);
         match answer {
             Answer::Order(_) => Some(false),
@@ -98,13 +99,13 @@ impl<M: Model> Shrinking<'_, M> {
         }
     }
 
-    /// The operations that had ended when the history first had no explanation, by their ends.
+    /// Returns the operations that had ended when the history first became inexplicable, sorted by their ends.
     fn earliest(&mut self) -> Vec<Index> {
         let history = self.history;
         let mut kept: Vec<Index> = self.members.to_vec();
         kept.retain(|index| completed(&history[*index]).is_some());
         kept.sort_by_key(|index| (completed(&history[*index]), *index));
-        // With as many it has none; with as few it has one, or nobody knows.
+        // The first `many` operations have no order. The first `few` have one, or the answer is unknown.
         let (mut few, mut many) = (0, kept.len());
         while many - few > 1 {
             let middle = few.midpoint(many);
@@ -117,8 +118,9 @@ impl<M: Model> Shrinking<'_, M> {
         kept
     }
 
-    /// Lets off what can be, many at once first (after Zeller and Hildebrandt's ddmin, 2002). Whether each that is
-    /// kept is certainly needed: what is needed now is needed still when more is let off.
+    /// Relaxes as many operations as possible, large groups first (after Zeller and Hildebrandt's ddmin, 2002).
+    /// Returns whether every kept operation is certainly needed. An operation that is needed now is still needed
+    /// after more are relaxed.
     fn let_off(&mut self, kept: &mut Vec<Index>) -> bool {
         let mut size = kept.len().div_ceil(2);
         loop {

@@ -1,12 +1,12 @@
-//! What a search has used up of its budget.
+//! Counts how much of its budget a search has used.
 
 use super::Budget;
 use crate::check::verdict::Undecided;
 
-/// How many steps there are between two questions to [`Budget::stop`].
+/// Number of steps between two calls of [`Budget::stop`].
 const STEPS_PER_QUESTION: u64 = 4096;
 
-/// Counts a search's steps and configurations.
+/// A counter for the steps and configurations of a search.
 pub(super) struct Meter<'a> {
     budget: Budget<'a>,
     steps: u64,
@@ -22,7 +22,7 @@ impl<'a> Meter<'a> {
         self.steps
     }
 
-    /// One step of the model.
+    /// Counts one step of the model.
     pub(super) fn step(&mut self) -> Result<(), Undecided> {
         if self.steps >= self.budget.steps {
             return Err(Undecided::Steps);
@@ -35,7 +35,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// One more configuration to remember.
+    /// Counts one remembered configuration.
     pub(super) fn configuration(&mut self) -> Result<(), Undecided> {
         if self.configurations >= self.budget.configurations {
             return Err(Undecided::Configurations);

@@ -1,98 +1,99 @@
-//! An election: one leads at a time, with a value that all can see.
+//! A model of an election: one candidate leads at a time, with a value that all can observe.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `campaign` | `candidate` and `value`: values | `elected`: true (if it is missing) or false: another one leads; `token`: a number, which must be there if there are tokens |
-//! | `proclaim` | `candidate`, `value` | `leads`: true (if it is missing) or false: the candidate does not lead |
+//! | `campaign` | `candidate` and `value`: values | `elected`: true (default), or false if another candidate leads; `token`: a number, required if there are tokens |
+//! | `proclaim` | `candidate`, `value` | `leads`: true (default), or false if the candidate does not lead |
 //! | `resign` | `candidate` | `leads`: as above |
 //! | `expire` | `candidate` | |
-//! | `leader` | | `candidate`: a value, or null: nobody leads; `value`; `token` |
+//! | `leader` | | `candidate`: a value, or null if there is no leader; `value`; `token` |
 //!
-//! A `campaign` that waited and gave up is `failed`. Who leads and campaigns again has proclaimed.
+//! A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
 //!
-//! A lead that ends by itself is nobody's call, and yet somebody else leads after it. So whoever takes down a history
-//! adds an `expire` of unknown outcome for a candidate, invoked at the last moment at which it surely led: from then
-//! on it may have ended. That is why an election is an object here: what `leader` says and what a campaign is told
-//! have one order with it. Whether two *believed* to lead at one time is a question of moments, for
-//! [`intervals::holds`](crate::check::intervals::holds).
+//! Leadership that expires ends without a call, yet another candidate can lead afterwards. To record it, add an
+//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. It may have
+//! ended at any time from then on. This is why an election is an object here: the replies of `leader` and of
+//! campaigns must agree on one order. Whether two candidates *believed* to lead at one time is a question of moments,
+//! for [`intervals::holds`](crate::check::intervals::holds).
 
 use super::mutex;
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
 use crate::check::value::Value;
 
-/// An election in which nobody leads at first. By default there are no tokens.
+/// An election without a leader at first. By default there are no tokens.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Election {
-    /// Whether each lead has a token, above those of all before it; to be told none is a violation. Without tokens,
-    /// those that are told say nothing.
+    /// Whether each term of leadership has a token higher than all earlier ones. A reply without a token is then a
+    /// violation. If false, tokens in replies are ignored.
     pub is_fenced: bool,
 }
 
-/// What an election is asked for.
+/// A call on an election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ElectionCall {
-    /// Let me lead.
+    /// Makes the candidate the leader.
     Campaign {
-        /// Who.
+        /// The candidate.
         candidate: Value,
-        /// What all shall see.
+        /// The value to publish.
         value: Value,
     },
-    /// Let all see this.
+    /// Changes the published value.
     Proclaim {
-        /// Who leads.
+        /// The leader.
         candidate: Value,
-        /// What they shall see.
+        /// The new value.
         value: Value,
     },
-    /// Let somebody else lead.
+    /// Ends the leadership of the candidate.
     Resign {
-        /// Who led.
+        /// The leader.
         candidate: Value,
     },
-    /// It leads no longer, if it did, and nobody called for it.
+    /// Ends the leadership of the candidate, if it led, without a request.
     Expire {
-        /// Who led.
+        /// The leader.
         candidate: Value,
     },
-    /// Who leads?
+    /// Asks for the current leader.
     Leader,
 }
 
-/// What an election says.
+/// The reply of an election.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ElectionReply {
     /// The candidate leads.
     Elected {
-        /// By this token, where there are tokens.
+        /// The token of this term, if there are tokens.
         token: Option<u64>,
     },
-    /// It was done.
+    /// The call succeeded.
     Done,
-    /// Another one leads; or the one who would proclaim or resign does not.
+    /// Another candidate leads, or the caller of `proclaim` or `resign` does not lead.
     Refused,
-    /// This one leads.
+    /// The current leader, if there is one.
     Leader(Option<CurrentLeader>),
 }
 
-/// A lead.
+/// A leader.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CurrentLeader {
-    /// Who.
+    /// The candidate.
     pub candidate: Value,
-    /// What all can see.
+    /// The published value.
     pub value: Value,
-    /// Its token, if anybody was told.
+    /// The token, if any reply has contained it.
     pub token: Option<u64>,
 }
 
-/// What an election is like between two calls.
+/// The state of an election between two calls.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ElectionState {
-    /// Who leads.
+    /// The current leader.
     pub leading: Option<CurrentLeader>,
-    /// What the highest token of the leads that were is at least: nobody may have been told those of some.
+    /// A lower bound for the highest token of past leaders. It is not exact because some tokens may never have been
+    /// reported.
     pub token_before: Option<u64>,
 }
 
@@ -101,7 +102,7 @@ impl ElectionState {
         self.leading.as_ref().filter(|leading| leading.candidate == *candidate)
     }
 
-    /// The state in which it leads by this token; `None` if it cannot be that one.
+    /// Returns the state in which the candidate leads with this token, or `None` if the token is impossible.
     fn with_token(&self, mut leading: CurrentLeader, told: Option<u64>) -> Option<Self> {
         if told.is_some() {
             let fits = match leading.token {
@@ -118,7 +119,7 @@ impl ElectionState {
 }
 
 impl Election {
-    /// The states after a call that was granted.
+    /// Returns the states after a successful campaign.
     fn campaign(
         &self,
         state: &ElectionState,
@@ -135,7 +136,7 @@ impl Election {
         state.with_token(CurrentLeader { candidate, value, token }, told)
     }
 
-    /// The state in which it leads no longer.
+    /// Returns the state after the leadership has ended.
     fn ended(&self, leading: &CurrentLeader, state: &ElectionState) -> ElectionState {
         let token = self.is_fenced.then(|| mutex::ended(leading.token, state.token_before));
         ElectionState { leading: None, token_before: token }
@@ -211,7 +212,7 @@ impl Model for Election {
     }
 
     fn observes(&self, call: &ElectionCall, reply: Option<&ElectionReply>) -> bool {
-        // A token that is seen is remembered.
+        // A token that was observed is part of the state.
         let is_leader = *call == ElectionCall::Leader;
         reply == Some(&ElectionReply::Refused) || is_leader && (!self.is_fenced || reply.is_none())
     }

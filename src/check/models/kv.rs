@@ -1,16 +1,16 @@
-//! A store of rows under one revision, as etcd's and Bowline's: each change of the store makes the next one.
+//! A model of a key-value store with one revision, as in etcd and Bowline: each change increments it.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `put` | `key`: a text; `value`: a value | |
-//! | `get` | `key` | `result`: a value or null; `modified`: a number, may be missing: the revision of its last change |
-//! | `delete` | `key` | `deleted`: true or false; what was not there makes no revision |
-//! | `cas` | `key`; `expect`: a number, the revision of the last change, or null: no such row; `value` | `swapped`: true or false |
+//! | `put` | `key`: a string; `value`: a value | |
+//! | `get` | `key` | `result`: a value or null; `modified` (optional): a number, the revision of its last change |
+//! | `delete` | `key` | `deleted`: true or false; deleting a missing key makes no revision |
+//! | `cas` | `key`; `expect`: a number, the revision of the last change, or null for a missing key; `value` | `swapped`: true or false |
 //!
-//! Every reply may have `revision`, a number: the store's, right after the call took effect.
+//! Every reply may contain `revision`, a number: the revision of the store right after the call took effect.
 //!
-//! All rows of an object are judged together, since revisions order them together. Who has no revisions is better
-//! off with a register for each key.
+//! All rows of an object are checked together because the revisions order them together. For a store without
+//! revisions, use one register per key instead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
 use crate::check::value::Value;
 
-/// A store whose revision is `first` and which has no rows, before the first operation.
+/// A store without rows that starts at revision `first`.
 ///
-/// Revisions must have no gaps: whatever else writes to the store must be in the history.
+/// Revisions must have no gaps: the history must contain all writes to the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kv {
-    /// The revision before the first operation. By default 1, as in a new etcd and a new Bowline.
+    /// The revision before the first operation. Default 1, as in a new etcd and a new Bowline.
     pub first: u64,
 }
 
@@ -34,82 +34,82 @@ impl Default for Kv {
     }
 }
 
-/// What a store is asked for.
+/// A call on a store.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum KvCall {
-    /// Write a row.
+    /// Writes a row.
     Put {
-        /// Its key.
+        /// Key of the row.
         key: Arc<str>,
-        /// What it holds then.
+        /// The new value.
         value: Value,
     },
-    /// Read a row.
+    /// Reads a row.
     Get {
-        /// Its key.
+        /// Key of the row.
         key: Arc<str>,
     },
-    /// Delete a row, if it is there.
+    /// Deletes a row if it exists.
     Delete {
-        /// Its key.
+        /// Key of the row.
         key: Arc<str>,
     },
-    /// Write a row, if its last change was at `expect`; `None`: if it is not there.
+    /// Writes a row if its last change was at `expect`, or if the row does not exist and `expect` is `None`.
     CompareAndSet {
-        /// Its key.
+        /// Key of the row.
         key: Arc<str>,
-        /// The revision of its last change.
+        /// The expected revision of the last change.
         expect: Option<u64>,
-        /// What it holds then.
+        /// The new value.
         value: Value,
     },
 }
 
-/// What a store says.
+/// The reply of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvReply {
-    /// What came of the call.
+    /// The result of the call.
     pub seen: Seen,
-    /// The store's revision after the call, if the reply has it.
+    /// The revision of the store after the call, if the reply contains it.
     pub revision: Option<u64>,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// The row was written.
     Written,
-    /// The row held this, or was not there.
+    /// The row was read, or did not exist.
     Read {
-        /// What it held.
+        /// The value of the row.
         value: Option<Value>,
-        /// The revision of its last change, if the reply has it.
+        /// The revision of its last change, if the reply contains it.
         modified: Option<u64>,
     },
-    /// Whether a row was deleted, or a comparison was true and the row written.
+    /// Whether a row was deleted, or a compare-and-set succeeded.
     Changed(bool),
 }
 
 /// A row.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Row {
-    /// What it holds.
+    /// The value.
     pub value: Value,
-    /// The revision of its last change.
+    /// The revision of the last change.
     pub modified: u64,
 }
 
-/// What a store is like between two calls.
+/// The state of a store between two calls.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct KvState {
-    /// How many changes there were, and the first revision.
+    /// The current revision: the first revision plus the number of changes.
     pub revision: u64,
-    /// Its rows.
+    /// The rows, by key.
     pub rows: BTreeMap<Arc<str>, Row>,
 }
 
 impl KvCall {
-    /// The row's key.
+    /// Returns the key of the row.
     pub fn key(&self) -> &Arc<str> {
         match self {
             Self::Put { key, .. }
@@ -146,7 +146,7 @@ impl Model for Kv {
         next: &mut Vec<KvState>,
     ) {
         let row = state.rows.get(call.key());
-        // A reply that names another revision costs no copy of the store.
+        // Compares the revision first, so that an impossible reply does not copy the store.
         let changes = match call {
             KvCall::Put { .. } => true,
             KvCall::Get { .. } => false,

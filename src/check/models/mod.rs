@@ -1,5 +1,5 @@
-//! The objects that can be judged: each says what one caller after the other would see, and how its calls
-//! are written in a history.
+//! Models of common objects. Each defines the sequential behavior of an object and the notation of its calls in a
+//! history.
 
 mod election;
 mod kv;

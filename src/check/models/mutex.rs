@@ -1,14 +1,15 @@
-//! A lock that one owner holds at a time, perhaps several times over, with tokens that rise.
+//! A model of a lock that one owner holds at a time, optionally re-entrant and with rising tokens.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `acquire` | `owner`: a value | `acquired`: true (if it is missing) or false; `token`: a number, which must be there if there are tokens |
-//! | `release` | `owner`: a value | `released`: true (if it is missing) or false |
+//! | `acquire` | `owner`: a value | `acquired`: true (default) or false; `token`: a number, required if there are tokens |
+//! | `release` | `owner`: a value | `released`: true (default) or false |
 //!
-//! A call that waited and gave up is `failed`. `acquired: false` is the answer of a call that does not wait, and
-//! `released: false` that of one who does not hold: both say something of who held the lock at that moment.
+//! A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait, and
+//! `released: false` the reply to a caller that does not hold the lock. Both are observations of the holder at that
+//! moment.
 //!
-//! A hold that ends by itself, as with a lease, is nobody's call: such histories are not for this model.
+//! This model does not support holds that expire, as with a lease, because they end without a call.
 
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
@@ -17,59 +18,60 @@ use crate::check::value::Value;
 /// A lock that knows its owner. By default it is not re-entrant and has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mutex {
-    /// How often its owner may hold it at once, from 1. What is more is refused.
+    /// Maximum number of times its owner may hold it at once, from 1. Further calls are rejected.
     pub holds_max: u32,
-    /// Whether each hold has a token, above those of all holds before it. An owner who comes again is told the
-    /// token that it has; to be told none is a violation. Without tokens, those that are told say nothing.
+    /// Whether each hold has a token higher than all earlier ones. An owner that acquires the lock again gets the
+    /// token that it has. A reply without a token is then a violation. If false, tokens in replies are ignored.
     pub is_fenced: bool,
 }
 
-/// What a lock is asked for.
+/// A call on a lock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum MutexCall {
-    /// Let me hold it.
+    /// Acquires the lock.
     Acquire {
-        /// Who.
+        /// The owner.
         owner: Value,
     },
-    /// I hold it once less.
+    /// Releases the lock once.
     Release {
-        /// Who.
+        /// The owner.
         owner: Value,
     },
 }
 
-/// What a lock says.
+/// The reply of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MutexReply {
-    /// It is held.
+    /// The caller holds the lock.
     Acquired {
-        /// By this token, where there are tokens.
+        /// The token of the hold, if there are tokens.
         token: Option<u64>,
     },
-    /// It is held once less, or free.
+    /// The lock was released once.
     Released,
-    /// Somebody else holds it, or this owner too often; or the one who would release does not hold it.
+    /// Another owner holds the lock, this owner holds it too often, or the caller of `release` does not hold it.
     Refused,
 }
 
-/// The hold there is.
+/// The current hold.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Held {
-    /// By whom.
+    /// The owner.
     pub owner: Value,
-    /// How often.
+    /// Number of times that the owner holds the lock.
     pub times: u32,
-    /// Its token, if anybody was told.
+    /// The token, if any reply has contained it.
     pub token: Option<u64>,
 }
 
-/// What a lock is like between two calls.
+/// The state of a lock between two calls.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MutexState {
-    /// Its hold, if it is not free.
+    /// The current hold, or `None` if the lock is free.
     pub held: Option<Held>,
-    /// What the highest token of the holds that were is at least: nobody may have been told those of some.
+    /// A lower bound for the highest token of past holds. It is not exact because some tokens may never have been
+    /// reported.
     pub token_before: Option<u64>,
 }
 
@@ -80,7 +82,7 @@ impl Default for Mutex {
 }
 
 impl Mutex {
-    /// The state in which `owner` holds it once more; `None` if that is refused.
+    /// Returns the state in which `owner` holds the lock once more, or `None` if that is rejected.
     fn acquired(&self, state: &MutexState, owner: &Value, told: Option<u64>) -> Option<MutexState> {
         let mut held = match &state.held {
             Some(held) if held.owner == *owner && held.times < self.holds_max => held.clone(),
@@ -101,7 +103,7 @@ impl Mutex {
         Some(MutexState { held: Some(held), token_before: state.token_before })
     }
 
-    /// The state in which `owner` holds it once less; `None` if that is refused.
+    /// Returns the state in which `owner` holds the lock once less, or `None` if that is rejected.
     fn released(&self, state: &MutexState, owner: &Value) -> Option<MutexState> {
         let held = state.held.as_ref().filter(|held| held.owner == *owner)?;
         Some(if held.times > 1 {
@@ -114,7 +116,7 @@ impl Mutex {
     }
 }
 
-/// The lowest token that one may have had whose hold ended: its own, or else the next one.
+/// Returns the lowest possible token of a hold that ended: its reported token, or else the next one after `before`.
 pub(super) fn ended(token: Option<u64>, before: Option<u64>) -> u64 {
     token.unwrap_or(before.map_or(0, |before| before.saturating_add(1)))
 }
@@ -140,7 +142,7 @@ impl Model for Mutex {
             Some(MutexReply::Acquired { token }) => *token,
             _ => None,
         };
-        // What happens if it is granted; without a token, it is refused by nothing but other holds.
+        // The next state if the call is granted. For an acquisition of unknown token, only other holds can reject it.
         let (granted, is_refused) = match call {
             MutexCall::Acquire { owner } => {
                 (self.acquired(state, owner, told), self.acquired(state, owner, None).is_none())

@@ -1,9 +1,9 @@
-//! A queue: first in, first out.
+//! A model of a first-in, first-out queue.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
 //! | `put` | `value`: a value | |
-//! | `take` | | `result`: the value, or null: it was empty |
+//! | `take` | | `result`: the value, or null if the queue was empty |
 
 use std::collections::VecDeque;
 
@@ -11,25 +11,25 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::{Model, Needs};
 use crate::check::value::Value;
 
-/// A queue without bounds, empty at first. What is taken is gone.
+/// An unbounded queue, empty at first. `take` removes the value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Queue;
 
-/// What a queue is asked for.
+/// A call on a queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum QueueCall {
-    /// Put this at its end.
+    /// Appends a value.
     Put(Value),
-    /// Take its front, if there is one.
+    /// Removes the first value, if there is one.
     Take,
 }
 
-/// What a queue says.
+/// The reply of a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum QueueReply {
-    /// It stands in the queue.
+    /// The value was appended.
     Put,
-    /// This was the front; `None` if it was empty.
+    /// The value that was removed, or `None` if the queue was empty.
     Taken(Option<Value>),
 }
 

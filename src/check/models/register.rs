@@ -1,48 +1,48 @@
-//! One cell that is read, written, and changed if it holds what the caller expects.
+//! A model of a register with read, write and compare-and-set.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `read` | | `result`: a value, or null while nothing was written |
-//! | `write` | `value`: a value, or null to empty it | |
+//! | `read` | | `result`: a value, or null if the register is empty |
+//! | `write` | `value`: a value, or null to empty the register | |
 //! | `cas` | `expect` and `value`: values or null | `swapped`: true or false |
 
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::{Model, Needs};
 use crate::check::value::Value;
 
-/// A register with compare-and-set. The first value is `None` by default.
+/// A register with compare-and-set. It is empty at first by default.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Register {
-    /// What it holds before the first operation.
+    /// The value before the first operation.
     pub first: Option<Value>,
 }
 
-/// What a register is asked for.
+/// A call on a register.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RegisterCall {
-    /// What does it hold?
+    /// Reads the value.
     Read,
-    /// Hold this.
+    /// Writes a value.
     Write(Option<Value>),
-    /// Hold `value`, if `expect` is held now.
+    /// Writes `value` if the current value is `expect`.
     CompareAndSet {
-        /// What must be held.
+        /// The expected value.
         expect: Option<Value>,
-        /// What is held then.
+        /// The new value.
         value: Option<Value>,
     },
 }
 
-/// What a register says.
+/// The reply of a register.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegisterReply {
-    /// It holds this.
+    /// The value that was read.
     Read(Option<Value>),
-    /// It was written.
+    /// The value was written.
     Written,
-    /// Whether it held what was expected, and was changed.
+    /// The result of a compare-and-set.
     Compared {
-        /// Whether.
+        /// Whether the register had the expected value and was changed.
         swapped: bool,
     },
 }
@@ -83,7 +83,7 @@ impl Model for Register {
     fn needs(&self, call: &RegisterCall, reply: Option<&RegisterReply>) -> Needs {
         let value = match (call, reply) {
             (_, Some(RegisterReply::Read(value))) => value,
-            // It needs any value but one.
+            // A failed comparison needs any value except the expected one.
             (_, Some(RegisterReply::Compared { swapped: false })) => return Needs::Anything,
             (RegisterCall::CompareAndSet { expect, .. }, _) => expect,
             (RegisterCall::Read | RegisterCall::Write(_), _) => &None,

@@ -1,11 +1,11 @@
-//! A number of permits, of which each owner holds some.
+//! A model of a semaphore whose permits are held by owners.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `acquire` | `owner`: a value; `permits`: a number, 1 if it is missing | `acquired`: true (if it is missing) or false |
-//! | `release` | `owner`: a value; `permits`: a number, 1 if it is missing | `released`: true (if it is missing) or false |
+//! | `acquire` | `owner`: a value; `permits`: a number, default 1 | `acquired`: true (default) or false |
+//! | `release` | `owner`: a value; `permits`: a number, default 1 | `released`: true (default) or false |
 //!
-//! A call that waited and gave up is `failed`; `acquired: false` is the answer of one that does not wait.
+//! A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait.
 
 use std::collections::BTreeMap;
 
@@ -13,45 +13,45 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
 use crate::check::value::Value;
 
-/// A semaphore that knows who holds its permits: what one did not take, one cannot give back.
+/// A semaphore that knows the owners of its permits: an owner can release only permits that it holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Semaphore {
-    /// How many permits there are.
+    /// Total number of permits.
     pub permits: u64,
 }
 
-/// What a semaphore is asked for.
+/// A call on a semaphore.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum SemaphoreCall {
-    /// Let me hold so many more, all or none.
+    /// Acquires permits, all or none.
     Acquire {
-        /// Who.
+        /// The owner.
         owner: Value,
-        /// How many.
+        /// Number of permits.
         permits: u64,
     },
-    /// I hold so many less, all or none.
+    /// Releases permits, all or none.
     Release {
-        /// Who.
+        /// The owner.
         owner: Value,
-        /// How many.
+        /// Number of permits.
         permits: u64,
     },
 }
 
-/// What a semaphore says.
+/// The reply of a semaphore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SemaphoreReply {
-    /// It was done.
+    /// The call succeeded.
     Done,
-    /// There are fewer permits left; or the owner holds fewer. Nothing was done.
+    /// Fewer permits are available, or the owner holds fewer. Nothing was changed.
     Refused,
 }
 
 impl Model for Semaphore {
     type Call = SemaphoreCall;
     type Reply = SemaphoreReply;
-    /// Who holds how many; nobody holds none.
+    /// Number of permits by owner. Owners without permits are absent.
     type State = BTreeMap<Value, u64>;
 
     fn initial(&self) -> Self::State {
@@ -131,7 +131,7 @@ impl Written for SemaphoreCall {
     }
 }
 
-/// The field that says whether it was done.
+/// Returns the name of the field that reports success.
 fn flag(call: &SemaphoreCall) -> &'static str {
     match call {
         SemaphoreCall::Acquire { .. } => "acquired",

@@ -1,14 +1,14 @@
-//! Transactions on lists that grow, and on registers: what [`cycles`](crate::check::cycles) judges.
+//! Transactions on append-only lists and on registers, which [`cycles`](crate::check::cycles) checks.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `txn`, of `list-append` | `steps`: an array of `["append", key, value]` and `["read", key]` | `results`: an array, for each read, in order, the list that it saw: an array of values |
-//! | `txn`, of `write-read` | `steps`: an array of `["write", key, value]` and `["read", key]` | `results`: an array, for each read, in order, the value that it saw, or null for none |
+//! | `txn`, of `list-append` | `steps`: an array of `["append", key, value]` and `["read", key]` | `results`: an array with the list that each read saw, in order; a list is an array of values |
+//! | `txn`, of `write-read` | `steps`: an array of `["write", key, value]` and `["read", key]` | `results`: an array with the value that each read saw, in order, or null for none |
 //!
-//! A key is a text. What is written to a key must be written to it by no other transaction that may have taken
-//! effect: it is by the values that a checker knows who read from whom.
+//! A key is a string. Among the transactions that may have taken effect, only one may write a given value to a key:
+//! the checker matches reads with writers by value.
 //!
-//! They are models, too, one state after the other: `linear` judges short histories of them by brute force.
+//! Both are also sequential models, so that `linear` can check short histories of them by brute force.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::check::value::Value;
 /// A step of a transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Step {
-    /// What does this key hold?
+    /// Reads a key.
     Read(Arc<str>),
-    /// Write this to a key: lists append it, registers hold it then.
+    /// Writes a value to a key: appends it to a list, or sets a register.
     Write(Arc<str>, Value),
 }
 
@@ -36,26 +36,26 @@ pub struct ListTxn(pub Vec<Step>);
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct RegisterTxn(pub Vec<Step>);
 
-/// Keys with lists, to which transactions append. A key that nobody appended to has the empty list.
+/// Keys with lists, to which transactions append. A key without appends has the empty list.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ListAppend;
 
-/// Keys with one value each, which transactions write. A key that nobody wrote has none.
+/// Keys with one value each, which transactions write. A key without writes has no value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteRead;
 
 impl Step {
-    /// A read.
+    /// Returns a read step.
     pub fn read(key: &str) -> Self {
         Self::Read(key.into())
     }
 
-    /// A write, or in a list an append.
+    /// Returns a write step, or an append step for a list.
     pub fn write(key: &str, value: impl Into<Value>) -> Self {
         Self::Write(key.into(), value.into())
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &Arc<str> {
         match self {
             Self::Read(key) | Self::Write(key, _) => key,
@@ -63,7 +63,7 @@ impl Step {
     }
 }
 
-/// Runs a transaction on `state`, whose keys hold `Held`; `None` if a read sees something else than it said.
+/// Runs a transaction on `state`. Returns `None` if a read has another result than its reply.
 fn run<Held: Clone + Default + PartialEq>(
     state: &BTreeMap<Arc<str>, Held>,
     steps: &[Step],
@@ -140,7 +140,7 @@ fn only_reads(steps: &[Step]) -> bool {
     steps.iter().all(|step| matches!(step, Step::Read(_)))
 }
 
-/// Takes `steps`, whose writes have this name.
+/// Takes `steps`, in which a write is called `write`.
 fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<Step>, FieldError> {
     let expected = match write {
         "append" => r#"an array of ["append", key, value] and ["read", key]"#,
@@ -161,7 +161,7 @@ fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<Step>, FieldError>
     steps.iter().map(|one| step(one).ok_or_else(|| wrong(one))).collect()
 }
 
-/// Takes `results`: for each read what it saw.
+/// Takes `results`, with one result per read.
 fn read_results<Seen>(
     call: &[Step],
     fields: &mut Fields,

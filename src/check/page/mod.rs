@@ -1,11 +1,11 @@
-//! A violation as a page: who called what when, which operations contradict each other, and why.
+//! Renders a violation as an HTML page: the operations over time, those that contradict each other, and the reason.
 //!
-//! One HTML file that needs nothing else: no network, no font, no program but a browser. What is hidden behind a
-//! click stands in its table, too, so that it can be read without its few lines of script, and printed. The
-//! same history and reason make the same bytes.
+//! The page is one self-contained HTML file: it needs no network, font or program except a browser. Details that a
+//! click reveals are also in the table, so that the page can be printed and read without its short script. The same
+//! history and reason always produce the same bytes.
 //!
-//! Of a long history only the operations of the reason are drawn, those that it names, and those nearest to them; the
-//! page says how many are not.
+//! Of a long history, the page draws only the operations of the reason and those nearest to them. It states how many
+//! are left out.
 //!
 //! ```text
 //! process 1  ├─ write 1 ─┤      ┌──────┐
@@ -27,13 +27,13 @@ use text::{label, words};
 use timeline::{Bar, Mark, Timeline};
 use window::Window;
 
-/// How many operations are drawn, but for those that the reason names, which always are.
+/// Maximum number of drawn operations, in addition to those of the reason, which are always drawn.
 pub const OPERATIONS_DRAWN: usize = 160;
 
-/// How many operations of an order are listed, the last ones.
+/// Maximum number of operations of an order that are listed, counted from its end.
 const ORDER_SHOWN: usize = 40;
 
-/// A page to be made.
+/// A builder for a page.
 ///
 /// ```
 /// use bowline::check::{Budget, Operation, Register, RegisterCall, RegisterReply, linear, page::Page};
@@ -54,22 +54,22 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// A page with this title: which program, which run.
+    /// Creates a page with this title, which should name the program and the run.
     pub fn new(title: &'a str) -> Self {
         Self { title, lines: &[] }
     }
 
-    /// On which line of a file each operation stands, from 1: it is said beside its name.
+    /// Sets the line number of each operation in its file, from 1. The page shows it next to the name.
     #[must_use]
     pub fn lines(self, lines: &'a [usize]) -> Self {
         Self { lines, ..self }
     }
 
-    /// The page of one violation of `history`.
+    /// Renders the page of one violation of `history`.
     ///
     /// # Panics
     ///
-    /// If the reason names an operation that the history does not have: it is another one's.
+    /// If the reason names an operation that `history` does not have, that is, if it belongs to another history.
     pub fn of<C: Written>(&self, history: &History<C, C::Reply>, why: &Counterexample) -> String {
         let window = Window::around(history, why, OPERATIONS_DRAWN);
         let bars: Vec<Bar> = window.drawn.iter().map(|index| bar(history, *index, why)).collect();
@@ -96,14 +96,16 @@ impl<'a> Page<'a> {
         writeln!(html, "<header><p class=\"title\">{title}</p>")?;
         writeln!(html, "<h1>Violation: {}</h1>", escaped(why.rule))?;
         let object = match why.object.as_str() {
-            "" => "the one object".to_owned(),
+            "" => "the only object".to_owned(),
             object => format!("object <code>{}</code>", escaped(object)),
         };
         let minimal = match why.is_minimal {
             true => {
-                "They contradict each other whatever all others did, and none of them can be spared."
+                "They contradict each other regardless of all other operations, and each of them is needed."
             }
-            false => "Here it shows; fewer may do, or others may belong to it.",
+            false => {
+                "The violation was found here. Fewer operations may be enough, or others may be part of it."
+            }
         };
         let count = match why.operations.len() {
             1 => "1 operation".to_owned(),
@@ -135,7 +137,7 @@ impl<'a> Page<'a> {
         writeln!(
             html,
             "<thead><tr><th>name</th>{line}<th>process</th><th>from</th><th>to</th><th>outcome</th>\
-             <th>what</th><th>as it was written</th></tr></thead>\n<tbody>"
+             <th>call and reply</th><th>JSON</th></tr></thead>\n<tbody>"
         )?;
         for index in &window.drawn {
             self.row(html, &history[*index], *index, why)?;
@@ -154,14 +156,14 @@ impl<'a> Page<'a> {
         };
         let after = match order.len() {
             0 => "At the beginning".to_owned(),
-            _ => format!("The longest order that was found: {more}{}. After it", shown.join(" → ")),
+            _ => format!("The longest order found: {more}{}. After it", shown.join(" → ")),
         };
         let stuck: Vec<String> = stuck.iter().map(|index| self.name(*index)).collect();
         writeln!(
             html,
-            "<p>{after} the object holds <code>{}</code>, and none of these can be next, of which one has \
-             to be: {}. The other {let_off} operations were let off: each may take effect at any moment \
-             after its call, or never.</p>",
+            "<p>{after} the object holds <code>{}</code>. One of these must be next, but none can be: {}. \
+             The other {let_off} operations were relaxed: each may take effect at any moment after its \
+             call, or never.</p>",
             escaped(state),
             stuck.join(", ")
         )
@@ -192,12 +194,12 @@ impl<'a> Page<'a> {
         )
     }
 
-    /// The name of an operation, which leads to its line in the table.
+    /// Returns the name of an operation as a link to its row in the table.
     fn name(&self, index: Index) -> String {
         format!("<a href=\"#o{index}\">#{index}</a>")
     }
 
-    /// A sentence in which `#3` names an operation.
+    /// Formats a sentence in which `#3` names an operation.
     fn named(&self, sentence: &str) -> String {
         words(sentence, |index| self.name(index))
     }

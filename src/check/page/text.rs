@@ -1,14 +1,14 @@
-//! Texts of a page: nothing that a history holds may become a part of the page, or turn it around.
+//! Escapes the texts of a page, so that nothing in a history can become markup or change the direction of the text.
 
 use serde_json::Value as Json;
 
 use crate::check::history::{Index, Operation, Outcome};
 use crate::check::lines::{Fields, Written};
 
-/// The longest label, in characters.
+/// Maximum length of a label, in characters.
 const LABEL_CHARS_MAX: usize = 200;
 
-/// A text as HTML shows it, in elements and in quoted attributes. What would be invisible is spelled out.
+/// Escapes a text for HTML elements and quoted attributes. Invisible characters are written as their code points.
 pub fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for c in text.chars() {
@@ -25,13 +25,13 @@ pub fn escaped(text: &str) -> String {
     html
 }
 
-/// Control characters, and those that change the direction of what follows.
+/// Returns whether a character is a control character or changes the direction of the text.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
-/// A sentence as HTML, in which `name` says what stands for each `#3`.
+/// Formats a sentence as HTML. `name` returns the replacement of each `#3`.
 pub(super) fn words(sentence: &str, name: impl Fn(Index) -> String) -> String {
     let mut html = String::new();
     let mut rest = sentence;
@@ -49,7 +49,7 @@ pub(super) fn words(sentence: &str, name: impl Fn(Index) -> String) -> String {
     html
 }
 
-/// What an operation asked for and was told, in a few words: `cas 1 2 → true`.
+/// Returns the call and the reply of an operation in short form: `cas 1 2 → true`.
 pub(super) fn label<C: Written>(operation: &Operation<C, C::Reply>) -> String {
     let mut fields = Fields::default();
     let mut text = operation.call.write(&mut fields).to_owned();
@@ -73,7 +73,7 @@ pub(super) fn label<C: Written>(operation: &Operation<C, C::Reply>) -> String {
     shortened(&text, LABEL_CHARS_MAX)
 }
 
-/// The first characters of a text; the last of them says that there are more.
+/// Returns the first characters of a text, with an ellipsis if it is longer.
 pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         None => text.to_owned(),
@@ -81,7 +81,7 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     }
 }
 
-/// A field without quotes; steps as words.
+/// Formats a field without quotes, and steps as words.
 fn brief(json: &Json) -> String {
     match json {
         Json::String(text) => text.clone(),
@@ -100,7 +100,7 @@ fn brief(json: &Json) -> String {
     }
 }
 
-/// `["read", "x"]`, but not `["a"]`, which may be a list.
+/// Returns whether the value is a step: `["read", "x"]`, but not `["a"]`, which may be a list.
 fn is_step(json: &Json) -> bool {
     let words = json.as_array().map(Vec::as_slice);
     matches!(words, Some([Json::String(_), Json::String(_), ..]))

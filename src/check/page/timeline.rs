@@ -1,4 +1,4 @@
-//! The drawing: a lane for each process, a bar for each operation, an arrow for each link.
+//! Draws the timeline: a lane for each process, a bar for each operation, an arrow for each link.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,21 +18,21 @@ pub(super) struct Bar {
     pub(super) outcome: &'static str,
     pub(super) label: String,
     pub(super) mark: Mark,
-    /// Its place in the longest order that was found, from 1.
+    /// Position in the longest order that was found, from 1.
     pub(super) place: Option<usize>,
 }
 
-/// What is special about an operation.
+/// The highlighting of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
     None,
-    /// It belongs to the reason.
+    /// The operation belongs to the reason.
     Bad,
-    /// And it is one of those that cannot be next.
+    /// The operation belongs to the reason and cannot be next.
     Stuck,
 }
 
-/// Where everything is, in pixels.
+/// The layout of all bars, in pixels.
 #[derive(Debug)]
 pub(super) struct Timeline {
     bars: Vec<Placed>,
@@ -48,7 +48,7 @@ struct Placed {
     x: usize,
     y: usize,
     width: usize,
-    /// It has no end on its right.
+    /// Whether the bar is open at its right end.
     is_open: bool,
 }
 
@@ -58,11 +58,11 @@ const LANE_HEIGHT: usize = 34;
 const BAR_HEIGHT: usize = 24;
 const AXIS_HEIGHT: usize = 28;
 const MARGIN: usize = 24;
-/// A letter of a label, about.
+/// Approximate width of a letter in a label.
 const LETTER_WIDTH: usize = 7;
 
 impl Timeline {
-    /// Places bars, which are in order of their calls.
+    /// Lays out bars, which must be sorted by the time of their calls.
     pub(super) fn of(bars: Vec<Bar>) -> Self {
         let ends = bars.iter().filter_map(|bar| bar.ended);
         let all: BTreeSet<At> = bars.iter().map(|bar| bar.invoked).chain(ends).collect();
@@ -72,7 +72,7 @@ impl Timeline {
             NAMES_WIDTH + moment * MOMENT_WIDTH
         };
         let right = NAMES_WIDTH + moments.len() * MOMENT_WIDTH;
-        // What one process did at the same time, or never knew the end of, gets rows of its own in the lane.
+        // Concurrent operations of one process, and those without an end, get separate rows in its lane.
         let mut rows: BTreeMap<Process, Vec<usize>> = BTreeMap::new();
         let mut placed: Vec<(Bar, usize, usize, usize)> = Vec::new();
         for bar in bars {
@@ -145,11 +145,11 @@ impl Timeline {
         Ok(())
     }
 
-    /// From the middle of one bar to the middle of another, bent so that a pair of arrows can be told apart.
+    /// Draws an arrow between the middles of two bars. It is bent so that opposite arrows can be told apart.
     fn arrow(&self, html: &mut String, number: usize, link: &Link) -> std::fmt::Result {
         let middle = |index: Index| {
             let placed = self.bars.iter().find(|placed| placed.bar.index == index)?;
-            // An open bar ends far away from what it did.
+            // The end of an open bar says nothing about the time of its effect, so the arrow starts near the call.
             let width = placed.width.min(2 * MOMENT_WIDTH);
             Some((placed.x + width / 2, placed.y + BAR_HEIGHT / 2))
         };

@@ -1,23 +1,23 @@
-//! Which operations of a history are drawn: the ones that a reason names, and those nearest to them.
+//! Selects the operations to draw: those that a reason names, and those nearest to them.
 
 use std::collections::BTreeSet;
 
 use crate::check::history::{At, History, Index, Operation};
 use crate::check::verdict::Counterexample;
 
-/// The operations that are drawn.
+/// The operations to draw.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// By their calls' moments.
+    /// Sorted by the time of the call.
     pub(super) drawn: Vec<Index>,
-    /// How many of the object are not.
+    /// Number of operations of the object that are not drawn.
     left_out: usize,
-    /// How many there are of other objects.
+    /// Number of operations on other objects.
     others: usize,
 }
 
 impl Window {
-    /// Around what `why` names, with up to `most` others of its object.
+    /// Selects the operations that `why` names and up to `most` others of its object.
     pub(super) fn around<C, R>(history: &History<C, R>, why: &Counterexample, most: usize) -> Self {
         let mut named: BTreeSet<Index> = why.operations.iter().copied().collect();
         named.extend(why.links.iter().flat_map(|link| [link.before, link.after]));
@@ -43,7 +43,7 @@ impl Window {
         Self { drawn, left_out, others }
     }
 
-    /// What is drawn and what is not, as a sentence.
+    /// Describes in a sentence what is drawn and what is not.
     pub(super) fn words(&self, all: usize) -> String {
         let Self { drawn, left_out, others } = self;
         let drawn = drawn.len();
@@ -51,25 +51,26 @@ impl Window {
             (0, 0) => format!("All {all} operations are drawn."),
             (0, _) => format!("All {drawn} operations of this object are drawn."),
             _ => format!(
-                "{drawn} operations are drawn: those that are named above, and the nearest to them. \
+                "{drawn} operations are drawn: those named above and the nearest to them. \
                  {left_out} more of this object are not drawn."
             ),
         };
         if *others > 0 {
             words.push_str(&format!(" {others} operations of other objects are not drawn."));
         }
-        words.push_str(" Moments are evenly spaced: only their order counts.");
+        words.push_str(" Moments are evenly spaced because only their order matters.");
         words
     }
 }
 
-/// From the call to what was known of the end; to the call, if nothing was: else all unknown ones would be near.
+/// Returns the call and the end of an operation. An operation without an end counts as ended at its call; otherwise
+/// all such operations would be near to everything.
 fn span<C, R>(operation: &Operation<C, R>) -> (u64, u64) {
     let invoked = operation.invoked.0;
     (invoked, operation.ended().map_or(invoked, |at| at.0.max(invoked)))
 }
 
-/// What lies between two spans.
+/// Returns the distance between two spans.
 fn gap(one: (u64, u64), other: (u64, u64)) -> u64 {
     other.0.saturating_sub(one.1).max(one.0.saturating_sub(other.1))
 }

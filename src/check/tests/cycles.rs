@@ -1,6 +1,6 @@
-//! Transactions: histories whose verdict is known at each level (`histories/list_append.txt`,
-//! `histories/write_read.txt`), thousands of small random ones judged by an oracle that tries every order, and long
-//! ones in which one thing is wrong.
+//! Tests of the transaction checkers: histories with a known verdict at each level (`histories/list_append.txt`,
+//! `histories/write_read.txt`), thousands of small random histories compared with an oracle that tries every order,
+//! and long histories with one fault.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ use crate::check::{
 type Lists = History<ListTxn, Vec<Vec<Value>>>;
 type Registers = History<RegisterTxn, Vec<Option<Value>>>;
 
-/// `## good: name`, or `## LEVEL bad [operations] rule: name`: bad at that level and above, good below.
+/// Checks each section of a file. `## good: name` is a good history. `## LEVEL bad [operations] rule: name` is bad at
+/// that level and above, and good below.
 fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level) -> Verdict) {
     let (mut good, mut bad) = (0, 0);
     let mut complaints = Vec::new();
@@ -81,14 +82,14 @@ fn register_transactions_are_checked_at_each_level() {
     });
 }
 
-/// What a database of one version after the other holds, and what its reads say.
+/// A model that can draw random steps and change the results of reads.
 trait Sample: Model<Reply = Vec<Self::Held>> {
     type Held: Clone + Default + PartialEq + std::fmt::Debug;
 
     fn call(steps: Vec<Step>) -> Self::Call;
     fn steps(call: &Self::Call) -> &[Step];
     fn write(held: &mut Self::Held, value: &Value);
-    /// Something else that a read might have seen.
+    /// Returns another possible result of a read.
     fn other(held: &Self::Held, random: &mut Random) -> Self::Held;
 }
 
@@ -141,8 +142,8 @@ impl Sample for WriteRead {
     }
 }
 
-/// A run of a database that is true in all but, perhaps, the moments of which its transactions read; and then
-/// something of it is changed, perhaps.
+/// Draws a random run of a correct database, except that transactions may read from old versions. Then it may change
+/// one detail.
 fn history<M: Sample>(
     random: &mut Random,
     count: u64,
@@ -187,7 +188,7 @@ fn history<M: Sample>(
             _ => Operation::ok(invoked, invoked + random.below(9), call, seen),
         };
         history.push(operation.by(random.below(3)));
-        // What failed did nothing, and what is unknown perhaps.
+        // A failed transaction does nothing; one of unknown outcome takes effect with probability 1/2.
         if fate > 1 || (fate == 1 && random.below(2) == 0) {
             versions.push(now);
         }
@@ -205,7 +206,7 @@ fn history<M: Sample>(
     history
 }
 
-/// The history in which all are at the same time.
+/// Returns the history with all operations concurrent.
 fn timeless<C: Clone, R: Clone>(history: &History<C, R>) -> History<C, R> {
     let at_once = |operation: &Operation<C, R>| {
         let mut operation = operation.clone();
@@ -218,8 +219,8 @@ fn timeless<C: Clone, R: Clone>(history: &History<C, R>) -> History<C, R> {
     history.iter().map(at_once).collect()
 }
 
-/// Whether snapshot isolation explains the history: in some order of commits, each transaction read one version
-/// before its own, since which nobody wrote what it wrote.
+/// Returns whether snapshot isolation explains the history: in some order of commits, each transaction reads from one
+/// earlier version, and no other transaction wrote to its written keys since that version.
 fn snapshots_explain<M: Sample>(
     model: &M,
     history: &History<M::Call, Vec<M::Held>>,
@@ -269,12 +270,12 @@ fn snapshots_explain<M: Sample>(
     })
 }
 
-/// What the checker and the oracles said of many histories.
+/// Counts of how the checker and the oracles agreed on many histories.
 #[derive(Default, Debug)]
 struct Score {
     fine: u64,
     found: u64,
-    /// It was broken, and was not found.
+    /// Number of broken histories that the checker did not find.
     missed: u64,
 }
 
@@ -310,28 +311,32 @@ where
                 Verdict::Ok if is_fine => score.fine += 1,
                 Verdict::Ok => score.missed += 1,
                 Verdict::Violation(why) => {
-                    assert!(!is_fine, "accused, and there is an explanation: {}", told());
+                    assert!(!is_fine, "false violation: {}", told());
                     score.found += 1;
                     let without = |one: Option<&Index>| {
                         let operations = why.operations.iter().filter(|index| Some(*index) != one);
                         let operations: Vec<Index> = operations.copied().collect();
                         check(&kept::<M>(&history, &operations), level)
                     };
-                    assert!(!without(None).is_ok(), "they are a reason alone: {}", told());
+                    assert!(
+                        !without(None).is_ok(),
+                        "they contradict each other on their own: {}",
+                        told()
+                    );
                     for one in why.operations.iter().filter(|_| why.is_minimal) {
-                        // Who was read took effect, whoever is let off; and that one failed is a fact.
+                        // Relaxing a transaction does not undo that another one read its writes, nor that it failed.
                         let is_smaller = without(Some(one)).violation().is_some_and(|less| {
                             let is_less = less.operations.len() < why.operations.len();
                             is_less && !less.operations.contains(one)
                         });
                         let failed = matches!(history[*one].outcome, Outcome::Failed { .. });
-                        assert!(!is_smaller || failed, "{one} can be spared: {}", told());
+                        assert!(!is_smaller || failed, "{one} is not needed: {}", told());
                     }
                 }
                 Verdict::Undecided { .. } => panic!("{}", told()),
             }
         }
-        // What is worse is bad at all levels above it.
+        // A violation at one level is a violation at all higher levels.
         let bad = Level::ALL.map(|level| !check(&history, level).is_ok());
         assert!(bad.is_sorted(), "seed {seed}: {bad:?} {history:#?}");
     }
@@ -342,7 +347,7 @@ where
     scores
 }
 
-/// The history in which nothing is known of the ends of all others.
+/// Returns the history with the outcomes of all other operations unknown.
 fn kept<M: Sample>(
     history: &History<M::Call, Vec<M::Held>>,
     kept: &[Index],
@@ -361,7 +366,7 @@ fn list_checker_agrees_with_the_oracles() {
     let scores = scores(&ListAppend, cycles::lists);
     assert_eq!(scores["serializable"].missed, 0, "{scores:?}");
     assert_eq!(scores["strict-serializable"].missed, 0, "{scores:?}");
-    // Two who appended at the same time what nobody read.
+    // The misses are concurrent appends that no transaction read.
     let snapshot = &scores["snapshot-isolation"];
     assert!(snapshot.missed * 50 <= snapshot.found, "{scores:?}");
 }
@@ -370,7 +375,7 @@ fn list_checker_agrees_with_the_oracles() {
 fn register_checker_reports_no_false_violations() {
     let scores = scores(&WriteRead, cycles::registers);
     for (level, score) in &scores {
-        // What cannot be known of their order hides some.
+        // The unknown order of some register writes hides some violations.
         assert!(score.missed * 4 <= score.found, "{level}: {scores:?}");
     }
 }
@@ -383,7 +388,8 @@ fn list(values: impl IntoIterator<Item = i64>) -> Vec<Value> {
     values.into_iter().map(Value::from).collect()
 }
 
-/// Transactions of two appends and two reads on `keys` lists, five at a time, each list given up after so many values.
+/// Returns a history of transactions with two appends and two reads on `keys` lists, five at a time. After
+/// `values_max` values a list is replaced by a new one.
 fn long(count: u64, keys: u64, values_max: usize) -> Lists {
     let mut random = Random(count);
     let mut held: BTreeMap<String, Vec<Value>> = BTreeMap::new();
@@ -420,7 +426,7 @@ fn long(count: u64, keys: u64, values_max: usize) -> Lists {
 fn one_stale_read_among_100_000_transactions_is_found() {
     let mut history = long(100_000, 20, 60);
     assert_eq!(cycles::lists(&history, Level::StrictSerializable), Verdict::Ok);
-    // One in the middle reads what was there long before.
+    // A transaction in the middle reads a value from long before.
     let place = history.len() / 2;
     let Outcome::Ok { reply, .. } = &mut history[place..]
         .iter_mut()
@@ -438,7 +444,7 @@ fn one_stale_read_among_100_000_transactions_is_found() {
 
 #[test]
 fn many_mutual_anti_dependencies_are_checked_quickly() {
-    // All read nothing and append: everybody misses everybody.
+    // All transactions read nothing and append, so each misses the appends of all others.
     let txn = |n: i64| ListTxn(vec![Step::read("x"), appends("y", n)]);
     let other = |n: i64| ListTxn(vec![Step::read("y"), appends("x", n)]);
     let mut history: Lists = Vec::new();
@@ -461,7 +467,7 @@ fn value_written_twice_to_one_key_is_undecided() {
     assert_eq!(verdict, undecided(Undecided::Repeated(0, 2)));
     let twice: Lists = vec![ok(ListTxn(vec![appends("x", 1), appends("x", 1)]))];
     assert_eq!(cycles::lists(&twice, Level::default()), undecided(Undecided::Repeated(0, 0)));
-    // On another object it is another key.
+    // The same key on another object is a different key.
     let apart: Lists = vec![ok(txn("x")), ok(txn("x")).on("other")];
     assert_eq!(cycles::lists(&apart, Level::default()), Verdict::Ok);
 }
@@ -486,20 +492,20 @@ fn read_uncommitted_still_needs_one_order_of_committed_appends() {
         cycles::lists(&history(reads), level).violation().map(|why| why.rule)
     };
     let (dirty, clean) = (Level::ReadUncommitted, Level::ReadCommitted);
-    // 1 and 2 were there for a while.
+    // 1 and 2 were in the list for a while.
     let fine: &[&[i64]] = &[&[1, 3], &[2, 3], &[1, 2], &[3, 4], &[2, 1, 3, 4]];
     assert_eq!(rule(fine, dirty), None);
-    assert_eq!(rule(fine, clean), Some("a read of what failed (G1a)"));
+    assert_eq!(rule(fine, clean), Some("aborted read (G1a)"));
     let without_failed: &[&[i64]] = &[&[2, 3], &[3, 4]];
     assert_eq!(rule(without_failed, dirty), None);
-    assert_eq!(rule(without_failed, clean), Some("two orders of one list"));
+    assert_eq!(rule(without_failed, clean), Some("conflicting orders of one list"));
     for broken in [&[&[1, 3, 4][..], &[4, 3]], &[&[2, 4, 1], &[3, 2]], &[&[3, 4], &[1, 2, 4]]] {
-        assert_eq!(rule(broken, dirty), Some("two orders of one list"), "{broken:?}");
+        assert_eq!(rule(broken, dirty), Some("conflicting orders of one list"), "{broken:?}");
         assert!(rule(broken, clean).is_some(), "{broken:?}");
     }
     for (broken, expected) in [
-        (&[&[1, 1][..], &[3]], "a value twice in a list"),
-        (&[&[1, 5], &[3]], "a read of what nobody wrote"),
+        (&[&[1, 1][..], &[3]], "duplicate value in a list"),
+        (&[&[1, 5], &[3]], "read of an unwritten value"),
     ] {
         assert_eq!(rule(broken, dirty), Some(expected), "{broken:?}");
     }
@@ -532,9 +538,9 @@ fn each_edge_of_a_cycle_is_explained() {
     ];
     let verdict = cycles::lists(&history, Level::default());
     assert_eq!(
-        verdict.violation().expect("it goes round").why,
-        "they come before each other in a circle. #0 before #1: #2 read x with its 1 before the 2 of the \
-         other; #1 before #0: #2 read y with its 2 before the 1 of the other"
+        verdict.violation().expect("there is a cycle").why,
+        "the transactions form a cycle. #0 before #1: #2 read x with its value 1 before the value 2 of the \
+         other; #1 before #0: #2 read y with its value 2 before the value 1 of the other"
     );
 }
 
@@ -549,8 +555,8 @@ fn register_cycles_explain_the_write_order() {
     let verdict = cycles::registers(&history, Level::default());
     assert_eq!(
         verdict.violation().expect("it is stale").why,
-        "they come before each other in a circle. #1 before #2: it had ended at 4 when the other was called at 5 \
-         by the same process; #2 before #1: it read x as 1, and #0, which wrote that, had ended when the \
-         other was called, which wrote to x"
+        "the transactions form a cycle. #1 before #2: it had ended at 4, before the other was called at 5 \
+         by the same process; #2 before #1: it read x as 1 from #0; the other wrote to x and was called \
+         after #0 had ended"
     );
 }

@@ -1,4 +1,4 @@
-//! Histories as Jepsen writes them, by hand: good and bad ones of each workload, and what is no history.
+//! Tests of the Jepsen format: good and bad histories of each dialect, and invalid input.
 
 use crate::check::edn::{self, Dialect};
 use crate::check::lines::Written;
@@ -29,7 +29,7 @@ fn lists(text: &str) -> Verdict {
     cycles::lists(&lines.history, Level::StrictSerializable)
 }
 
-/// Each line of the good ones is fine, and so is all of it; the bad line makes a violation of it.
+/// Checks that every prefix of the good lines passes, and that adding the bad line makes a violation.
 fn judged(check: impl Fn(&str) -> Verdict, good: &str, bad: &str) {
     let verdict = check(good);
     assert!(verdict.is_ok(), "{verdict}\n{good}");
@@ -71,7 +71,7 @@ fn edn_registers_with_versions_are_checked_per_key() {
     let bad = "[{:type :invoke, :f :read, :value [5 [nil nil]], :process 0}
         {:type :ok, :f :read, :value [5 [2 3]], :process 0}]";
     judged(register, good, bad);
-    // As jepsen.independent has them, without versions; as records of Clojure.
+    // As `jepsen.independent` writes them, without versions, as records of Clojure.
     let good = "#jepsen.history.Op{:type :invoke, :f :write, :value [0 1], :process 0}
         #jepsen.history.Op{:type :ok, :f :write, :value [0 1], :process 0}
         #jepsen.history.Op{:type :invoke, :f :cas, :value [0 [1 2]], :process 0}
@@ -157,7 +157,7 @@ fn malformed_edn_is_rejected_with_its_line() {
         ("{:type :invoke", "line 1: what was opened at line 1 is not closed by }"),
         ("\n\n]", "line 3: a ] that closes nothing"),
         ("{:type :invoke, :f}", "line 1: a map has a key without a value"),
-        ("7", "line 1: 7 is no map"),
+        ("7", "line 1: 7 is not a map"),
         ("{:type :invoke, :process 0}", "line 1: :f is missing"),
         ("{:type :invoke, :f :read}", "line 1: :process is missing"),
         (
@@ -173,22 +173,25 @@ fn malformed_edn_is_rejected_with_its_line() {
             "line 1: :process is nil, neither a number nor :nemesis",
         ),
         ("{:type \"ok\", :f :read, :process 0}", "line 1: :type is \"ok\", not a keyword"),
-        ("{:type :ok, :f :read, :process 0}", "line 1: process 0 ends what it has not called"),
+        ("{:type :ok, :f :read, :process 0}", "line 1: process 0 has no open call to complete"),
         (
             "{:type :invoke, :f :read, :process 0}\n{:type :invoke, :f :read, :process 0}",
-            "line 2: process 0 calls, and its last call has not ended",
+            "line 2: process 0 calls before its previous call has ended",
         ),
         (
             "{:type :gone, :f :read, :process 0}",
             "line 1: :type is :gone, not :invoke, :ok, :fail or :info",
         ),
-        ("\n{:type :invoke, :f :fly, :process 0}", "line 2: nobody knows :f :fly here"),
-        ("{:type :invoke, :f :cas, :value 7, :process 0}", "line 1: :cas wants [old new], not 7"),
+        ("\n{:type :invoke, :f :fly, :process 0}", "line 2: unknown :f :fly"),
+        (
+            "{:type :invoke, :f :cas, :value 7, :process 0}",
+            "line 1: :value of :cas is 7, not [old new]",
+        ),
         (
             "{:type :invoke, :f :read, :process -1}",
-            "line 1: the field `process` is -1, not a whole number from 0",
+            "line 1: the field `process` is -1, not a non-negative integer",
         ),
-        ("{:a \"\\u12", "line 1: \\u wants four digits"),
+        ("{:a \"\\u12", "line 1: \\u needs four hexadecimal digits"),
     ];
     for (text, expected) in cases {
         let read = edn::read::<crate::check::RegisterCall>(text.as_bytes(), Dialect::Register);
@@ -199,7 +202,7 @@ fn malformed_edn_is_rejected_with_its_line() {
     assert!(read.unwrap_err().to_string().contains("more than 64 deep"));
     let twice = "{:type :invoke, :f :add, :value 1, :process 0}\n{:type :invoke, :f :add, :value 1, :process 1}";
     let read = edn::read::<RegisterTxn>(twice.as_bytes(), Dialect::Set);
-    assert!(read.unwrap_err().to_string().starts_with("line 2: 1 is added twice"));
+    assert!(read.unwrap_err().to_string().starts_with("line 2: duplicate element 1"));
 }
 
 #[test]
@@ -221,7 +224,8 @@ fn edn_set_read_must_be_a_collection() {
              {{:type :ok, :f :read, :value {found}, :process 0}}"
         );
         let read = edn::read::<RegisterTxn>(text.as_bytes(), Dialect::Set);
-        let expected = format!("line 1: what was read is {found}, not a set, a vector or a list");
+        let expected =
+            format!("line 1: the value of the read is {found}, not a set, a vector or a list");
         assert_eq!(read.unwrap_err().to_string(), expected);
     }
     let keyed = "{:type :invoke, :f :read, :value [8 nil], :process 0}
@@ -243,7 +247,7 @@ fn each_map_of_an_edn_vector_keeps_its_line() {
     let listed = text.replace('[', "(").replace(']', ")");
     assert_eq!(read(&listed).unwrap().numbers, [2, 6]);
     let error = read(&text.replace(":read", ":fly")).unwrap_err();
-    assert_eq!(error.to_string(), "line 6: nobody knows :f :fly here");
+    assert_eq!(error.to_string(), "line 6: unknown :f :fly");
     let error = read(&text.replace(":process 1", ":client 1")).unwrap_err();
     assert_eq!(error.to_string(), "line 6: :process is missing");
 }

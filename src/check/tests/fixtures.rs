@@ -1,5 +1,5 @@
-//! Histories whose verdict is known, as `histories/*.txt` tells them: `## good: name`, or `## bad [operations]: name`
-//! with the smallest reason, and then JSON lines.
+//! Histories with a known verdict, from `histories/*.txt`. A section begins with `## good: name`, or with
+//! `## bad [operations]: name` and the smallest reason, followed by JSON lines.
 
 use crate::check::intervals::{self, HoldCall, Holds, Leases};
 use crate::check::lines::{self, LineError, Written};
@@ -22,7 +22,7 @@ const SEMAPHORE: &str = include_str!("histories/semaphore.txt");
 const TOTAL: &str = include_str!("histories/total.txt");
 const WATCH: &str = include_str!("histories/watch.txt");
 
-/// Judges each history of a file; how many are good and bad.
+/// Checks each history of a file. Returns the numbers of good and bad ones.
 fn judge<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>) -> Verdict) -> [usize; 2] {
     let (mut good, mut bad, mut wrong) = (0, 0, Vec::new());
     for section in text.split("\n## ").skip(1) {
@@ -45,7 +45,7 @@ fn judge<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>) -> Verdic
         } else {
             bad += 1
         }
-        // It is written as it was read.
+        // Writing the history reproduces its lines.
         let mut written = Vec::new();
         lines::write(&history, &mut written).unwrap();
         let again = lines::read::<C>(&written[..]).map(|lines| lines.history);
@@ -117,7 +117,7 @@ fn stores_with_revisions() {
 #[test]
 fn stores_are_checked_by_revision_order() {
     judge(TOTAL, |history| total::check(&Total::default(), history));
-    // The search says the same, though perhaps with a shorter reason.
+    // The search has the same verdict, though perhaps a shorter reason.
     for section in TOTAL.split("\n## ").skip(1) {
         let (header, body) = section.split_once('\n').unwrap();
         let history = lines::read::<KvCall>(body.as_bytes()).unwrap().history;
@@ -189,7 +189,7 @@ fn each_kind_has_more_than_100_fixtures() {
     assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
 }
 
-/// What is said of a bad second line.
+/// Returns the error for an invalid second line.
 fn complaint<C: Written>(line: &str) -> String {
     let text = format!("# the first line\n{line}\n");
     lines::read::<C>(text.as_bytes()).map(|_| ()).expect_err(line).to_string()
@@ -198,20 +198,17 @@ fn complaint<C: Written>(line: &str) -> String {
 #[test]
 fn malformed_line_is_named_with_its_error() {
     let table = [
-        (
-            r#"{"invoke":1"#,
-            "line 2: it is no JSON: EOF while parsing an object at line 1 column 11",
-        ),
-        ("[1]", "line 2: it is no JSON object"),
+        (r#"{"invoke":1"#, "line 2: invalid JSON: EOF while parsing an object at line 1 column 11"),
+        ("[1]", "line 2: not a JSON object"),
         ("{}", "line 2: the field `invoke` is missing"),
-        (r#"{"invoke":-1}"#, "line 2: the field `invoke` is -1, not a whole number from 0"),
-        (r#"{"invoke":1.5}"#, "line 2: the field `invoke` is 1.5, not a whole number from 0"),
+        (r#"{"invoke":-1}"#, "line 2: the field `invoke` is -1, not a non-negative integer"),
+        (r#"{"invoke":1.5}"#, "line 2: the field `invoke` is 1.5, not a non-negative integer"),
         (
             r#"{"invoke":1,"process":"a"}"#,
-            r#"line 2: the field `process` is "a", not a whole number from 0"#,
+            r#"line 2: the field `process` is "a", not a non-negative integer"#,
         ),
-        (r#"{"invoke":1,"object":7}"#, "line 2: the field `object` is 7, not a text"),
-        (r#"{"invoke":5,"complete":4}"#, "line 2: it completes at 4, before it is invoked at 5"),
+        (r#"{"invoke":1,"object":7}"#, "line 2: the field `object` is 7, not a string"),
+        (r#"{"invoke":5,"complete":4}"#, "line 2: `complete` (4) is before `invoke` (5)"),
         (r#"{"invoke":1,"complete":2,"outcome":"ok"}"#, "line 2: the field `call` is missing"),
         (r#"{"invoke":1,"complete":2,"call":"read"}"#, "line 2: the field `outcome` is missing"),
         (
@@ -228,11 +225,11 @@ fn malformed_line_is_named_with_its_error() {
         ),
         (
             r#"{"invoke":1,"complete":2,"outcome":"ok","call":"read","resutl":1,"result":1}"#,
-            "line 2: nobody knows the field `resutl` here",
+            "line 2: unknown field `resutl`",
         ),
         (
             r#"{"invoke":1,"complete":2,"outcome":"ok","call":"read","result":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}"#,
-            "line 2: the field `result` is [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,..., not a whole number below 2^63, a text or null",
+            "line 2: the field `result` is [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,..., not a 64-bit signed integer, a string or null",
         ),
         (
             r#"{"invoke":1,"outcome":"ok","call":"read","result":1}"#,
@@ -240,12 +237,9 @@ fn malformed_line_is_named_with_its_error() {
         ),
         (
             r#"{"invoke":1,"complete":2,"outcome":"ok","call":"read","result":1,"result":2}"#,
-            "line 2: the field `result` stands twice in one object",
+            "line 2: duplicate field `result`",
         ),
-        (
-            r#"{"invoke":1,"inv\u006fke":2}"#,
-            "line 2: the field `invoke` stands twice in one object",
-        ),
+        (r#"{"invoke":1,"inv\u006fke":2}"#, "line 2: duplicate field `invoke`"),
         (
             r#"{"invoke":1,"complete":2,"outcome":"ok","call":"cas","expect":1,"value":2,"swapped":1}"#,
             "line 2: the field `swapped` is 1, not true or false",
@@ -264,7 +258,7 @@ fn duplicate_field_is_detected_per_object() {
     let said = change(r#"{"key":"a","value":"value"},{"key":"a","value":"\",\"key\":"}"#);
     assert!(lines::read::<WatchCall>(said.as_bytes()).is_ok(), "{said}");
     let said = change(r#"{"key":"a","value":1},{"key":"b","value":1, "value" :2}"#);
-    let expected = "line 2: the field `value` stands twice in one object";
+    let expected = "line 2: duplicate field `value`";
     assert_eq!(complaint::<WatchCall>(&said), expected);
 }
 
@@ -273,5 +267,5 @@ fn overlong_line_is_not_read_into_memory() {
     let mut text = b"{\"invoke\":1,\"object\":\"".to_vec();
     text.resize(2 * lines::LINE_BYTES_MAX, b'x');
     let error: LineError = lines::read::<RegisterCall>(&text[..]).unwrap_err();
-    assert_eq!(error.to_string(), "line 1: it is longer than 1048576 bytes");
+    assert_eq!(error.to_string(), "line 1: longer than 1048576 bytes");
 }

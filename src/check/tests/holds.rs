@@ -1,10 +1,10 @@
-//! The rules of holds against a look at every pair and every moment, on thousands of small random histories.
+//! Compares the rules for holds with a check of every pair and every moment, on thousands of small random histories.
 
 use super::small::Random;
 use crate::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use crate::check::{History, Operation, Outcome, Value};
 
-/// How many histories are judged under each of the rules.
+/// Number of histories for each set of rules.
 const HISTORIES: u64 = 4_000;
 
 type Beliefs = History<HoldCall, HoldReply>;
@@ -34,7 +34,7 @@ fn draw(random: &mut Random) -> Beliefs {
     (0..holds).map(hold).collect()
 }
 
-/// Begin, end, and whether it was lost, of a hold that was believed in.
+/// Returns the begin and the end of a hold that its owner believed in, and whether it was lost.
 fn span(operation: &Operation<HoldCall, HoldReply>) -> Option<(i128, i128, bool)> {
     let begin = i128::from(operation.invoked.0);
     match operation.outcome {
@@ -44,7 +44,7 @@ fn span(operation: &Operation<HoldCall, HoldReply>) -> Option<(i128, i128, bool)
     }
 }
 
-/// Whether all rules hold, pair by pair and moment by moment.
+/// Returns whether all rules hold, by checking each pair and each moment.
 fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
     let slack = i128::from(rules.slack);
     let delay = i128::from(rules.lock_delay) * i128::from(100 - rules.drift_percent) / 100;
@@ -84,7 +84,7 @@ fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
             }
         }
     }
-    // Some that overlap pair by pair, however the clocks differ, are held at one moment.
+    // Holds that overlap pairwise for every possible difference of the clocks have a moment in common.
     let permits = |index: &usize| match history[*index].call {
         HoldCall::Hold { kind: HoldKind::Permits(permits), .. } => {
             span(&history[*index]).map(|_| permits)
@@ -118,14 +118,14 @@ fn judge(rules: Holds) {
             continue;
         };
         broken += 1;
-        // They alone are a violation, and none can be spared.
+        // The operations of the reason are a violation on their own, and each of them is needed.
         let kept = |but: Option<usize>| {
             let kept = reason.operations.iter().filter(|index| Some(**index) != but);
             kept.map(|index| history[*index].clone()).collect::<Beliefs>()
         };
         assert!(!is_fine(&rules, &kept(None)), "{}", told());
         for index in &reason.operations {
-            assert!(is_fine(&rules, &kept(Some(*index))), "#{index} can be spared: {}", told());
+            assert!(is_fine(&rules, &kept(Some(*index))), "#{index} is not needed: {}", told());
         }
     }
     assert!(fine * 10 >= HISTORIES && broken * 10 >= HISTORIES, "{fine} fine, {broken} broken");

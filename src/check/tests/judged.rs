@@ -1,4 +1,4 @@
-//! Thousands of small random histories of each model, judged by the search and by the oracle.
+//! Compares the search with the oracle on thousands of small random histories of each model.
 
 use super::oracle;
 use super::small::{self, Random, Sample};
@@ -7,13 +7,13 @@ use crate::check::{
     Verdict, linear,
 };
 
-/// How many histories of each model are judged.
+/// Number of histories of each model.
 const HISTORIES: u64 = 3_000;
 
-/// The longest of them.
+/// Maximum number of operations in a history.
 const OPERATIONS_MAX: u64 = 7;
 
-/// Each verdict is at least this part of all.
+/// Minimum share of each verdict among the histories, in percent.
 const PERCENT_MIN: u64 = 25;
 
 fn judge<M: Sample>(model: &M)
@@ -31,14 +31,14 @@ where
         let told = || format!("seed {seed}: {verdict}\n{history:#?}");
         match &verdict {
             Verdict::Ok => {
-                assert!(is_fine, "passed, and nothing explains it: {}", told());
+                assert!(is_fine, "missed violation: {}", told());
                 let order = linear::order(model, &history, Budget::default()).expect("it is ok");
                 let explained = oracle::is_explained_by(model, &history, &order);
                 assert!(explained, "{order:?} does not explain it: {}", told());
                 fine += 1;
             }
             Verdict::Violation(reason) => {
-                assert!(!is_fine, "accused, and there is an explanation: {}", told());
+                assert!(!is_fine, "false violation: {}", told());
                 assert!(reason.is_minimal, "a small one: {}", told());
                 let excused =
                     |kept: &[Index]| oracle::explains(model, &let_off::<M>(&history, kept));
@@ -59,7 +59,7 @@ where
     }
 }
 
-/// The history, in which only some outcomes are known.
+/// Returns the history with all outcomes unknown except those of some operations.
 pub(super) fn let_off<M: Model>(
     history: &History<M::Call, M::Reply>,
     kept: &[Index],

@@ -1,22 +1,22 @@
-//! The rules of leases against every life that one may have had, on thousands of small random histories.
+//! Compares the rules for leases with a search for a possible lifetime, on thousands of small random histories.
 //!
-//! The second opinion knows no rules by name: it tries each moment at which the lease may have been granted and may have
-//! ended, and how, and asks of each operation whether it can have said what it said. If there is no such life, the
-//! history is a violation.
+//! The oracle does not use the rules. It tries each moment at which the lease may have been granted, each moment at
+//! which it may have ended, and each way to end. It then asks whether every reply is possible. If no lifetime
+//! explains the history, the history is a violation.
 
 use super::small::Random;
 use crate::check::intervals::{self, LeaseCall, LeaseReply, Leases};
 use crate::check::{History, Operation, Outcome, Value};
 
-/// How many histories are judged under each of the rules.
+/// Number of histories for each set of rules.
 const HISTORIES: u64 = 6_000;
 
-/// Later than anything in a history, by its clock.
+/// A time after everything in a history, by its clock.
 const LATEST: i64 = 50;
 
 type Lived = History<LeaseCall, LeaseReply>;
 
-/// Mostly what a lease may do, with clocks that are a little off.
+/// Draws a history that mostly follows the rules, with slightly wrong clocks.
 fn draw(random: &mut Random) -> Lived {
     let lease = || Value::from(7);
     let ttl = 3 + random.below(8);
@@ -51,16 +51,16 @@ fn draw(random: &mut Random) -> Lived {
     (0..operations).map(operation).collect()
 }
 
-/// A life that a lease may have had, in half moments, so that there is something between any two.
+/// A possible lifetime of a lease, in half moments, so that there is a time between any two moments.
 #[derive(Clone, Copy)]
 struct Life {
     granted: i64,
     ended: i64,
-    /// By whom; `None`: by itself.
+    /// The operation that revoked it, or `None` if it expired.
     revoked: Option<usize>,
 }
 
-/// When an operation may have taken effect: its clock may have been ahead of all others.
+/// Returns the times at which an operation may have taken effect. Its clock may have been ahead of all others.
 fn span(rules: &Leases, operation: &Operation<LeaseCall, LeaseReply>) -> (i64, i64) {
     let begin = (operation.invoked.0 as i64 - rules.slack as i64) * 2;
     match operation.outcome {
@@ -74,19 +74,19 @@ fn is_ok(operation: &Operation<LeaseCall, LeaseReply>) -> bool {
 }
 
 impl Life {
-    /// Whether each operation can have said what it said.
+    /// Returns whether this lifetime explains every reply.
     fn explains(self, rules: &Leases, history: &Lived, ttl: Option<u64>) -> bool {
         let Self { granted, ended, revoked } = self;
         history.iter().enumerate().all(|(index, operation)| {
             let Outcome::Ok { reply, .. } = operation.outcome else { return true };
             let (begin, end) = span(rules, operation);
             let least = |ttl| ttl * (100 - rules.drift_percent) / 100;
-            // The end comes by itself only when the time has gone by since anybody asked for more.
+            // A lease expires only after its TTL has passed since the last renewal.
             let is_early =
                 revoked.is_none() && ttl.is_some_and(|ttl| ended < begin + 2 * least(ttl) as i64);
             match &operation.call {
                 LeaseCall::Grant { .. } => (begin..=end).contains(&granted) && !is_early,
-                // Two that revoke it at once may both have found it there.
+                // Two concurrent revocations may both have found the lease.
                 LeaseCall::Revoke { .. } if reply.there => {
                     revoked.is_some_and(|by| by == index || is_ok(&history[by]))
                         && (begin..=end).contains(&ended)
@@ -101,7 +101,7 @@ impl Life {
     }
 }
 
-/// Whether there is a life that explains it all.
+/// Returns whether some lifetime explains the history.
 fn is_possible(rules: &Leases, history: &Lived) -> bool {
     let grants = |known: bool| {
         let is_grant = move |operation: &&Operation<LeaseCall, LeaseReply>| {
@@ -119,7 +119,7 @@ fn is_possible(rules: &Leases, history: &Lived) -> bool {
         LeaseCall::Grant { ttl, .. } => ttl,
         _ => unreachable!("it is a grant"),
     });
-    // One that nobody granted here was there before.
+    // A lease without a grant in the history existed before.
     let granted = match first {
         Some(grant) => (span(rules, grant).0, span(rules, grant).1),
         None => (-LATEST, -LATEST),

@@ -1,4 +1,4 @@
-//! What the search does with much, with little time, and with objects side by side.
+//! Tests of the search with large inputs, small budgets, and several objects.
 
 use std::cell::Cell;
 
@@ -18,12 +18,12 @@ fn saw(value: i64) -> RegisterReply {
     RegisterReply::Read(Some(value.into()))
 }
 
-/// Writes of `0..count` at the same time, and then a read of what nobody wrote.
+/// Returns concurrent writes of `0..count`, followed by a read of a value that was never written.
 fn crowd(count: i64) -> Registers {
     let end = 10 * count as u64;
     let mut history: Registers =
         (0..count).map(|n| Operation::ok(1, end, write(n), RegisterReply::Written)).collect();
-    // Twins, so that what is needed of a write is only known at the end.
+    // Adds a read of each written value, so that the search knows only at the end which writes are needed.
     history.extend((0..count).map(|n| Operation::ok(1, end, RegisterCall::Read, saw(n))));
     history.push(Operation::ok(end + 1, end + 2, RegisterCall::Read, saw(-1)));
     history
@@ -48,7 +48,7 @@ fn exhausted_budget_is_undecided() {
     };
     let stopped = Budget { stop: Some(&stop), ..budget };
     assert_eq!(why(judged(stopped)), Some(Undecided::Stopped));
-    assert_eq!(asked.get(), 3, "nobody asks again who was told to stop");
+    assert_eq!(asked.get(), 3, "no further calls after a stop");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn objects_impose_no_order_on_each_other() {
 fn single_fault_in_a_long_history_is_found() {
     const COUNT: i64 = 4_000;
     let mut random = Random(7);
-    // Five at a time, and each read sees the write before it.
+    // Five concurrent operations at a time; each read sees the write before it.
     let mut history: Registers = Vec::new();
     for n in 0..COUNT {
         let at = 10 * n as u64;
@@ -87,7 +87,7 @@ fn single_fault_in_a_long_history_is_found() {
     }
     let model = Register::default();
     assert_eq!(linear::check(&model, &history, Budget::default()), Verdict::Ok);
-    // A read in the middle sees what was overwritten long before.
+    // A read in the middle sees a value that was overwritten long before.
     let stale = history.len() / 2;
     let at = history[stale].invoked.0 + 1_000;
     history.push(Operation::ok(at, at + 1, RegisterCall::Read, saw(3)));

@@ -1,5 +1,5 @@
-//! The checkers are judged: by an oracle that tries everything, on thousands of small histories; by histories
-//! whose verdict is known; and by what they do at their limits.
+//! Tests of the checkers: comparison with an exhaustive oracle on thousands of small histories, histories with a
+//! known verdict, and behavior at the limits.
 
 mod cycles;
 mod edn;

@@ -1,9 +1,9 @@
-//! An oracle that knows no shortcut: every order of every choice of operations. It shares nothing with the search
-//! but the models' steps; not what observes, needs or gives.
+//! A brute-force oracle that tries every order of every subset of operations. It shares only the steps of the models
+//! with the search, not `observes`, `needs` and `gives`.
 
 use crate::check::{At, History, Index, Model, Operation, Outcome};
 
-/// Whether some order explains the history of one object.
+/// Returns whether some order explains the history of one object.
 pub(crate) fn explains<M: Model>(model: &M, history: &History<M::Call, M::Reply>) -> bool {
     let free: Vec<Index> = (0..history.len())
         .filter(|index| !matches!(history[*index].outcome, Outcome::Failed { .. }))
@@ -11,7 +11,7 @@ pub(crate) fn explains<M: Model>(model: &M, history: &History<M::Call, M::Reply>
     extend(model, history, &mut Vec::new(), &free, &[model.initial()])
 }
 
-/// Whether an order explains the history, step by step.
+/// Returns whether this order explains the history, step by step.
 pub(crate) fn is_explained_by<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,
@@ -59,7 +59,7 @@ fn extend<M: Model>(
     })
 }
 
-/// Whether `one` had ended when `other` was called.
+/// Returns whether `one` had ended when `other` was called.
 fn precedes<C, R>(one: &Operation<C, R>, other: &Operation<C, R>) -> bool {
     let ended: Option<At> = match one.outcome {
         Outcome::Ok { at, .. } => Some(at),

@@ -1,4 +1,4 @@
-//! The page of a violation: its bytes, what it draws of a long history, and that nothing gets out of its place.
+//! Tests of the page of a violation: its bytes, the selection from a long history, and the escaping of texts.
 
 use crate::check::page::{OPERATIONS_DRAWN, Page};
 use crate::check::{
@@ -21,7 +21,7 @@ fn reason(history: &Registers) -> Counterexample {
     verdict.violation().expect("it is broken").clone()
 }
 
-/// A stale read between writes, one of which may never have been.
+/// Returns a history with a stale read between writes, one of which has an unknown outcome.
 fn stale() -> Registers {
     vec![
         Operation::ok(10, 14, write(1), RegisterReply::Written).by(1),
@@ -33,11 +33,11 @@ fn stale() -> Registers {
     ]
 }
 
-/// Each tag that is opened is closed, in order.
+/// Asserts that all tags are closed in the right order.
 fn assert_is_well_formed(html: &str) {
     const WITHOUT_END: [&str; 2] = ["!DOCTYPE", "meta"];
     let mut open: Vec<&str> = Vec::new();
-    // What stands in these is no element.
+    // The contents of these elements are not markup.
     let mut text = html.to_owned();
     for (begin, end) in [("<style>", "</style>"), ("<script>", "</script>")] {
         let from = text.find(begin).unwrap() + begin.len();
@@ -57,7 +57,7 @@ fn assert_is_well_formed(html: &str) {
     assert!(open.is_empty(), "{open:?}");
 }
 
-/// The golden page, `violation.html` beside this file, for people to look at.
+/// The golden page is `violation.html` in this directory.
 #[test]
 fn page_is_deterministic() {
     let html = Page::new("a register").lines(&[1, 2, 3, 5, 8, 13]).of(&stale(), &reason(&stale()));
@@ -84,8 +84,8 @@ fn each_operation_is_drawn_with_its_details() {
     assert!(bar(3).contains("class=\"bar failed\"") && bar(3).contains("write 4 failed"));
     assert!(bar(4).contains("class=\"bar ok bad stuck\"") && bar(4).contains("read → 1"));
     assert!(bar(5).contains("class=\"bar ok\""), "{}", bar(5));
-    assert!(html.contains("none of these can be next"));
-    // It is all there without a click.
+    assert!(html.contains("One of these must be next, but none can be"));
+    // All operations are visible without a click.
     for index in 0..6 {
         assert!(html.contains(&format!("<tr id=\"o{index}\"")), "{index}");
     }
@@ -125,12 +125,12 @@ fn long_history_is_drawn_as_a_window_with_a_note() {
         history.push(Operation::ok(at + 6, at + 8, RegisterCall::Read, saw(n)).by(7).on("other"));
     }
     history.retain(|operation| operation.object.is_empty() || operation.invoked.0 % 3 == 1);
-    // Of one object only, and long after what it should have seen.
+    // A read on one object only, long after the write that it should have seen.
     let at = 40_003;
     history.push(Operation::ok(at, at + 1, RegisterCall::Read, saw(7)).by(9));
     let mut why = reason(&history.iter().filter(|one| one.object.is_empty()).cloned().collect());
     assert!(why.operations.len() <= 3, "{why}");
-    // In the whole history they stand elsewhere.
+    // The operations have other indices in the whole history.
     let places: Vec<usize> =
         (0..history.len()).filter(|place| history[*place].object.is_empty()).collect();
     for index in &mut why.operations {
@@ -161,6 +161,6 @@ fn cycle_is_drawn_with_arrows() {
     let html = Page::new("skew").of(&history, verdict.violation().unwrap());
     assert_is_well_formed(&html);
     assert_eq!(html.matches("<path class=\"link\"").count(), 2);
-    assert!(html.contains("<title>#0 before #1: it read x as [], without the 1"), "{html}");
+    assert!(html.contains("<title>#0 before #1: it read x as [], which lacks 1"), "{html}");
     assert!(html.contains("read x, append y 1 → [[]]"), "{html}");
 }

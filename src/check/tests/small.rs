@@ -1,5 +1,5 @@
-//! Small random histories, of which about half cannot be explained: a true run, in which perhaps something is
-//! changed afterwards.
+//! Draws small random histories: a correct run, in which one detail may be changed afterwards. About half of them
+//! have no explanation.
 
 use crate::check::{
     At, History, Kv, KvCall, KvReply, Model, Mutex, MutexCall, MutexReply, Operation, Outcome,
@@ -7,7 +7,7 @@ use crate::check::{
     SemaphoreReply, Value, models::Seen,
 };
 
-/// Numbers from a seed (splitmix64).
+/// A random number generator with a seed (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -32,13 +32,13 @@ impl Random {
     }
 }
 
-/// A model of which calls can be drawn, and all replies listed that could be to the point.
+/// A model that can draw random calls and list all relevant replies.
 pub(crate) trait Sample: Model {
     fn call(&self, random: &mut Random) -> Self::Call;
     fn replies(&self, call: &Self::Call) -> Vec<Self::Reply>;
 }
 
-/// Values, and none.
+/// Returns a few values, and none.
 fn values() -> impl Iterator<Item = Option<Value>> {
     [None, Some(Value::Number(0)), Some(Value::Number(1)), Some(Value::Number(2))].into_iter()
 }
@@ -156,14 +156,14 @@ impl Sample for Kv {
     }
 }
 
-/// A history of three up to `operations_max` operations by three processes or so.
+/// Draws a history of at least three and at most `operations_max` operations by about three processes.
 pub(crate) fn history<M: Sample>(
     model: &M,
     random: &mut Random,
     operations_max: u64,
 ) -> History<M::Call, M::Reply> {
     let count = 3 + random.below(operations_max - 2);
-    // Moments are few, so that some are equal; widths differ, so that some histories are nearly in turn.
+    // There are few moments, so that some are equal. Widths differ, so that some histories are nearly sequential.
     let width = *random.pick(&[2, 5, 12]);
     let mut drawn: Vec<(u64, u64, u64, M::Call)> = (0..count)
         .map(|number| {
@@ -197,7 +197,7 @@ pub(crate) fn history<M: Sample>(
             })
             .collect();
         if possible.is_empty() {
-            // No reply that is listed is to the point: the tokens are all used up.
+            // No listed reply is possible because all tokens are used up.
             history.push(Operation::failed(invoked, call));
             continue;
         }
@@ -219,7 +219,7 @@ pub(crate) fn history<M: Sample>(
     history
 }
 
-/// Changes something that may or may not matter.
+/// Changes one detail that may or may not matter.
 fn spoil<M: Sample>(model: &M, random: &mut Random, history: &mut History<M::Call, M::Reply>) {
     let place = random.below(history.len() as u64) as usize;
     let operation = &mut history[place];

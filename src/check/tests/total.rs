@@ -1,4 +1,5 @@
-//! The check by revisions against the search and the oracle, on thousands of small histories; and on long ones.
+//! Compares the check by revisions with the search and the oracle on thousands of small histories, and tests it on
+//! long ones.
 
 use super::judged::let_off;
 use super::oracle;
@@ -9,18 +10,18 @@ use crate::check::{
     Verdict, linear, lines, total,
 };
 
-/// How many small histories are judged.
+/// Number of small histories.
 const HISTORIES: u64 = 3_000;
 
-/// Of how many the revisions alone must tell the verdict, in percent.
+/// Minimum share of histories that the revisions alone must decide, in percent.
 const DECIDED_PERCENT_MIN: u64 = 90;
 
 type Store = History<KvCall, KvReply>;
 
-/// A store whose replies all have revisions.
+/// A store whose replies all contain revisions.
 struct Honest {
     kv: Kv,
-    /// Whether reads say when a row was last changed.
+    /// Whether reads report the revision of the last change of a row.
     says_modified: bool,
 }
 
@@ -77,11 +78,11 @@ fn judge(model: &Honest, operations_max: u64) {
         let told = || format!("seed {seed}: {fast}; searched: {searched}\n{}", lines());
         match &fast {
             Verdict::Ok => {
-                assert!(searched.is_ok(), "passed, and nothing explains it: {}", told());
+                assert!(searched.is_ok(), "missed violation: {}", told());
                 fine += 1;
             }
             Verdict::Violation(reason) => {
-                assert!(searched.violation().is_some(), "accused: {}", told());
+                assert!(searched.violation().is_some(), "false violation: {}", told());
                 broken += 1;
                 if reason.is_minimal && history.len() <= 8 {
                     let rest = let_off::<Kv>(&history, &reason.operations);
@@ -127,7 +128,7 @@ fn store_may_start_at_any_revision() {
     judge(&Honest { kv: Kv { first: 1 }, says_modified: true }, 5);
 }
 
-/// A run of clients that write and read, in which every `unknown` of a hundred writes have no answer.
+/// Returns a run of clients that write and read. `unknown` of a hundred writes get no reply.
 pub(crate) fn long_run(operations: usize, unknown: u64) -> Store {
     const ROWS: u64 = 100;
     const CLIENTS: u64 = 10;
@@ -137,7 +138,7 @@ pub(crate) fn long_run(operations: usize, unknown: u64) -> Store {
     let mut revision = 1;
     let mut history = Store::with_capacity(operations);
     for number in 0..operations {
-        // Effects are in this order; calls overlap with those of other clients.
+        // Effects happen in this order. Calls overlap with those of other clients.
         let at = 10 * number as u64 + 100;
         let (invoked, ended) = (at - random.below(9 * CLIENTS), at + random.below(9 * CLIENTS));
         let row = random.below(ROWS);
@@ -189,7 +190,7 @@ fn stale_read_in_a_long_run_is_found() {
     assert!(unsure.count() > 500);
     let rules = Total::default();
     assert_eq!(total::check(&rules, &history), Verdict::Ok);
-    // The last read of a row is answered by an earlier one.
+    // Replaces the reply of the last read of a row with that of an earlier read.
     let reads = |history: &Store, index: usize| match &history[index].call {
         KvCall::Get { key } => Some(key.clone()),
         _ => None,
@@ -214,7 +215,7 @@ fn stale_read_in_a_long_run_is_found() {
     let verdict = total::check(&rules, &history);
     let reason = verdict.violation().expect("it is stale");
     assert!(reason.is_minimal && reason.operations.len() == 2, "{reason}");
-    assert_eq!((reason.rule, reason.operations[1]), ("a stale row", last), "{reason}");
+    assert_eq!((reason.rule, reason.operations[1]), ("stale read", last), "{reason}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Random runs of a store and its streams, which pass; and the same with one fault, which do not.
+//! Tests of the watch checker: random correct runs of a store and its streams pass, and the same runs with one fault
+//! do not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +9,16 @@ use crate::check::lines;
 use crate::check::watch::{self, Event, Keys, Kind, Received, Watch, WatchCall, WatchReply};
 use crate::check::{History, Operation, Outcome, Value};
 
-/// How many runs are judged.
+/// Number of runs.
 const RUNS: u64 = 2_000;
 
 type Recorded = History<WatchCall, WatchReply>;
 
-/// A run without a fault: changes, some of them of unknown outcome, and streams, some of them cut off and resumed.
+/// Draws a correct run: changes, some of unknown outcome, and streams, some of which are interrupted and resumed.
 fn run(random: &mut Random) -> Recorded {
     let mut history = Recorded::new();
     let mut rows: BTreeMap<Arc<str>, (Value, u64)> = BTreeMap::new();
-    // Each revision's events, in full.
+    // All events of each revision.
     let mut events: Vec<Vec<Event>> = Vec::new();
     for number in 0..6 + random.below(6) {
         let revision = events.len() as u64 + 2;
@@ -54,7 +55,7 @@ fn run(random: &mut Random) -> Recorded {
         });
         events.push(made);
     }
-    // One that sees it all, so that nothing stays unknown.
+    // One stream watches everything, so that every outcome becomes known.
     tell(random, &mut history, &events, "all", Keys::Range("a".into(), None), None);
     for stream in ["u", "v"] {
         let keys = match random.below(3) {
@@ -114,7 +115,7 @@ fn tell(
                 say(history, Received::Events { events, more: false });
             }
             1 if batch.len() > 1 && batch[0].revision < revision => {
-                // In two, perhaps in the midst of a revision.
+                // Splits the batch in two, perhaps in the middle of a revision.
                 let rest = batch.split_off(1);
                 let more = rest[0].revision == batch[0].revision;
                 let events = std::mem::replace(&mut batch, rest);
@@ -130,7 +131,7 @@ fn tell(
     say(history, Received::Progress(last));
 }
 
-/// Spoils one message of what was told; what is done to it is a fault in any case. `None` if it does not apply.
+/// Corrupts one message in a way that is always a fault. Returns `None` if the fault does not apply to the message.
 fn spoil(random: &mut Random, history: &mut Recorded) -> Option<&'static str> {
     let known: Vec<u64> = history
         .iter()
@@ -163,7 +164,7 @@ fn spoil(random: &mut Random, history: &mut Recorded) -> Option<&'static str> {
             events.push(again);
             "told twice"
         }
-        // Of another one, nobody might know.
+        // If no reply contains the revision, a missing event may go unnoticed.
         1 if known.contains(&events[place].revision) => {
             events.remove(place);
             "left out"
@@ -208,7 +209,7 @@ fn valid_watch_run_passes_and_each_fault_fails() {
     assert!(spoilt.len() == 6 && spoilt.values().all(|count| *count > 10), "{spoilt:?}");
 }
 
-/// A stream of a store that others change as well.
+/// Checks a stream of a store that other programs change as well.
 fn among_others(lines: &str) -> crate::check::Verdict {
     let history = lines::read::<WatchCall>(lines.as_bytes()).unwrap().history;
     watch::check(&Watch { others: true }, &history)
@@ -232,7 +233,7 @@ fn previous_value_may_be_foreign_unless_the_stream_saw_it() {
     assert!(seen(8, told, "5").is_ok());
     let verdict = seen(8, told, "7");
     assert_eq!(verdict.violation().map(|why| why.rule), Some("previous"), "{verdict}");
-    // It tells itself that 7 was there.
+    // The stream itself reports that the value was 7.
     let others = r#"{"revision":8,"key":"a","value":5},{"revision":9,"key":"a","value":7},"#;
     assert!(seen(8, others, "7").is_ok());
 }

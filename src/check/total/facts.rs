@@ -1,22 +1,22 @@
-//! What one call and its reply say of single rows: what was there just before, and what was written.
+//! Facts about single rows that one call and its reply state: the row just before, and the value written.
 
 use crate::check::models::{KvCall, Seen};
 use crate::check::value::Value;
 
-/// What was said of a row.
+/// A fact about a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sight<'a> {
-    /// It held this (`None`: it was not there), last changed at this revision, if that was said.
+    /// The row had this value (`None`: it did not exist), last changed at this revision, if the reply states it.
     Is(Option<&'a Value>, Option<u64>),
-    /// It was there.
+    /// The row existed.
     Exists,
-    /// It was last changed at this revision; `None`: it was not there.
+    /// The row was last changed at this revision, or did not exist if `None`.
     At(Option<u64>),
-    /// It was not last changed at this revision; `None`: it was there.
+    /// The row was not last changed at this revision, or existed if `None`.
     NotAt(Option<u64>),
 }
 
-/// A row as it stands: what it holds, and its last change.
+/// The current state of a row: its value and the revision of its last change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live<'a> {
     pub(super) value: &'a Value,
@@ -24,7 +24,7 @@ pub(super) struct Live<'a> {
 }
 
 impl Sight<'_> {
-    /// Whether it can be said of this row.
+    /// Returns whether the fact is true of this row.
     pub(super) fn fits(&self, row: Option<Live<'_>>) -> bool {
         let modified = row.map(|row| row.modified);
         match *self {
@@ -37,7 +37,7 @@ impl Sight<'_> {
         }
     }
 
-    /// The revision at which the row was last changed, if it was said.
+    /// Returns the revision at which the row was last changed, if the fact states it.
     pub(super) fn modified(&self) -> Option<u64> {
         match *self {
             Self::Is(_, modified) | Self::At(modified) => modified,
@@ -45,7 +45,7 @@ impl Sight<'_> {
         }
     }
 
-    /// Whether a write of this to the row would make it true.
+    /// Returns whether writing this value to the row would make the fact true.
     pub(super) fn is_made_by(&self, written: Option<&Value>) -> bool {
         match *self {
             Self::Is(value, _) => value == written,
@@ -56,7 +56,7 @@ impl Sight<'_> {
     }
 }
 
-/// Whether a reply says that the store was changed.
+/// Returns whether a reply states that the store was changed.
 pub(super) fn changed(seen: &Seen) -> bool {
     match seen {
         Seen::Written => true,
@@ -65,7 +65,7 @@ pub(super) fn changed(seen: &Seen) -> bool {
     }
 }
 
-/// What a reply says of the row, as it was just before.
+/// Returns the fact that a reply states about the row just before the call.
 pub(super) fn sight<'a>(call: &KvCall, seen: &'a Seen) -> Option<Sight<'a>> {
     Some(match (call, seen) {
         (_, Seen::Read { value, modified }) => Sight::Is(value.as_ref(), *modified),
@@ -77,7 +77,8 @@ pub(super) fn sight<'a>(call: &KvCall, seen: &'a Seen) -> Option<Sight<'a>> {
     })
 }
 
-/// What a call writes, if it changes the store: a value, or the row's end. `None`: it only reads.
+/// Returns the value that a call writes if it changes the store (the inner `None` is a deletion), or `None` if it
+/// only reads.
 pub(super) fn written(call: &KvCall) -> Option<Option<&Value>> {
     match call {
         KvCall::Put { value, .. } | KvCall::CompareAndSet { value, .. } => Some(Some(value)),
@@ -86,7 +87,8 @@ pub(super) fn written(call: &KvCall) -> Option<Option<&Value>> {
     }
 }
 
-/// What must be true of the row for a call of unknown outcome to change the store; `None`: nothing.
+/// Returns the fact that must be true for a call of unknown outcome to change the store, or `None` if there is no
+/// condition.
 pub(super) fn condition(call: &KvCall) -> Option<Sight<'_>> {
     match call {
         KvCall::Delete { .. } => Some(Sight::Exists),

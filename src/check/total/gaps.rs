@@ -1,5 +1,5 @@
-//! Revisions that no operation of known outcome made, and the changes of unknown outcome that may have made them:
-//! first what replies prove, then what is left over.
+//! Assigns free revisions, which no operation of known outcome made, to changes of unknown outcome: first those that
+//! replies prove, then the rest.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
@@ -13,21 +13,21 @@ use crate::check::history::Index;
 use crate::check::value::Value;
 use crate::check::verdict::{Counterexample, Undecided, Verdict};
 
-/// A hash that is the same in every run.
+/// A hasher without a random seed, so that every run is the same.
 pub(super) type Fixed = BuildHasherDefault<DefaultHasher>;
 
-/// How many revisions may be free, for each operation there is, before nobody looks.
+/// Maximum number of free revisions for each operation. With more, the verdict is undecided.
 const GAPS_PER_OPERATION_MAX: u64 = 16;
 
-/// How many may be free in any case.
+/// Number of free revisions that is allowed for any history.
 const GAPS_MIN: u64 = 100_000;
 
-/// Which changes of unknown outcome made which revisions.
+/// The assignment of changes of unknown outcome to revisions.
 #[derive(Debug, Default)]
 pub(super) struct Chosen<'a> {
-    /// By revision.
+    /// Sorted by revision.
     pub(super) changes: Vec<Change>,
-    /// Keys of rows in whose story there was a choice. What contradicts them is perhaps the choice's fault.
+    /// Keys of rows whose history involved a choice. A contradiction in such a row may be caused by the choice.
     pub(super) guessed: HashSet<&'a str, Fixed>,
 }
 
@@ -36,30 +36,30 @@ pub(super) struct Chosen<'a> {
 pub(super) struct Change {
     pub(super) revision: u64,
     pub(super) index: Index,
-    /// Who saw it; else it was chosen.
+    /// The operation that observed it, or `None` if the assignment was chosen.
     pub(super) told: Option<Index>,
 }
 
-/// What replies say of a free revision.
+/// A fact that a reply states about a free revision.
 #[derive(Clone, Copy)]
 struct Pin<'a> {
     key: usize,
-    /// What was written, if it was seen.
+    /// The written value, if it was observed.
     value: Option<&'a Value>,
     told: Index,
 }
 
-/// All about one row that a change of unknown outcome may have changed.
+/// A row that a change of unknown outcome may have changed.
 #[derive(Default)]
 struct Row<'a> {
     key: &'a str,
-    /// Places in [`Order::unsure`].
+    /// Indices into [`Order::unsure`].
     unsure: Vec<usize>,
-    /// The same by what they write.
+    /// The same, grouped by the value that they write.
     by_value: HashMap<Option<&'a Value>, Vec<usize>, Fixed>,
-    /// What is known to have touched it, by revision.
+    /// Operations that certainly touched the row, sorted by revision.
     events: Vec<Placed>,
-    /// Between which revisions, both included, nothing else can have changed it; by revision.
+    /// Ranges of revisions, both ends included, in which no other change of the row is possible; sorted by revision.
     quiet: Vec<Quiet>,
     guessed: bool,
 }
@@ -69,23 +69,23 @@ struct Choosing<'o, 'a> {
     gaps: Vec<u64>,
     rows: Vec<Row<'a>>,
     pins: BTreeMap<u64, Pin<'a>>,
-    /// The revision that each of [`Order::unsure`] made.
+    /// For each of [`Order::unsure`], the revision that it made.
     made: Vec<Option<u64>>,
-    /// The free revisions that are used.
+    /// Free revisions that are assigned.
     used: HashSet<u64, Fixed>,
-    /// Changes that must have made some revision, from one up to another.
+    /// Changes that must have made some revision in a range.
     needed: Vec<Needed>,
 }
 
 struct Needed {
     place: usize,
     from: u64,
-    /// From here on it is too late.
+    /// Revisions from here on are too late.
     late: [Quiet; 1],
 }
 
 impl<'a> Chosen<'a> {
-    /// Chooses. The error is a verdict: no choice explains what was seen, or there are too many.
+    /// Chooses an assignment. The error is a verdict: no assignment explains the replies, or several may.
     pub(super) fn of(rules: &Total, order: &Order<'a>) -> Result<Self, Verdict> {
         let gaps = gaps(rules, order)?;
         if gaps.is_empty() || rules.others && order.unsure.is_empty() {
@@ -107,7 +107,7 @@ impl<'a> Chosen<'a> {
     }
 }
 
-/// The revisions that no operation of known outcome made.
+/// Returns the free revisions.
 fn gaps(rules: &Total, order: &Order<'_>) -> Result<Vec<u64>, Verdict> {
     let mut gaps = Vec::new();
     let mut next = rules.first + 1;
@@ -125,7 +125,7 @@ fn gaps(rules: &Total, order: &Order<'_>) -> Result<Vec<u64>, Verdict> {
     Ok(gaps)
 }
 
-/// The rows that a change of unknown outcome may have changed.
+/// Returns the rows that a change of unknown outcome may have changed.
 fn rows<'a>(order: &Order<'a>) -> Vec<Row<'a>> {
     let history = order.history;
     let mut rows: Vec<Row<'a>> = Vec::new();
@@ -156,7 +156,7 @@ pub(super) fn ambiguous(order: &Order<'_>) -> Verdict {
     }
 }
 
-/// What an event says of the row, and at which revision it saw it.
+/// Returns the fact that an event states about the row, and the revision at which it was observed.
 fn seen<'a>(order: &Order<'a>, event: Placed) -> Option<(Sight<'a>, u64)> {
     let history = order.history;
     let sight = facts::sight(&history[event.index].call, said(history, event.index))?;
@@ -188,7 +188,7 @@ impl<'a> Choosing<'_, 'a> {
         assert!(self.used.insert(revision), "one revision is one change");
     }
 
-    /// Who says that a row was last changed at a free revision says what was done then.
+    /// Collects the replies that name a free revision as the last change of a row. They prove which change made it.
     fn find_pins(&mut self) -> Result<(), Verdict> {
         let order = self.order;
         for (key, row) in self.rows.iter().enumerate() {
@@ -200,7 +200,7 @@ impl<'a> Choosing<'_, 'a> {
                 }
                 let value = match sight {
                     Sight::Is(Some(value), _) => Some(value),
-                    // Nothing was there, and it was changed: nobody can say so.
+                    // "The row did not exist" does not identify the change.
                     Sight::Is(None, _) => continue,
                     _ => None,
                 };
@@ -210,11 +210,11 @@ impl<'a> Choosing<'_, 'a> {
                     pin.key != key || pin.value.zip(value).is_some_and(|(one, other)| one != other);
                 if differs {
                     let why = format!(
-                        "#{} and #{told} saw different changes at revision {modified}",
+                        "#{} and #{told} observed different changes at revision {modified}",
                         pin.told
                     );
                     let operations = [pin.told, told];
-                    let rule = "one revision, two changes";
+                    let rule = "two changes at one revision";
                     return Err(Counterexample::new(rule, order.object, operations, why).into());
                 }
                 if pin.value.is_none() {
@@ -225,7 +225,7 @@ impl<'a> Choosing<'_, 'a> {
         Ok(())
     }
 
-    /// Gives each revision of which something was seen to a change that did it.
+    /// Assigns each pinned revision to a matching change.
     fn set_pins(&mut self) -> Result<(), Verdict> {
         for (revision, pin) in self.pins.clone() {
             let row = &self.rows[pin.key];
@@ -237,7 +237,7 @@ impl<'a> Choosing<'_, 'a> {
             let is_free = |place: &usize| {
                 self.made[*place].is_none() && self.unsure(*place).first <= revision
             };
-            // Those that may have come early are kept for early revisions.
+            // Changes that may have happened early are kept for early revisions.
             let best =
                 fits.iter().copied().filter(is_free).max_by_key(|place| {
                     (self.condition(*place).is_none(), self.unsure(*place).first)
@@ -257,12 +257,13 @@ impl<'a> Choosing<'_, 'a> {
         Ok(())
     }
 
-    /// Nobody can have done what was seen at a revision.
+    /// Reports that no operation can have made what was observed at a revision.
     fn nobody(&self, revision: u64, pin: Pin<'_>, fits: &[usize]) -> Counterexample {
         let Pin { told, value, .. } = pin;
         let key = self.rows[pin.key].key;
         let what = value.map_or("a change".to_owned(), |value| format!("{value}"));
-        let seen = format!("#{told} saw {what} in row {key:?}, of revision {revision}");
+        let seen =
+            format!("#{told} observed {what} in row {key:?}, written at revision {revision}");
         let late = fits.iter().find_map(|place| {
             let unsure = self.unsure(*place);
             unsure.since.filter(|_| self.made[*place].is_none()).map(|since| (unsure, since))
@@ -270,11 +271,11 @@ impl<'a> Choosing<'_, 'a> {
         let others = replay::writers(self.order, key, &[told], |written| {
             written.is_some() && (value.is_none() || written == value)
         });
-        let (object, rule) = (self.order.object, "what nobody wrote");
+        let (object, rule) = (self.order.object, "unwritten value");
         match late {
             Some((unsure, since)) => {
                 let why = format!(
-                    "{seen}; but #{} was called after #{since} had ended with a revision from there on",
+                    "{seen}, but #{} was called after #{since} had ended with that revision or a later one",
                     unsure.index
                 );
                 Counterexample::new(rule, object, [since, told], why)
@@ -282,13 +283,13 @@ impl<'a> Choosing<'_, 'a> {
                     .link(since, unsure.index, "had ended")
             }
             None => {
-                let why = format!("{seen}, and nobody can have written that then");
+                let why = format!("{seen}, but no operation can have written it then");
                 Counterexample::new(rule, object, [told], why).perhaps(others.is_empty())
             }
         }
     }
 
-    /// Goes through a row's story: where it must have changed meanwhile, and where it cannot have.
+    /// Walks through the history of a row and finds where it must have changed and where it cannot have.
     fn walk(&mut self, number: usize) {
         let events = std::mem::take(&mut self.rows[number].events);
         let row = self.rows[number].unsure.iter();
@@ -297,7 +298,7 @@ impl<'a> Choosing<'_, 'a> {
         pins.sort_unstable_by_key(|(revision, _)| *revision);
         let mut pins = pins.into_iter().peekable();
         let mut now: Option<Live<'a>> = None;
-        // The row's last change, and until when it was surely none.
+        // The revision of the row's last change, and the end of the range without changes.
         let (mut since, mut until) = (0, 0);
         for event in events {
             let upto = event.revision - u64::from(!event.only_read);
@@ -319,14 +320,14 @@ impl<'a> Choosing<'_, 'a> {
                         self.be_quiet(number, sight, since + 1, at);
                         until = at;
                     }
-                    // Of that revision it was not; or it was, and was changed again.
+                    // Either the row did not change at that revision, or it changed again later.
                     Sight::NotAt(Some(not)) if since < not && not <= at => {
                         let all = self.rows[number].unsure.iter();
                         let puts = all.clone().filter(|place| self.written(**place).is_some());
                         let (puts, all) = (puts.count(), all.count());
                         let row = &mut self.rows[number];
                         row.guessed |= puts > 0 && all > 1;
-                        // It may have been deleted then.
+                        // The row may have been deleted at that revision.
                         if puts > 0 {
                             row.quiet.push(Quiet { from: not, to: not });
                         }
@@ -344,12 +345,12 @@ impl<'a> Choosing<'_, 'a> {
         Quiet::merge(&mut self.rows[number].quiet);
     }
 
-    /// Nothing can have changed a row meanwhile, as far as it can be said.
+    /// Records that the row cannot have changed in a range, as far as that is certain.
     fn be_quiet(&mut self, number: usize, sight: Sight<'a>, from: u64, to: u64) {
         if from > to {
             return;
         }
-        // It may have been changed to the same.
+        // The row may have been overwritten with the same value.
         let same = sight.modified().is_none()
             && self.able(number, sight).iter().any(|place| self.made[*place].is_none());
         let row = &mut self.rows[number];
@@ -357,7 +358,7 @@ impl<'a> Choosing<'_, 'a> {
         row.quiet.push(Quiet { from, to });
     }
 
-    /// Those that may make true what was seen of a row, and perhaps others.
+    /// Returns the changes that may make the fact true, and perhaps others.
     fn able(&self, row: usize, sight: Sight<'a>) -> &[usize] {
         let row = &self.rows[row];
         match sight {
@@ -367,8 +368,8 @@ impl<'a> Choosing<'_, 'a> {
         }
     }
 
-    /// The first free revision and a change that makes what was seen true, if there are any. That others would do as
-    /// well is remembered.
+    /// Returns the first free revision and a change that makes the fact true, if both exist. Records whether others
+    /// would do as well.
     fn needed(&mut self, row: usize, sight: Sight<'a>, from: u64, to: u64) -> Option<(u64, usize)> {
         if sight.modified().is_some() || from > to {
             return None;
@@ -398,7 +399,7 @@ impl<'a> Choosing<'_, 'a> {
         best
     }
 
-    /// Gives the revisions that are left to changes that are left.
+    /// Assigns the remaining revisions to the remaining changes.
     fn fill(&mut self) -> Result<(), Verdict> {
         let order = self.order;
         let mut free: Vec<u64> = std::mem::take(&mut self.gaps);
@@ -436,11 +437,11 @@ impl<'a> Choosing<'_, 'a> {
                 let next = order.placed.partition_point(|placed| placed.revision < gap);
                 let Placed { index, revision, .. } = order.placed[next];
                 let why = format!(
-                    "#{index} says revision {revision}, and nobody can have made revision {gap}: {spares} changes of \
-                     unknown outcome are left for {} revisions",
+                    "#{index} reports revision {revision}, but no operation can have made revision {gap}: only {spares} \
+                     changes of unknown outcome remain for {} revisions",
                     free.len()
                 );
-                let rule = "a revision without a change";
+                let rule = "revision without a change";
                 let reason = Counterexample::new(rule, order.object, [index], why);
                 return Err(reason.perhaps(false).into());
             }
@@ -457,7 +458,7 @@ impl<'a> Choosing<'_, 'a> {
             let index = self.order.unsure[place].index;
             let told = self.pins.get(&revision).map(|pin| pin.told);
             changes.push(Change { revision, index, told });
-            // What happens only sometimes was perhaps not what happened.
+            // A conditional change may not have happened as assigned.
             if self.condition(place).is_some() {
                 guessed.insert(self.order.history[index].call.key());
             }

@@ -1,28 +1,27 @@
-//! The fast check of a store whose replies say their revisions: histories of millions of operations.
+//! A fast checker for stores whose replies contain revisions, for histories with millions of operations.
 //!
-//! Where every reply names the store's revision, nobody needs to search for an order: the revisions are one. What is
-//! left is to see whether they are honest, in time *n* log *n*:
+//! If every reply contains the revision of the store, no search for an order is needed: the revisions are one. The
+//! checker verifies in *n* log *n* time that the revisions are right:
 //!
-//! - **one revision, one change**; and without [`Total::others`], no revision that nobody made;
-//! - **real time**: what had ended when another operation was called has the lower revision; the same, if the later
-//!   one only reads;
-//! - **what was seen**: played in that order, each reply tells what the store held at its revision.
+//! - **one revision, one change**: and without [`Total::others`], every revision was made by an operation;
+//! - **real time**: an operation that had ended when another was called has a lower revision, or the same one if the
+//!   later operation only reads;
+//! - **replies**: replaying the operations in that order, each reply agrees with the store at its revision.
 //!
-//! That is linearizability, no less, with one thing more to say: the revisions themselves. Changes of *unknown
-//! outcome* are what makes it work: such a one has any revision that nobody else has, above all that had ended when it
-//! was called, or none.
+//! Together these are linearizability plus correct revisions. The difficult part is the changes of *unknown outcome*.
+//! Such a change made no revision, or a free one, above those of all operations that had ended when it was called.
 //!
 //! ```text
 //! revision    2     3     4     5     6     7       5: get(b) saw value y, changed at 4
 //!             #0    #1    ?     #3    ?     #5        so 4 is a put(b, y) of unknown outcome
-//! unknown     #2 put(b, y)   #4 put(c, z)           6: only #4 is left, if nobody saw c without it
+//! unknown     #2 put(b, y)   #4 put(c, z)           6: only #4 is left, if no read saw c without it
 //! ```
 //!
-//! What a reply proves is taken first; what is left is matched, revisions to changes, such that no reply is
-//! contradicted; then the whole order is played. A pass is always such an order. A violation is one that no
-//! choice can have caused. Where a choice may have, the verdict is [`Undecided::Ambiguous`], unless the
-//! store has few operations: then [`linear`] decides. Replies that say when a row was last changed
-//! (`modified`), or values that are written once, leave nothing to choose.
+//! Revisions that replies prove are assigned first. The remaining ones are matched with changes so that no reply is
+//! contradicted. Then the whole order is replayed. A pass is always backed by such an order. A violation is reported
+//! only if no choice can have caused it. If a choice may have, the verdict is [`Undecided::Ambiguous`], unless the
+//! store has few operations: then [`linear`] decides. Replies that contain the revision of a row's last change
+//! (`modified`), or values that are written only once, leave no choice.
 
 mod facts;
 mod gaps;
@@ -39,13 +38,13 @@ use super::verdict::{Undecided, Verdict};
 use gaps::Chosen;
 use order::Order;
 
-/// What is taken for granted of a store.
+/// Assumptions about a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Total {
-    /// The revision before the first operation. By default 1, as in a new etcd and a new Bowline.
+    /// The revision before the first operation. Default 1, as in a new etcd and a new Bowline.
     pub first: u64,
-    /// Whether others, of whom the history says nothing, also change the store: *other* rows, so that a revision may
-    /// be theirs. By default they do not, and a revision that nobody made is a violation.
+    /// Whether programs outside the history also change the store. They must change *other* rows; a free revision may
+    /// then be theirs. By default they do not, and a revision that no operation made is a violation.
     pub others: bool,
 }
 
@@ -55,16 +54,17 @@ impl Default for Total {
     }
 }
 
-/// With up to so many operations, what is ambiguous is searched.
+/// Maximum number of operations for which an ambiguous history is searched.
 pub const SEARCHED_OPERATIONS_MAX: usize = 500;
 
-/// How many steps such a search may take.
+/// Maximum number of steps of such a search.
 const SEARCH_STEPS: u64 = 2_000_000;
 
-/// Whether a history of stores, in which every `ok` reply has its revision, is linearizable by these revisions.
+/// Checks whether the revisions in the replies make a history of stores linearizable. Every `ok` reply must contain
+/// its revision.
 ///
-/// Each object is a store by itself. Needs some hundred bytes for each operation beside the history; time and memory
-/// grow with the number of operations, also where there is a violation. Deterministic; no clock, no thread.
+/// Each object is a separate store. Uses some hundred bytes per operation in addition to the history. Time and memory
+/// grow with the number of operations, also if there is a violation. Deterministic; uses no clock and no thread.
 ///
 /// ```
 /// use bowline::check::{KvCall, KvReply, Operation, Seen, Total, total};
@@ -77,7 +77,7 @@ const SEARCH_STEPS: u64 = 2_000_000;
 /// };
 /// let history = vec![
 ///     Operation::ok(1, 2, put(7), KvReply { seen: Seen::Written, revision: Some(2) }),
-///     // Its answer was lost, and revision 3 is free.
+///     // Its reply was lost, and revision 3 is free.
 ///     Operation::unknown(3, put(8)),
 ///     Operation::ok(5, 6, get.clone(), saw(8, 3, 3)),
 /// ];
@@ -111,7 +111,7 @@ pub fn check(rules: &Total, history: &History<KvCall, KvReply>) -> Verdict {
     verdict
 }
 
-/// One store, by its revisions alone.
+/// Checks one store by its revisions alone.
 pub(super) fn by_revision(
     rules: &Total,
     history: &History<KvCall, KvReply>,

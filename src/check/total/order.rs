@@ -1,5 +1,5 @@
-//! The operations of one store by their revisions, and what can be said of them without any state: a revision is one
-//! change, and revisions do not run against the clock.
+//! Orders the operations of one store by revision, and checks what needs no state: each revision is one change, and
+//! revisions agree with real time.
 
 use super::{Total, facts};
 use crate::check::history::{At, History, Index, Outcome};
@@ -8,11 +8,11 @@ use crate::check::verdict::{Counterexample, Undecided, Verdict};
 
 pub(super) type Store = History<KvCall, KvReply>;
 
-/// An operation that is known to have taken effect at this revision: it made it, or saw the store at it.
+/// An operation that certainly took effect at this revision: it made the revision, or read the store at it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Placed {
     pub(super) revision: u64,
-    /// Reads of a revision come after the change that made it.
+    /// Whether it only reads. Reads of a revision come after the change that made it.
     pub(super) only_read: bool,
     pub(super) index: Index,
 }
@@ -21,9 +21,9 @@ pub(super) struct Placed {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unsure {
     pub(super) index: Index,
-    /// The first revision that it may have: above all that had ended when it was called.
+    /// The lowest revision that it may have made: above those of all operations that had ended when it was called.
     pub(super) first: u64,
-    /// The operation that says so, if there is one.
+    /// The operation that sets this limit, if there is one.
     pub(super) since: Option<Index>,
 }
 
@@ -31,13 +31,13 @@ pub(super) struct Unsure {
 pub(super) struct Order<'a> {
     pub(super) history: &'a Store,
     pub(super) object: &'a str,
-    /// By their revisions.
+    /// Sorted by revision.
     pub(super) placed: Vec<Placed>,
-    /// By their calls' moments.
+    /// Sorted by the time of the call.
     pub(super) unsure: Vec<Unsure>,
 }
 
-/// What an operation of known outcome said.
+/// Returns the reply of an operation of known outcome.
 pub(super) fn said(history: &Store, index: Index) -> &Seen {
     match &history[index].outcome {
         Outcome::Ok { reply, .. } => &reply.seen,
@@ -48,7 +48,7 @@ pub(super) fn said(history: &Store, index: Index) -> &Seen {
 }
 
 impl<'a> Order<'a> {
-    /// Puts the operations of one store in order. The error is a verdict: there is no such order, or none is told.
+    /// Orders the operations of one store. The error is a verdict: no such order exists, or a reply has no revision.
     pub(super) fn of(
         rules: &Total,
         history: &'a Store,
@@ -104,26 +104,27 @@ impl<'a> Order<'a> {
             && revision < rules.first + u64::from(!only_read)
         {
             let why = format!(
-                "#{index} says revision {revision}, and the store was at {} before the first operation",
+                "#{index} reports revision {revision}, but the store was at {} before the first operation",
                 rules.first
             );
-            return Err(self.violation("no such revision", [index], why).into());
+            return Err(self.violation("impossible revision", [index], why).into());
         }
         for pair in self.placed.windows(2) {
             let [one, other] = [pair[0], pair[1]];
             if one.revision == other.revision && !one.only_read && !other.only_read {
                 let why = format!(
-                    "#{} and #{} both say that they made revision {}",
+                    "#{} and #{} both report that they made revision {}",
                     one.index, other.index, one.revision
                 );
                 let operations = [one.index, other.index];
-                return Err(self.violation("one revision, two changes", operations, why).into());
+                return Err(self.violation("two changes at one revision", operations, why).into());
             }
         }
         Ok(())
     }
 
-    /// What had ended when an operation was called has a lower revision; or the same, if the later one only read.
+    /// Checks that an operation that had ended when another was called has a lower revision, or the same one if the
+    /// later operation only reads.
     fn in_real_time(&mut self) -> Result<(), Verdict> {
         let history = self.history;
         let ended = |place: usize, placed: &[Placed]| {
@@ -146,12 +147,12 @@ impl<'a> Order<'a> {
                 let (first, second) = (before.index, now.index);
                 let verb = if now.only_read { "saw" } else { "made" };
                 let why = format!(
-                    "#{first} had ended with revision {} when #{second} was called, which {verb} revision {}",
+                    "#{first} had ended with revision {} before #{second} was called, which {verb} revision {}",
                     before.revision, now.revision
                 );
                 let order = format!("revision {} before {}", now.revision, before.revision);
                 let reason = self
-                    .violation("revisions against the clock", [first, second], why)
+                    .violation("revisions contradict real time", [first, second], why)
                     .link(first, second, "had ended")
                     .link(second, first, order);
                 return Err(reason.into());
@@ -171,7 +172,7 @@ impl<'a> Order<'a> {
         Ok(())
     }
 
-    /// What says a revision ended after that many changes had been called.
+    /// Checks that each revision was reported only after enough changes had been called to reach it.
     fn enough_changes(&self, rules: &Total, members: &[Index]) -> Result<(), Verdict> {
         let may_change = |index: &Index| {
             let operation = &self.history[*index];
@@ -189,18 +190,18 @@ impl<'a> Order<'a> {
             let changes = called.partition_point(|at| *at <= ended) as u64;
             if revision - rules.first > changes {
                 let why = format!(
-                    "#{index} says revision {revision}, {} after the first one, when no more than {changes} \
-                     changes had been called",
+                    "#{index} reports revision {revision}, {} after the first one, but only {changes} changes had \
+                     been called",
                     revision - rules.first
                 );
-                return Err(self.violation("a revision without a change", [*index], why).into());
+                return Err(self.violation("revision without a change", [*index], why).into());
             }
         }
         Ok(())
     }
 }
 
-/// The highest revision among those that had ended, as time goes on.
+/// The highest revision among the operations that have ended, as time advances.
 struct Highest<'o> {
     placed: &'o [Placed],
     by_end: &'o [usize],

@@ -1,4 +1,4 @@
-//! The whole order, played: does each reply tell what the store held at its revision?
+//! Replays the whole order and compares each reply with the store at its revision.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,20 @@ use crate::check::history::Index;
 use crate::check::value::Value;
 use crate::check::verdict::{Counterexample, Verdict};
 
-/// How many operations are named that might have made true what was seen, and are elsewhere.
+/// Maximum number of operations that a reason names because they wrote a matching value at another revision.
 const ELSEWHERE_MAX: usize = 4;
 
-/// A row, as far as the story has come.
+/// A row at the current point of the replay.
 #[derive(Clone, Copy, Default)]
 struct Story<'a> {
     now: Option<Live<'a>>,
-    /// The last change of which somebody knows: its revision, and who made or saw it.
+    /// The last known change: its revision, and the operation that made or observed it.
     known: Option<(u64, Index)>,
-    /// Whether that one made it.
+    /// Whether that operation made the change.
     is_maker: bool,
 }
 
-/// Plays what was placed and what was chosen.
+/// Replays the placed operations and the chosen changes.
 pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Verdict {
     let history = order.history;
     let mut rows: HashMap<&str, Story<'_>, Fixed> = HashMap::default();
@@ -68,7 +68,7 @@ pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Ver
     Verdict::Ok
 }
 
-/// All but some operations that may have written something to a row, if they took effect.
+/// Returns the operations that may have written to a row if they took effect, without those in `except`.
 pub(super) fn writers(
     order: &Order<'_>,
     key: &str,
@@ -84,20 +84,20 @@ pub(super) fn writers(
     .collect()
 }
 
-/// What cannot have been seen.
+/// A reply that contradicts the replayed store.
 struct Wrong<'p, 'a> {
     rules: &'p Total,
     order: &'p Order<'a>,
     index: Index,
     key: &'p str,
     sight: Sight<'p>,
-    /// The revision of what was seen.
+    /// The revision of the reply.
     at: u64,
     row: Story<'a>,
 }
 
 impl Wrong<'_, '_> {
-    /// What was seen, in words.
+    /// Describes the reply.
     fn seen(&self) -> String {
         let Self { index, key, at, .. } = self;
         let what = match self.sight {
@@ -107,9 +107,9 @@ impl Wrong<'_, '_> {
             Sight::Is(None, Some(modified)) => format!("nothing, changed at {modified},"),
             Sight::Exists | Sight::NotAt(None) => "something".to_owned(),
             Sight::At(Some(modified)) => format!("a change of revision {modified}"),
-            Sight::NotAt(Some(modified)) => format!("another change than that of {modified}"),
+            Sight::NotAt(Some(modified)) => format!("a change other than that of {modified}"),
         };
-        format!("#{index} saw {what} in row {key:?} at revision {at}")
+        format!("#{index} observed {what} in row {key:?} at revision {at}")
     }
 
     fn because(
@@ -122,7 +122,7 @@ impl Wrong<'_, '_> {
         Counterexample::new(rule, self.order.object, operations, why)
     }
 
-    /// Why it is impossible whatever other operations did, if that is so.
+    /// Returns a reason that holds regardless of all other operations, if there is one.
     fn certain(&self) -> Option<Counterexample> {
         let Self { index, at, .. } = *self;
         let told = self.sight.modified();
@@ -130,17 +130,17 @@ impl Wrong<'_, '_> {
             let maker =
                 writers(self.order, self.key, &[], |written| self.sight.is_made_by(written));
             if maker.is_empty() {
-                return Some(self.because("what nobody wrote", [index], "and nobody wrote that"));
+                return Some(self.because("unwritten value", [index], "but no operation wrote it"));
             }
         }
         if let Some(modified) = told {
             if modified > at {
-                let why = "and was told a revision that was not there yet";
-                return Some(self.because("a change from the future", [index], why));
+                let why = "but the reported revision did not exist yet";
+                return Some(self.because("future revision", [index], why));
             }
             if modified <= self.rules.first || matches!(self.sight, Sight::Is(None, _)) {
-                let why = "which no change can have left behind";
-                return Some(self.because("what nobody wrote", [index], why));
+                let why = "but no change can have left this state";
+                return Some(self.because("unwritten value", [index], why));
             }
             let place = self
                 .order
@@ -152,40 +152,41 @@ impl Wrong<'_, '_> {
                 && !self.is_left_by(placed.index)
             {
                 let maker = placed.index;
-                let why = format!("but #{maker} made revision {modified}, and not so");
-                return Some(self.because("what nobody wrote", [maker, index], &why));
+                let why = format!("but #{maker} made revision {modified} with another change");
+                return Some(self.because("unwritten value", [maker, index], &why));
             }
         }
         let (changed, by) = self.row.known?;
-        let verb = if self.row.is_maker { "changed it at" } else { "saw that it changed at" };
+        let verb = if self.row.is_maker { "changed it at" } else { "observed that it changed at" };
         if told.is_some_and(|modified| modified < changed) {
-            let why = format!("and #{by} {verb} revision {changed}");
+            let why = format!("but #{by} {verb} revision {changed}");
             return Some(
-                self.because("a stale row", [by, index], &why)
+                self.because("stale read", [by, index], &why)
                     .link(by, index, format!("revision {changed} ≤ {at}"))
-                    .link(index, by, "saw the row as before"),
+                    .link(index, by, "observed the row before the change"),
             );
         }
         if changed == at && self.row.is_maker {
-            let why = format!("the revision at which #{by} changed it");
-            return Some(self.because("not what the store held", [by, index], &why));
+            let why = format!("but #{by} changed it at this revision");
+            return Some(self.because("wrong value", [by, index], &why));
         }
         None
     }
 
-    /// Whether an operation can have left the row as it was seen, at the revision that was told.
+    /// Returns whether an operation can have left the row as the reply shows it, at the revision that the reply
+    /// names.
     fn is_left_by(&self, maker: Index) -> bool {
         let call = &self.order.history[maker].call;
         **call.key() == *self.key
             && facts::written(call).is_some_and(|written| self.sight.is_made_by(written))
     }
 
-    /// Why it is impossible, as things are.
+    /// Returns a reason based on the replayed order.
     fn reason(&self) -> Counterexample {
         let mut operations: Vec<Index> = Vec::new();
         let known = self.row.known.map(|(changed, by)| {
             operations.push(by);
-            format!("where #{by} was the last that changed it, at revision {changed}")
+            format!("but #{by} made the last change of the row, at revision {changed}")
         });
         operations.push(self.index);
         let elsewhere =
@@ -193,13 +194,14 @@ impl Wrong<'_, '_> {
         let is_placed =
             |index: &Index| self.order.unsure.iter().all(|unsure| unsure.index != *index);
         let is_minimal = elsewhere.len() <= ELSEWHERE_MAX && elsewhere.iter().all(is_placed);
-        let mut why = known.unwrap_or_else(|| "which nobody can have changed so".to_owned());
+        let mut why =
+            known.unwrap_or_else(|| "but no operation can have made this change".to_owned());
         if is_minimal {
             for index in &elsewhere {
-                why += &format!("; #{index} did, at another revision");
+                why += &format!("; #{index} wrote the value at another revision");
             }
             operations.splice(0..0, elsewhere);
         }
-        self.because("not what the store held", operations, &why).perhaps(is_minimal)
+        self.because("wrong value", operations, &why).perhaps(is_minimal)
     }
 }

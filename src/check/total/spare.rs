@@ -1,14 +1,14 @@
-//! Free revisions and the changes that may have made them: a matching that leaves no revision free.
+//! Matches free revisions with the changes that may have made them, so that no revision stays free.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::gaps::Fixed;
 
-/// How many rows and changes are looked at where the first choice leaves something over.
+/// Maximum number of rows and changes to visit if the first matching leaves a revision free.
 const LOOKS_MAX: u64 = 200_000_000;
 
-/// Revisions from one to another, both included, at which nothing can have changed a row.
+/// A range of revisions, both ends included, in which a row cannot have changed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Quiet {
     pub(super) from: u64,
@@ -16,7 +16,7 @@ pub(super) struct Quiet {
 }
 
 impl Quiet {
-    /// Puts them in order, none overlapping another one.
+    /// Sorts the ranges and merges those that overlap.
     pub(super) fn merge(all: &mut Vec<Self>) {
         all.sort_unstable_by_key(|quiet| (quiet.from, quiet.to));
         all.dedup_by(|next, before| {
@@ -29,47 +29,48 @@ impl Quiet {
     }
 }
 
-/// The changes of one row that may have made a revision each, from some first one on, but none at which the row was
-/// quiet.
+/// The changes of one row that may have made revisions. Each has a lowest possible revision, and none may use a
+/// revision at which the row is quiet.
 pub(super) struct Pool<'a> {
-    /// By their first revisions.
+    /// Sorted by their lowest possible revision.
     pub(super) spare: Vec<Spare>,
-    /// By revision.
+    /// Sorted by revision.
     pub(super) quiet: &'a [Quiet],
 }
 
-/// A change that may have made a revision, or none.
+/// A change that may have made a revision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     pub(super) place: usize,
-    /// The first revision that it may have made.
+    /// The lowest revision that it may have made.
     pub(super) first: u64,
-    /// Whether it certainly changes the store when it takes effect.
+    /// Whether it certainly changes the store if it takes effect.
     pub(super) is_sure: bool,
-    /// A revision that it has, and that it only leaves for another one.
+    /// A revision that is already assigned to it. The assignment may only be changed to another revision.
     pub(super) has: Option<u64>,
 }
 
 impl Pool<'_> {
-    /// Until when the row is quiet, if it is at this revision.
+    /// Returns the end of the quiet range that contains the revision, if there is one.
     fn quiet_until(&self, revision: u64) -> Option<u64> {
         let next = self.quiet.get(self.quiet.partition_point(|quiet| quiet.to < revision))?;
         (next.from <= revision).then_some(next.to)
     }
 }
 
-/// One of a pool's: which pool, and its place there.
+/// A change, as the index of its pool and its index in the pool.
 type Member = (usize, usize);
 
 struct Matching<'p> {
     pools: &'p [Pool<'p>],
-    /// The revision that each of each pool's made.
+    /// For each change of each pool, the revision that it made.
     made: Vec<Vec<Option<u64>>>,
     looks: u64,
 }
 
-/// A change for each of the free revisions, which are in order, and for those that some have. The error is a revision for which none is left, whatever
-/// is chosen; or nothing, if nobody knows.
+/// Returns a change for each of the free revisions, which must be sorted, and for each revision that is already
+/// assigned. The error is a revision for which no change is left under any assignment, or `None` if the search limit
+/// was reached.
 pub(super) fn matched(free: &[u64], pools: &[Pool<'_>]) -> Result<Vec<(u64, usize)>, Option<u64>> {
     let has = |pool: &Pool<'_>| pool.spare.iter().map(|spare| spare.has).collect();
     let made = pools.iter().map(has).collect();
@@ -82,23 +83,24 @@ pub(super) fn matched(free: &[u64], pools: &[Pool<'_>]) -> Result<Vec<(u64, usiz
     Ok(all.filter_map(|(spare, made)| Some(((*made)?, spare.place))).collect())
 }
 
-/// What is left of a pool, as far as it may have made the revision that is looked at.
+/// The changes of a pool that are left and may have made the current revision.
 #[derive(Clone, Default)]
 struct Left {
-    /// Those that certainly change something; the ones that came late at the end.
+    /// Changes that certainly take effect; those called last are at the end.
     sure: Vec<usize>,
     perhaps: Vec<usize>,
 }
 
 impl Left {
-    /// The fuller, the better; and rather one that is sure.
+    /// Returns the sort key of a pool: pools with a certain change first, then those with more changes.
     fn fullness(&self) -> (bool, usize) {
         (!self.sure.is_empty(), self.sure.len() + self.perhaps.len())
     }
 }
 
 impl Matching<'_> {
-    /// Takes for each revision one of the row that has most of them left. Gives back the revisions that got none.
+    /// Assigns to each revision a change from the row that has most of them left. Returns the revisions without a
+    /// change.
     fn take_from_the_fullest(&mut self, free: &[u64]) -> Vec<u64> {
         let mut coming: Vec<(u64, Member)> = Vec::new();
         for (number, pool) in self.pools.iter().enumerate() {
@@ -108,7 +110,7 @@ impl Matching<'_> {
         coming.sort_unstable();
         let mut coming = coming.into_iter().peekable();
         let mut left = vec![Left::default(); self.pools.len()];
-        // What was put in and is not as full any more is passed over.
+        // The heap may contain outdated entries of pools that have become smaller. They are skipped.
         let mut ready: BinaryHeap<((bool, usize), Reverse<usize>)> = BinaryHeap::new();
         let mut quiet: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
         let mut homeless = Vec::new();
@@ -153,12 +155,13 @@ impl Matching<'_> {
         homeless
     }
 
-    /// Finds a change for one more revision: one that is left, or one whose revision another one can make, and so on.
+    /// Finds a change for one more revision: a free one, or one whose revision can be made by another change, and so
+    /// on (an augmenting path).
     fn make_room(&mut self, revision: u64) -> Result<(), Option<u64>> {
-        // For which revision each would be taken, and which one it has.
+        // For each visited change, the revision that would be assigned to it; and the current owner of each revision.
         let mut wanted: HashMap<Member, u64, Fixed> = HashMap::default();
         let mut has: HashMap<u64, Member, Fixed> = HashMap::default();
-        // Up to where each pool was looked at.
+        // For each pool, how far it has been visited.
         let mut seen = vec![0; self.pools.len()];
         let mut homeless = VecDeque::from([revision]);
         while let Some(at) = homeless.pop_front() {
@@ -193,7 +196,7 @@ impl Matching<'_> {
         Err(Some(revision))
     }
 
-    /// One takes the revision for which it is wanted, who had that the next one, and so on.
+    /// Assigns the wanted revision to each change along the path, and passes its old revision on.
     fn pass_on(
         &mut self,
         mut member: Member,

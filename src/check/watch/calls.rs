@@ -1,21 +1,21 @@
-//! What is recorded of a store and those who watch it.
+//! The notation of changes to a store and of watch streams in a history.
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `change` | `rows`: a list of `key` and `value` (a value; null: the row is deleted) | `revision`: a number, which all these rows have in common |
+//! | `change` | `rows`: a list of `key` and `value` (a value, or null for a deletion) | `revision`: a number, shared by all these rows |
 //! | `compact` | `revision`: a number | |
-//! | `watch` | `stream`: a text; `key`: a text; `end`: a text, if it is about the rows from `key` up to it, null for all from `key`, missing for one row; `start`: a number, missing for "from now on"; `only`: `puts` or `deletes`, missing for both | `at`: a number, may be missing: the store's revision when it began |
-//! | `receive` | `stream` | one of: `events`, with `more`: true if others of its last revision follow; `progress`: a number; `compacted`: a number |
+//! | `watch` | `stream`: a string; `key`: a string; `end`: a string for the rows from `key` up to it, null for all rows from `key`, missing for one row; `start`: a number, missing for "from now on"; `only`: `puts` or `deletes`, missing for both | `at` (optional): a number, the revision of the store when the stream began |
+//! | `receive` | `stream` | one of: `events`, with `more`: true if more events of its last revision follow; `progress`: a number; `compacted`: a number |
 //!
-//! An event is an object with `revision`, `key`, `value` (a value; null: deleted), and, where they were told,
-//! `previous` (a value or null: what the row held before) and `created` (a number: the revision since which the row
-//! is there).
+//! An event is an object with `revision`, `key`, `value` (a value, or null for a deletion) and, if they were
+//! received, `previous` (the value of the row before, or null) and `created` (a number: the revision at which the row
+//! was created).
 //!
-//! A `receive` is at one moment, when it was received, so `invoke` and `complete` are equal. A `watch` with the name of
-//! an earlier stream ends that one and begins anew.
+//! A `receive` happens at one moment, so its `invoke` and `complete` are equal. A `watch` with the name of an earlier
+//! stream ends that stream and begins a new one.
 //!
-//! Lines stand in any order where their moments differ. At one moment changes and compactions come first, and the first
-//! `watch` of each stream; then what is received, and streams that begin anew, in the order of their lines.
+//! Lines with different moments may stand in any order. At one moment, changes, compactions and the first `watch` of
+//! each stream come first. Messages and restarted streams come after them, in the order of their lines.
 
 use std::sync::Arc;
 
@@ -24,107 +24,108 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::models::{KvCall, KvReply, Seen};
 use crate::check::value::Value;
 
-/// A call, or a message.
+/// A call on a store, or a message of a stream.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum WatchCall {
-    /// The store was changed, in one revision.
+    /// Changes the store in one revision.
     Change {
-        /// Each row, with what it holds then; `None`: it is deleted.
+        /// Each row with its new value, or `None` if it is deleted.
         rows: Vec<(Arc<str>, Option<Value>)>,
     },
-    /// What was before this revision may be forgotten.
+    /// Discards history before a revision.
     Compact {
         /// The revision.
         revision: u64,
     },
-    /// Tell me of changes.
+    /// Begins a watch stream.
     Watch {
-        /// The name under which they are told.
+        /// Name of the stream.
         stream: Arc<str>,
-        /// Of which rows.
+        /// The watched rows.
         keys: Keys,
-        /// From this revision on; `None`: from now on.
+        /// The first revision to report, or `None` for "from now on".
         start: Option<u64>,
-        /// Of which kind.
+        /// The only kind of change to report, if there is a filter.
         only: Option<Kind>,
     },
-    /// Something was told.
+    /// Receives a message.
     Receive {
-        /// Under which name.
+        /// Name of the stream.
         stream: Arc<str>,
     },
 }
 
-/// What came back.
+/// The reply to a call, or the content of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WatchReply {
-    /// It was changed.
+    /// The store was changed.
     Changed {
-        /// At this revision.
+        /// The revision of the change.
         revision: u64,
     },
-    /// It is compacted.
+    /// The store was compacted.
     Compacted,
     /// The stream began.
     Watching {
-        /// When the store was at this revision, if that was told.
+        /// The revision of the store at that time, if the reply contains it.
         at: Option<u64>,
     },
-    /// What was told.
+    /// A message was received.
     Received(Received),
 }
 
-/// What was told at once.
+/// The content of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Received {
-    /// Changes.
+    /// Events.
     Events {
-        /// Each of them.
+        /// The events, in order.
         events: Vec<Event>,
-        /// Whether the next message goes on with the last one's revision.
+        /// Whether the next message continues the last revision.
         more: bool,
     },
-    /// Everything up to this revision has been told.
+    /// All events up to this revision have been sent.
     Progress(u64),
-    /// What should come next is gone: the store was compacted at this revision. It is the last message.
+    /// The next events were discarded: the store was compacted at this revision. It is the last message of the
+    /// stream.
     Compacted(u64),
 }
 
 /// A change of one row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// When.
+    /// Revision of the change.
     pub revision: u64,
-    /// Which row.
+    /// Key of the row.
     pub key: Arc<str>,
-    /// What it holds then; `None`: it was deleted.
+    /// The new value, or `None` if the row was deleted.
     pub value: Option<Value>,
-    /// What it held before, if that was told.
+    /// The value before, if the event contains it.
     pub previous: Option<Option<Value>>,
-    /// Since which revision it is there, if that was told.
+    /// The revision at which the row was created, if the event contains it.
     pub created: Option<u64>,
 }
 
-/// Which rows.
+/// A set of watched rows.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Keys {
-    /// One.
+    /// One row.
     One(Arc<str>),
-    /// From the first up to, and without, the second; `None`: all from the first on.
+    /// The rows from the first key up to the second (exclusive), or all rows from the first key if `None`.
     Range(Arc<str>, Option<Arc<str>>),
 }
 
 /// A kind of change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// The row holds something.
+    /// The row was written.
     Put,
-    /// The row is gone.
+    /// The row was deleted.
     Delete,
 }
 
 impl Keys {
-    /// Whether a row is one of them.
+    /// Returns whether a row is in the set.
     pub fn contains(&self, key: &str) -> bool {
         match self {
             Self::One(one) => **one == *key,
@@ -134,7 +135,7 @@ impl Keys {
 }
 
 impl Event {
-    /// What kind of change it is.
+    /// Returns the kind of the change.
     pub fn kind(&self) -> Kind {
         kind(self.value.as_ref())
     }
@@ -144,9 +145,10 @@ pub(super) fn kind(value: Option<&Value>) -> Kind {
     if value.is_some() { Kind::Put } else { Kind::Delete }
 }
 
-/// What an operation of a store changed, or may have changed, as those who watch see it. `None`: nothing.
+/// Converts an operation on a store into the change that watch streams may report. Returns `None` if it changes
+/// nothing.
 ///
-/// So the history that [`total`](crate::check::total) judges is half of the one that is judged here.
+/// This turns a history for [`total`](crate::check::total) into one half of a history for this checker.
 pub fn change(operation: &Operation<KvCall, KvReply>) -> Option<Operation<WatchCall, WatchReply>> {
     let (key, value) = match &operation.call {
         KvCall::Put { key, value } | KvCall::CompareAndSet { key, value, .. } => {

@@ -1,32 +1,33 @@
-//! Watch streams: was everything told that changed, once, in order, whole, and nothing else?
+//! Checks watch streams: did each stream report every change once, in order and completely, and nothing else?
 //!
-//! What goes in is who changed what at which revision, and what each stream was told, in the words of [`calls`].
+//! The input contains the changes with their revisions, and the messages of each stream, in the notation of
+//! [`calls`].
 //!
-//! | rule | what a stream owes | anchors |
+//! | rule | promise | anchors |
 //! |---|---|---|
-//! | ordered | revisions never go back | W-ORDER |
-//! | unique | a revision's change of a row is told once | W-UNIQUE |
+//! | ordered | revisions never decrease | W-ORDER |
+//! | unique | a change of a row at a revision is reported once | W-UNIQUE |
 //! | atomic | the changes of one revision come in one message, or in messages marked `more` | W-ATOMIC |
-//! | reliable | between its start and the last that it told, no change of its rows is left out | W-RELIABLE |
-//! | resumable | one that starts at a revision tells all from there on, and nothing earlier, be it in the future | W-RESUME, W-FUTURE |
-//! | bookmarkable | the progress to a revision is told when all up to it has been, and nothing of that comes later | W-BOOKMARK |
-//! | filters | no other rows than asked for, no other kinds of changes | W-FILTER |
-//! | previous | the value before is the value before, or missing where that is compacted; `created` is the revision since which the row is there | W-PREV |
-//! | durable | nothing is told that nobody did, or that was not yet called; all streams tell one story | W-DURABLE |
-//! | compacted | that history is gone is told only where it is, to one who needs it | W-COMPACT |
+//! | reliable | from its start to its last event, the stream omits no change of its rows | W-RELIABLE |
+//! | resumable | a stream with a start revision reports everything from there on and nothing earlier, even if the start is in the future | W-RESUME, W-FUTURE |
+//! | bookmarkable | progress to a revision is reported after all events up to it; none of them comes later | W-BOOKMARK |
+//! | filters | only the requested rows and kinds of changes are reported | W-FILTER |
+//! | previous | the previous value is correct, or missing if it was compacted; `created` is the revision at which the row was created | W-PREV |
+//! | durable | a change is reported only after it was called, and all streams agree | W-DURABLE |
+//! | compacted | compaction is reported only if it happened and only to a stream that needs the discarded history | W-COMPACT |
 //!
-//! What nobody knows of is learned from the streams: a change of unknown outcome took effect if one stream tells it,
-//! and from then on all others owe it, too. It has no revision that was over before it was called: one is over once it, or
-//! one above it, was answered or told.
+//! Changes of unknown outcome are learned from the streams: if one stream reports the change, it took effect, and all
+//! other streams must report it as well. Its revision cannot have been passed before it was called. A revision is
+//! passed once it or a higher one was in a reply or a message.
 //!
-//! To delete what is not there makes no event. Where a row may have been missing, its deletion along with other changes is
-//! owed only if some stream tells it.
+//! Deleting a missing row makes no event. If a row may have been missing, its deletion together with other changes
+//! must be reported only if some stream reports it.
 //!
-//! A stream from now on, of which nobody said when that is, begins with its first message; but what was called after the
-//! watch had been answered it owes in any case. Nothing is concluded from what had ended before the watch was called:
+//! A stream "from now on" without a known revision begins with its first message. It must in any case report changes
+//! that were called after the reply to the watch. Changes that had ended before the call of the watch imply nothing:
 //! a store may watch on a replica that is behind.
 //!
-//! A stream that ends early, or tells nothing, breaks no rule: whether it came far enough is for the test to see, by
+//! A stream that ends early or reports nothing breaks no rule. The test must make sure that it came far enough, by
 //! asking for progress at the end.
 
 mod calls;
@@ -40,19 +41,19 @@ use super::verdict::Verdict;
 pub use calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, change};
 use truth::Truth;
 
-/// What is taken for granted of a store that is watched.
+/// Assumptions about a watched store.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
-    /// Whether the store is also changed by others, of whom the history says nothing: other programs, leases that
-    /// end. What they did is learned from the streams. By default nobody does, and an event of a
-    /// change that nobody called is a violation.
+    /// Whether the store is also changed from outside the history: by other programs, or by leases that expire. Such
+    /// changes are learned from the streams. By default there are none, and an event for a change that was not called
+    /// is a violation.
     pub others: bool,
 }
 
-/// Whether each stream told what it should.
+/// Checks whether each stream reported what it should.
 ///
-/// Each object is a store by itself. Time grows with the messages, and with the changes times the streams that were
-/// there meanwhile. Deterministic; no clock, no thread.
+/// Each object is a separate store. Time grows with the number of messages, and with the number of changes times the
+/// number of concurrent streams. Deterministic; uses no clock and no thread.
 ///
 /// ```
 /// use bowline::check::watch::{Event, Keys, Received, Watch, WatchCall, WatchReply, check};
@@ -76,7 +77,7 @@ pub struct Watch {
 ///     Operation::ok(7, 7, receive, event(3, 8)),
 /// ];
 /// let verdict = check(&Watch::default(), &history);
-/// // The change #0 was left out.
+/// // The stream omitted the change #0.
 /// assert_eq!(verdict.violation().unwrap().operations, [2, 0, 3]);
 /// ```
 pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict {
@@ -87,7 +88,7 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
     for (object, mut members) in objects {
         members.sort_by_key(|index| (history[*index].invoked, *index));
         let first = first_watches(history, &members);
-        // What is told at a moment is told after all else.
+        // Messages come after everything else at the same moment.
         members.sort_by_key(|index| {
             let is_told = match &history[*index].call {
                 WatchCall::Receive { .. } => true,
@@ -105,7 +106,7 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
     Verdict::Ok
 }
 
-/// With which watch each stream begins for the first time.
+/// Returns the watch that began each stream for the first time.
 fn first_watches(history: &History<WatchCall, WatchReply>, members: &[Index]) -> BTreeSet<Index> {
     let mut first: BTreeMap<&str, Index> = BTreeMap::new();
     for &index in members {

@@ -1,4 +1,4 @@
-//! One stream after the other, message by message, against what happened.
+//! Checks the streams one after the other, message by message, against the known changes.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use super::calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, kind};
 use super::truth::{Reason, Step, Truth, events, reason, shown};
 use crate::check::history::{Index, Outcome};
 
-/// Judges every stream. `members` are in the order of their moments.
+/// Checks every stream. `members` must be sorted by time.
 pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<(), Reason> {
     let history = truth.history;
     let mut streams: BTreeMap<&str, Option<Session<'t>>> = BTreeMap::new();
-    // The compactions that were called so far, and the highest of them.
+    // The highest compaction called so far.
     let mut compacted = None;
     for &index in members {
         let operation = &history[index];
@@ -40,12 +40,13 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
             (WatchCall::Receive { stream }, Some(WatchReply::Received(received))) => {
                 let Some(session) = streams.get_mut(&**stream) else {
                     let why = format!(
-                        "#{index} tells something of stream {stream:?}, which nobody asked for"
+                        "#{index} is a message of stream {stream:?}, which was never requested"
                     );
                     return Err(reason("filters", truth.object, [index], why));
                 };
                 let Some(session) = session else {
-                    let why = format!("stream {stream:?} had ended, and #{index} goes on with it");
+                    let why =
+                        format!("#{index} is a message of stream {stream:?}, which had ended");
                     return Err(reason("compacted", truth.object, [index], why));
                 };
                 session.compacted = compacted;
@@ -67,19 +68,19 @@ struct Session<'t> {
     watch: Index,
     keys: &'t Keys,
     only: Option<Kind>,
-    /// The first revision that may be told; unknown until the first message if nobody said.
+    /// The first revision that may be reported. Unknown until the first message if the watch did not state it.
     start: Option<u64>,
-    /// It begins here at the latest, if nobody said where: what was called after it had begun is owed.
+    /// If the start is unknown, its upper bound: changes called after the stream had begun must be reported.
     latest: Option<u64>,
-    /// The last that was told, which message told it, and whether another one goes on with it.
+    /// The last reported revision, its message, and whether the next message continues it.
     last: Option<(u64, Index, bool)>,
-    /// What was told of that revision.
+    /// Keys reported at that revision.
     told: Vec<&'t str>,
-    /// The highest progress that was told.
+    /// The highest reported progress.
     progress: Option<u64>,
-    /// The highest compaction that was called so far.
+    /// The highest compaction called so far.
     compacted: Option<u64>,
-    /// The first step that was not passed.
+    /// Index of the next step to report.
     cursor: usize,
 }
 
@@ -150,7 +151,7 @@ impl<'t> Session<'t> {
         }
     }
 
-    /// A message has been read to its end: its last revision is whole, unless it says that more follows.
+    /// Ends a message: its last revision is complete unless `more` is set.
     fn reached(&mut self, index: Index) -> Result<(), Reason> {
         match self.last {
             Some((revision, _, false)) => {
@@ -169,42 +170,42 @@ impl<'t> Session<'t> {
     ) -> Result<(), Reason> {
         let Event { revision, key, value, .. } = event;
         let (revision, watch) = (*revision, self.watch);
-        let what = format!("#{index} tells of row {key:?} at revision {revision}");
+        let what = format!("#{index} reports row {key:?} at revision {revision}");
         let start = self.start.expect("the first event begins it");
         if !self.keys.contains(key) {
             return self.fails(
                 "filters",
                 [watch, index],
-                format!("{what}, which #{watch} did not ask for"),
+                format!("{what}, which #{watch} did not request"),
             );
         }
         if self.only.is_some_and(|only| only != kind(value.as_ref())) {
             let why = format!(
-                "{what} that it became {}, which #{watch} did not want to know",
+                "{what} as {}, a kind of change that #{watch} excluded",
                 shown(value.as_ref())
             );
             return self.fails("filters", [watch, index], why);
         }
         if revision < start {
-            let why = format!("{what}, and #{watch} starts at {start}");
+            let why = format!("{what}, but #{watch} starts at {start}");
             return self.fails("resumable", [watch, index], why);
         }
         if let Some((last, by, _)) = self.last {
             let is_same = last == revision;
             if is_same && self.told.contains(&&**key) {
-                let why = format!("{what}, which #{by} had told");
+                let why = format!("{what}, which #{by} had already reported");
                 let all = if by == index { vec![index] } else { vec![by, index] };
                 return self.fails("unique", all, why);
             }
             if revision < last {
-                let why = format!("{what} after #{by} told of {last}");
+                let why = format!("{what} after #{by} reported revision {last}");
                 let all = if by == index { vec![index] } else { vec![by, index] };
                 return self.fails("ordered", all, why);
             }
             if let Some((open, by, false)) = before
                 && open == revision
             {
-                let why = format!("{what}, and #{by} said no more of it would follow");
+                let why = format!("{what}, but #{by} reported that the revision was complete");
                 return self.fails("atomic", [by, index], why);
             }
         }
@@ -217,7 +218,7 @@ impl<'t> Session<'t> {
         self.compare(index, event)
     }
 
-    /// Everything below a revision has been told, or nobody asked for it.
+    /// Checks that all steps below a revision were reported, or were not requested.
     fn pass(&mut self, revision: u64, index: Index, rule: &'static str) -> Result<(), Reason> {
         let steps = &self.truth.steps;
         while let Some(step) = steps.get(self.cursor).filter(|step| step.revision < revision) {
@@ -233,7 +234,7 @@ impl<'t> Session<'t> {
             if let Some(later) = self.told_later(index, missed, key) {
                 let rule = if rule == "reliable" { "ordered" } else { rule };
                 let why = format!(
-                    "{what}, and the stream of #{} tells it with #{later}, after it has passed that with #{index}",
+                    "{what}, but the stream of #{} reports it with #{later}, after passing that revision with #{index}",
                     self.watch
                 );
                 let all = if later == index { vec![index] } else { vec![index, later] };
@@ -242,13 +243,13 @@ impl<'t> Session<'t> {
             return if is_begun {
                 let torn = self.last.map_or(index, |(_, by, _)| by);
                 let why = format!(
-                    "{what}, and the stream of #{} tells only other changes of that revision, with #{torn}",
+                    "{what}, but the stream of #{} reports only other changes of that revision, with #{torn}",
                     self.watch
                 );
                 self.fails("atomic", dedup([self.watch, by, torn]), why)
             } else {
                 let why = format!(
-                    "{what}, and the stream of #{} has passed that with #{index} and not told",
+                    "{what}, but the stream of #{} passed that revision with #{index} without reporting it",
                     self.watch
                 );
                 self.fails(rule, dedup([self.watch, by, index]), why)
@@ -257,7 +258,7 @@ impl<'t> Session<'t> {
         Ok(())
     }
 
-    /// The message with which the stream tells a change of a row, from one message on.
+    /// Returns the message, from `from` on, in which the stream reports a change of a row.
     fn told_later(&self, from: Index, revision: u64, key: &str) -> Option<Index> {
         let history = self.truth.history;
         let WatchCall::Watch { stream: name, .. } = &history[self.watch].call else { return None };
@@ -277,7 +278,7 @@ impl<'t> Session<'t> {
         None
     }
 
-    /// The value before, and since when the row is there.
+    /// Checks the previous value and the revision of creation.
     fn compare(&self, index: Index, event: &Event) -> Result<(), Reason> {
         let Event { revision, key, value, previous, created } = event;
         let truth = self.truth;
@@ -296,7 +297,7 @@ impl<'t> Session<'t> {
             && !is_others
         {
             let why = format!(
-                "#{index} tells that row {key:?} held {} before revision {revision}, and it held {}",
+                "#{index} reports that row {key:?} held {} before revision {revision}, but it held {}",
                 shown(previous),
                 shown(before)
             );
@@ -311,7 +312,7 @@ impl<'t> Session<'t> {
             && !is_unsure
         {
             let why = format!(
-                "#{index} tells that row {key:?} is there since revision {created}, and it is since {}",
+                "#{index} reports that row {key:?} was created at revision {created}, but it was created at {}",
                 step.created
             );
             return self.fails("previous", [index], why);
@@ -319,7 +320,7 @@ impl<'t> Session<'t> {
         Ok(())
     }
 
-    /// Whether the stream owes all that anybody did to its rows since a revision.
+    /// Returns whether the stream must report all changes of its rows since a revision.
     fn saw_since(&self, revision: u64) -> bool {
         self.only.is_none() && self.start.is_some_and(|start| start <= revision)
     }
@@ -327,19 +328,19 @@ impl<'t> Session<'t> {
     fn is_compacted(&self, index: Index, revision: u64) -> Result<(), Reason> {
         if !self.truth.rules.others && self.compacted < Some(revision) {
             let why = format!(
-                "#{index} tells that revision {revision} was compacted, and nobody had called for that"
+                "#{index} reports that revision {revision} was compacted, but no compaction had been called"
             );
             return self.fails("compacted", [index], why);
         }
         let told = self.last.map(|(last, _, open)| last.saturating_add(u64::from(!open)));
         let passed = self.progress.map(|progress| progress.saturating_add(1));
         let next = self.start.max(told).max(passed);
-        // The compacted revision itself is still there.
+        // The compacted revision itself is still available.
         if let Some(next) = next
             && next >= revision
         {
             let why = format!(
-                "#{index} ends the stream of #{} because revision {revision} was compacted, and {next} comes next",
+                "#{index} ends the stream of #{} because revision {revision} was compacted, but its next revision is {next}",
                 self.watch
             );
             return self.fails("compacted", [self.watch, index], why);
@@ -348,7 +349,7 @@ impl<'t> Session<'t> {
     }
 }
 
-/// Each once, in this order.
+/// Removes duplicates and keeps the order.
 fn dedup(operations: [Index; 3]) -> Vec<Index> {
     let mut all = Vec::new();
     for operation in operations {

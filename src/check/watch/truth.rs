@@ -1,4 +1,4 @@
-//! What happened to a store: what is known, and what the streams tell of the rest.
+//! Reconstructs the changes of a store from replies, and from what the streams show of the others.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
@@ -10,15 +10,15 @@ use crate::check::history::{At, History, Index, Outcome};
 use crate::check::value::Value;
 use crate::check::verdict::Counterexample;
 
-/// A hash that is the same in every run.
+/// A hasher without a random seed, so that every run is the same.
 type Fixed = BuildHasherDefault<DefaultHasher>;
 
 pub(super) type Recorded = History<WatchCall, WatchReply>;
 
-/// Why the history has no explanation.
+/// A violation.
 pub(super) type Reason = Box<Counterexample>;
 
-/// A row, and what it holds then.
+/// A row with its new value.
 type Row<'a> = (&'a str, Option<&'a Value>);
 
 /// One change of one row.
@@ -27,36 +27,37 @@ pub(super) struct Step<'a> {
     pub(super) revision: u64,
     pub(super) key: &'a str,
     pub(super) value: Option<&'a Value>,
-    /// Who made it; or who was told of it first.
+    /// The operation that made it, or the first message that reported it.
     pub(super) by: Index,
-    /// What the row held before, and who changed it to that.
+    /// The value before, and the operation that wrote it.
     pub(super) before: Option<(&'a Value, Index)>,
-    /// The last change of the row before, from which on it held that; 0: it is not known to have been changed.
+    /// Revision of the previous change of the row, or 0 if none is known.
     pub(super) since: u64,
-    /// Since when the row is there.
+    /// The revision at which the row was created.
     pub(super) created: u64,
 }
 
-/// All changes of a store that somebody knows of.
+/// All known changes of a store.
 pub(super) struct Truth<'a> {
     pub(super) rules: &'a Watch,
     pub(super) history: &'a Recorded,
     pub(super) object: &'a str,
-    /// By revision, then as they were called.
+    /// Sorted by revision, then by the order of calls.
     pub(super) steps: Vec<Step<'a>>,
-    /// What may have been done besides, to each row.
+    /// Other changes that may have happened, by row.
     pub(super) besides: HashMap<&'a str, Vec<Option<&'a Value>>, Fixed>,
-    /// By revision: the latest call among the changes up to it.
+    /// For each revision, the latest call among the changes up to it.
     latest: Vec<(u64, At, Index)>,
 }
 
-/// What streams told of a revision that no operation is known to have made.
+/// Reported changes at a revision that no operation is known to have made.
 type Told<'a> = Vec<(Row<'a>, Index)>;
 
-/// By revision: the first moment at which it was surely over, since it or a later one was there, and who says so.
+/// For each revision, the first moment at which it was certainly passed because it or a later one was observed, and
+/// the operation that observed it.
 type Over = Vec<(u64, At, Index)>;
 
-/// A violation with its words.
+/// Returns a violation.
 pub(super) fn reason(
     rule: &'static str,
     object: &str,
@@ -66,12 +67,12 @@ pub(super) fn reason(
     Box::new(Counterexample::new(rule, object, operations, why))
 }
 
-/// A row's value, in words.
+/// Formats the value of a row.
 pub(super) fn shown(value: Option<&Value>) -> String {
     value.map_or("nothing".to_owned(), |value| format!("{value}"))
 }
 
-/// The events of a message, if there are any.
+/// Returns the events of a message, if it has any.
 pub(super) fn events(history: &Recorded, index: Index) -> &[Event] {
     match &history[index].outcome {
         Outcome::Ok { reply: WatchReply::Received(Received::Events { events, .. }), .. } => events,
@@ -79,7 +80,7 @@ pub(super) fn events(history: &Recorded, index: Index) -> &[Event] {
     }
 }
 
-/// The rows of a change.
+/// Returns the rows of a change.
 fn rows(history: &Recorded, index: Index) -> impl Iterator<Item = Row<'_>> {
     let rows: &[_] = match &history[index].call {
         WatchCall::Change { rows } => rows,
@@ -89,7 +90,7 @@ fn rows(history: &Recorded, index: Index) -> impl Iterator<Item = Row<'_>> {
 }
 
 impl<'a> Truth<'a> {
-    /// Puts together what happened, or says why it cannot be.
+    /// Reconstructs the changes, or returns a violation.
     pub(super) fn of(
         rules: &'a Watch,
         history: &'a Recorded,
@@ -111,8 +112,9 @@ impl<'a> Truth<'a> {
         for pair in known.windows(2) {
             let [(one, first), (other, second)] = [pair[0], pair[1]];
             if one == other {
-                let why = format!("#{first} and #{second} both say that they made revision {one}");
-                return Err(reason("one revision, two changes", object, [first, second], why));
+                let why =
+                    format!("#{first} and #{second} both report that they made revision {one}");
+                return Err(reason("two changes at one revision", object, [first, second], why));
             }
         }
         let mut latest: Vec<(u64, At, Index)> = Vec::with_capacity(known.len());
@@ -135,7 +137,8 @@ impl<'a> Truth<'a> {
         Ok(truth)
     }
 
-    /// What was told of revisions that no operation is known to have made. What is known is compared.
+    /// Collects the reported changes at revisions that no operation is known to have made. Compares the others with
+    /// the known changes.
     fn told(
         &self,
         members: &[Index],
@@ -153,8 +156,8 @@ impl<'a> Truth<'a> {
                         continue;
                     }
                     let why = format!(
-                        "#{index} tells that row {key:?} became {} at revision {revision}, which #{maker} \
-                         made, and not so",
+                        "#{index} reports that row {key:?} became {} at revision {revision}, but #{maker} made \
+                         that revision with another change",
                         shown(row.1)
                     );
                     return Err(reason("durable", self.object, [maker, index], why));
@@ -165,7 +168,7 @@ impl<'a> Truth<'a> {
                     None => told.push((row, index)),
                     Some(((_, other), by)) => {
                         let why = format!(
-                            "#{by} tells that row {key:?} became {} at revision {revision}, #{index} that it became {}",
+                            "#{by} reports that row {key:?} became {} at revision {revision}, but #{index} reports {}",
                             shown(*other),
                             shown(row.1)
                         );
@@ -200,7 +203,7 @@ impl<'a> Truth<'a> {
         over
     }
 
-    /// Finds for each revision that was told the change of unknown outcome that made it.
+    /// Finds for each reported revision the change of unknown outcome that made it.
     fn learn(
         &mut self,
         told: BTreeMap<u64, Told<'a>>,
@@ -215,7 +218,7 @@ impl<'a> Truth<'a> {
                 by_row.entry(row).or_default().push(*index);
             }
         }
-        // Who was told of its effect.
+        // For each change of unknown outcome, the message that reported its effect.
         let mut used: HashMap<Index, Index, Fixed> = HashMap::default();
         for (revision, told) in told {
             let some = by_row.get(&told[0].0).map_or(&[][..], |some| some);
@@ -248,7 +251,7 @@ impl<'a> Truth<'a> {
         Ok(())
     }
 
-    /// Nobody can have done what was told.
+    /// Reports that no operation can have made the reported change.
     fn nobody(
         &self,
         revision: u64,
@@ -268,30 +271,31 @@ impl<'a> Truth<'a> {
                 "durable",
                 self.object,
                 operations,
-                format!("#{teller} tells that {what}, {why}"),
+                format!("#{teller} reports that {what}, {why}"),
             )
         };
         if let Some((maker, before)) =
             able.iter().find_map(|index| Some((*index, *used.get(index)?)))
         {
-            let why =
-                format!("which #{maker} may have done, but #{before} saw that at another one");
+            let why = format!(
+                "which only #{maker} may have done, but #{before} observed that change at another revision"
+            );
             return fails(why, if before == teller { vec![teller] } else { vec![before, teller] });
         }
         match able.first() {
             Some(late) if ender == teller => {
-                fails(format!("before #{late} was called, which did so"), vec![teller, *late])
+                fails(format!("before the change #{late} was called"), vec![teller, *late])
             }
             Some(late) => {
                 let why = format!(
-                    "which #{ender} shows to be over before #{late} was called, which did so"
+                    "but #{ender} shows that this revision was passed before the change #{late} was called"
                 );
                 fails(why, vec![teller, ender, *late])
             }
             None if tellers.len() > 1 => {
-                fails("and nobody did all that is told of it".into(), tellers)
+                fails("but no operation made all the reported changes".into(), tellers)
             }
-            None => fails("and nobody did".into(), tellers),
+            None => fails("but no operation did".into(), tellers),
         }
     }
 
@@ -312,8 +316,8 @@ impl<'a> Truth<'a> {
                     None => drop(now.remove(key)),
                 }
                 let since = changed.insert(key, revision).unwrap_or(0);
-                // To delete what is not there makes no event. That it was there is certain if one was told, or if
-                // nothing else made the revision.
+                // Deleting a missing row makes no event. The row certainly existed if an event was reported, or if no
+                // other change made the revision.
                 let may_lack = before.is_none() || self.may_be_deleted(key);
                 if value.is_none() && may_lack && !is_alone && !told.contains(&(revision, key)) {
                     continue;
@@ -324,18 +328,19 @@ impl<'a> Truth<'a> {
         }
     }
 
-    /// Whether a row may have been deleted, and no stream tells of it.
+    /// Returns whether a row may have been deleted without an event in any stream.
     fn may_be_deleted(&self, key: &str) -> bool {
         self.rules.others || self.besides.get(key).is_some_and(|all| all.contains(&None))
     }
 
-    /// The first change that was called after a moment: what the store held at that moment is without it.
+    /// Returns the revision of the first change that was called after a moment. The state of the store at that moment
+    /// does not include this change.
     pub(super) fn first_after(&self, moment: At) -> Option<u64> {
         let place = self.latest.partition_point(|(_, called, _)| *called <= moment);
         self.latest.get(place).map(|(revision, ..)| *revision)
     }
 
-    /// Nothing can be told of a revision before all changes up to it had been called.
+    /// Checks that a revision is reported only after all changes up to it had been called.
     pub(super) fn was_there(&self, revision: u64, teller: Index) -> Result<(), Reason> {
         let place = self.latest.partition_point(|(at, ..)| *at <= revision);
         let Some((_, called, maker)) = place.checked_sub(1).map(|place| self.latest[place]) else {
@@ -345,7 +350,7 @@ impl<'a> Truth<'a> {
             return Ok(());
         }
         let why = format!(
-            "#{teller} tells of revision {revision} before #{maker} was called, whose revision is not above that"
+            "#{teller} reports revision {revision} before #{maker} was called, whose revision is not higher"
         );
         Err(reason("durable", self.object, [teller, maker], why))
     }

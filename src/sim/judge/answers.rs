@@ -1,5 +1,5 @@
-//! The judge of what callers get: each call returns in its time, what it was answered is so, and a watch owes nobody
-//! anything.
+//! Judges the replies that callers get: every call returns in time, every reply agrees with the history, and no watch
+//! misses an event.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use crate::model::{
     Revision,
 };
 
-/// How much later than its deadline a call may return, beside what clocks and pauses explain.
+/// The time by which a call may exceed its deadline, in addition to clock errors and pauses.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
 /// A call that has not returned.
@@ -26,60 +26,60 @@ struct Call {
     may_take: Duration,
 }
 
-/// Names a call.
+/// The id of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct CallId(u64);
 
-/// Names a watch.
+/// The id of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct WatchId(u64);
 
-/// A watch, and how far it has come.
+/// A watch and its progress.
 struct Watching {
     node: NodeId,
     range: KeyRange,
     seen: Revision,
 }
 
-/// What is known of a compaction.
+/// The known outcome of a compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Compaction {
-    /// It was asked for.
+    /// It was requested.
     Asked,
-    /// Somebody was told that it was made.
+    /// It was reported as applied.
     Told,
-    /// Its caller was told that it was not.
+    /// It was reported as not applied.
     Refused,
 }
 
-/// What would show that a request was applied, of which that is told by nothing else.
+/// Evidence that a request was applied. No other request can produce the same evidence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sign<'a> {
-    /// Values, each put by nobody else.
+    /// Values that no other request puts.
     Puts(&'a [(Bytes, Bytes)]),
-    /// The end of a key that was there and that nobody else deletes.
+    /// The deletion of an existing key that no other request deletes.
     Deletes(&'a Bytes),
-    /// A lease of an id that nobody else asks for.
+    /// A lease with an id that no other request uses.
     Grants(LeaseId),
-    /// The early end of a lease that nobody else revokes.
+    /// The early end of a lease that no other request revokes.
     Revokes(LeaseId),
-    /// A compaction at a revision at which nobody else asks for one.
+    /// A compaction at a revision at which no other one is requested.
     Compacts(Revision),
-    /// Nothing would: others ask for the same.
+    /// There is no evidence: other requests have the same effect.
     Nothing,
 }
 
-/// Who waits, who watches, and what they have been shown.
+/// The open calls and watches, and the revisions that callers have seen.
 pub(super) struct Callers {
-    /// The newest revision that any linearizable answer has shown.
+    /// The newest revision that any linearizable reply has shown.
     pub(super) floor: Revision,
     calls: BTreeMap<CallId, Call>,
     watches: BTreeMap<WatchId, Watching>,
-    /// The newest revision at which a compaction was ever asked for.
+    /// The newest revision at which a compaction was ever requested.
     compaction_asked: Revision,
-    /// Each revision at which one was asked for, once, and what is known of that.
+    /// For each revision at which a compaction was requested, its known outcome.
     compactions: BTreeMap<Revision, Compaction>,
-    /// The revisions of which somebody was told that his request has made them.
+    /// The revisions that replies have named as made by their request.
     made: BTreeSet<Revision>,
     next_check: Duration,
 }
@@ -99,7 +99,7 @@ impl Default for Callers {
 }
 
 impl Judge {
-    /// A process has ended: nobody there waits for an answer any more.
+    /// Removes the callers of a process that has ended.
     pub(super) fn callers_ended(&mut self, id: NodeId) {
         let before = self.callers.calls.len();
         self.callers.calls.retain(|_, call| call.node != id);
@@ -107,7 +107,7 @@ impl Judge {
         self.callers.watches.retain(|_, watch| watch.node != id);
     }
 
-    /// A caller on a node begins something that may take that long by the node's clock.
+    /// Records that a caller on a node begins a call that may take `may_take` by the clock of the node.
     pub(crate) fn call(&mut self, node: NodeId, what: &'static str, may_take: Duration) -> CallId {
         let id = CallId(self.next);
         self.next += 1;
@@ -117,18 +117,18 @@ impl Judge {
         id
     }
 
-    /// Whether a caller on a node waits for this.
+    /// Returns whether a caller on a node waits for such a call.
     pub(crate) fn is_called(&self, node: NodeId, what: &str) -> bool {
         self.callers.calls.values().any(|call| call.node == node && call.what == what)
     }
 
-    /// It has returned.
+    /// Records that the call has returned.
     pub(crate) fn returned(&mut self, id: CallId) {
         self.check_call(id);
         self.callers.calls.remove(&id);
     }
 
-    /// It has returned, and brought no answer. In the calm that is not because its time was up.
+    /// Records that the call has returned without a result. In the calm phase the reason must not be its deadline.
     pub(crate) fn returned_in_vain(&mut self, id: CallId) {
         let calm = self.locks.calm_since;
         if let Some(call) = self.callers.calls.get(&id)
@@ -163,7 +163,7 @@ impl Judge {
         }
         let took =
             (self.timeline.now() - call.began).saturating_sub(seen.paused - call.paused_before);
-        // The slowest clock inside the bound takes an eighth longer.
+        // The slowest allowed clock takes an eighth longer.
         let limit = call.may_take + call.may_take / 8 + DEADLINE_GRACE;
         if took > limit {
             let (node, what) = (call.node, call.what);
@@ -173,8 +173,8 @@ impl Judge {
         }
     }
 
-    /// The newest revision that any linearizable answer has shown by now: what begins now must not
-    /// be answered from an older one.
+    /// Returns the newest revision that any linearizable reply has shown so far. A call that begins now must not be
+    /// answered from an older one.
     pub(crate) fn floor(&self) -> Revision {
         self.callers.floor
     }
@@ -183,7 +183,7 @@ impl Judge {
         *self.tally.done.entry(what).or_default() += 1;
     }
 
-    /// A linearizable read has answered.
+    /// Checks the reply of a linearizable read.
     pub(crate) fn read(
         &mut self,
         floor: Revision,
@@ -203,7 +203,7 @@ impl Judge {
         self.done("read");
     }
 
-    /// A local read has answered; `floor` is the newest revision that this handle has seen.
+    /// Checks the reply of a local read. `floor` is the newest revision that this handle has seen.
     pub(crate) fn local_read(
         &mut self,
         floor: Revision,
@@ -218,13 +218,13 @@ impl Judge {
         self.done("local read");
     }
 
-    /// A read of the past has answered, from a revision of its own.
+    /// Checks the reply of a read at a past revision.
     pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
         self.check_rows("M-HIST", range, revision, rows);
         self.done("read of the past");
     }
 
-    /// A read of the past was refused, because there is none, or not yet.
+    /// Checks the rejection of a read at a past revision, which was compacted or is in the future.
     pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Rejection) {
         let (compaction_asked, newest) = (self.callers.compaction_asked, self.truth.newest());
         let is_so = match why {
@@ -261,7 +261,7 @@ impl Judge {
         }
     }
 
-    /// A change was acknowledged: it took `revision`, and put these.
+    /// Checks the reply of a change that was applied at `revision` and put these values.
     pub(crate) fn wrote(
         &mut self,
         what: &'static str,
@@ -291,8 +291,8 @@ impl Judge {
         self.done(what);
     }
 
-    /// A request that changes nothing was answered: a transaction whose compares did not hold, a
-    /// deletion that found nothing, a grant.
+    /// Checks the reply of a request that changed nothing: a transaction whose compares failed, a deletion without a
+    /// match, or the grant of a lease.
     pub(crate) fn changed_nothing(
         &mut self,
         what: &'static str,
@@ -308,8 +308,8 @@ impl Judge {
         self.done(what);
     }
 
-    /// A transaction says whether its compares held right before `revision`, if it changed
-    /// something, or at it, if it did not.
+    /// Checks the result of the compares of a transaction: against the state right before `revision` if the
+    /// transaction changed something, or at it if not.
     pub(crate) fn compared(&mut self, compares: &[Compare], held: bool, on: Revision) {
         let all = compares.iter().all(|compare| self.holds(compare, on));
         if all != held {
@@ -338,18 +338,18 @@ impl Judge {
         }
     }
 
-    /// The one deletion of a key that anybody asks for was acknowledged.
+    /// Records that the only requested deletion of a key was acknowledged.
     pub(crate) fn deleted_once(&mut self, key: &Bytes) {
         self.truth.deleted_once(key);
         self.count("own key deleted");
     }
 
-    /// Somebody will ask for the deletion of a key that was to stay.
+    /// Records that the deletion of a key that was to stay will be requested.
     pub(crate) fn may_go(&mut self, key: &Bytes) {
         self.truth.may_go(key);
     }
 
-    /// A caller was told that nothing was applied: what would show that it was must never appear.
+    /// Records that a request was reported as not applied: its evidence must never appear.
     pub(crate) fn left_no_sign(&mut self, sign: Sign<'_>) {
         let what = match sign {
             Sign::Puts(values) => return self.not_applied(values),
@@ -379,7 +379,7 @@ impl Judge {
         self.count(what);
     }
 
-    /// A caller was told that nothing was applied: these values must never appear.
+    /// Records that a request was reported as not applied: these values must never appear.
     pub(crate) fn not_applied(&mut self, values: &[(Bytes, Bytes)]) {
         self.tally.not_applied += 1;
         for (_, value) in values {
@@ -388,12 +388,12 @@ impl Judge {
         }
     }
 
-    /// A caller was told that nobody knows.
+    /// Counts an operation whose outcome was reported as unknown.
     pub(crate) fn unknown(&mut self) {
         self.tally.unknown += 1;
     }
 
-    /// A compaction will be asked for, unless somebody has asked for one at that revision: the answer says whether.
+    /// Records that a compaction will be requested. Returns false if one was requested at that revision before.
     pub(crate) fn may_compact(&mut self, at: Revision) -> bool {
         self.callers.compaction_asked = self.callers.compaction_asked.max(at);
         match self.callers.compactions.entry(at) {
@@ -405,7 +405,7 @@ impl Judge {
         }
     }
 
-    /// Somebody was told that there was a compaction at this revision.
+    /// Records that a compaction at this revision was reported.
     pub(crate) fn compaction_told(&mut self, at: Revision) {
         let known = self.callers.compactions.insert(at, Compaction::Told);
         let invariant = match known {
@@ -416,7 +416,7 @@ impl Judge {
         self.broken(invariant, || format!("compacted at {at:?} is told, which is {known:?}"));
     }
 
-    /// The row before an event is told, or that there was none.
+    /// Checks the previous row in an event.
     pub(crate) fn told_before(&mut self, event: &Event) {
         let found = self.truth.check_prev(event, self.callers.compaction_asked);
         self.note(found);
@@ -426,7 +426,7 @@ impl Judge {
         self.callers.compaction_asked
     }
 
-    /// A program on a node watches a range.
+    /// Records that a program on a node watches a range.
     pub(crate) fn watch_begins(
         &mut self,
         node: NodeId,
@@ -439,7 +439,7 @@ impl Judge {
         id
     }
 
-    /// A watch has yielded everything up to a revision; so many events since the last time.
+    /// Records that a watch has yielded everything up to a revision, with this number of events since the last call.
     pub(crate) fn watched(&mut self, id: WatchId, seen: Revision, events: usize) {
         self.tally.watched += events as u64;
         if let Some(watching) = self.callers.watches.get_mut(&id) {
@@ -447,7 +447,7 @@ impl Judge {
         }
     }
 
-    /// Whether a watch on one of these nodes owes its program an event.
+    /// Returns a description of a watch on one of these nodes that has not yet delivered all events.
     pub(crate) fn watch_owes(&self, nodes: &[usize]) -> Option<String> {
         let newest = self.truth.newest();
         let here = self.callers.watches.values().filter(|watch| nodes.contains(&place(watch.node)));
@@ -456,7 +456,7 @@ impl Judge {
         owing.next().map(|watch| format!("{:?} of {:?}, newest {newest:?}", watch.seen, watch.node))
     }
 
-    /// Whether a caller on one of these nodes waits for an answer.
+    /// Returns whether a caller on one of these nodes waits for a reply.
     pub(crate) fn calls_open(&self, nodes: &[usize]) -> bool {
         self.callers.calls.values().any(|call| nodes.contains(&place(call.node)))
     }

@@ -1,5 +1,5 @@
-//! The judge of requests about many keys: what they are answered, all of it, is what they mean where the history says
-//! that they were carried out.
+//! Judges requests about many keys: the whole reply must equal the result of applying the request at its place in the
+//! history.
 
 use super::super::plain::{self, Draft, Path, State, Step};
 use super::Judge;
@@ -7,11 +7,11 @@ use crate::model::{
     Event, KeyRange, Put, PutLease, Range, RangeReply, Rejection, Revision, Txn, TxnReply,
 };
 
-/// How their keys begin.
+/// Prefix of the keys of these requests.
 pub(crate) const BROAD: &str = "broad/";
 
 impl Judge {
-    /// A range was read.
+    /// Checks the reply of a range read.
     pub(crate) fn read_broadly(
         &mut self,
         floor: Revision,
@@ -37,7 +37,7 @@ impl Judge {
         }
     }
 
-    /// A transaction was answered, or what is the same as one.
+    /// Checks the reply of a transaction, or of a request that is equivalent to one.
     pub(crate) fn changed_broadly(
         &mut self,
         what: &'static str,
@@ -69,7 +69,7 @@ impl Judge {
         self.changed_nothing(what, floor, at);
     }
 
-    /// A transaction was refused, as a whole.
+    /// Checks that a transaction was rightly rejected as a whole.
     pub(crate) fn refused_broadly(&mut self, floor: Revision, txn: &Txn, why: &Rejection) {
         self.count("broad transaction refused");
         match why {
@@ -94,8 +94,8 @@ impl Judge {
         }
     }
 
-    /// What a transaction does, carried out where the store is at `base`, and what it is answered. `None`: it must be
-    /// refused there.
+    /// Applies a transaction to the state at `base` and returns the expected reply and events. Returns `None` if the
+    /// transaction must be rejected there.
     fn means(&self, txn: &Txn, base: Revision) -> Option<(TxnReply, Vec<Event>)> {
         let state = self.broad_at(base);
         let path = Path::choose(txn, &state);
@@ -115,7 +115,7 @@ impl Judge {
     }
 }
 
-/// Whether a put is to keep what its key has, and there is no such key.
+/// Returns whether a put keeps the lease of a key that does not exist.
 fn keeps_nothing(put: &Put, state: &State) -> bool {
     put.lease == PutLease::Keep && !state.contains_key(&put.key)
 }
@@ -138,7 +138,7 @@ mod tests {
         Op::Put(Put { prev_kv: true, ..Put::new(key(name), value.to_owned()) })
     }
 
-    /// A judge who has seen `a` and `b` put at revisions 2 and 3, then what `txn` makes of that at 4, and the answer.
+    /// Returns a judge that has seen `a` and `b` put at revisions 2 and 3 and `txn` applied at 4, with the reply.
     fn after(txn: &Txn) -> (Judge, TxnReply) {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
         for (at, name) in [(1, "a"), (2, "b")] {
@@ -154,7 +154,7 @@ mod tests {
         (judge, reply)
     }
 
-    /// What breaks if a caller is told what `change` makes of the answer.
+    /// Returns the invariant that breaks if the caller gets the reply after `change` has altered it.
     fn told(txn: &Txn, change: impl FnOnce(&mut TxnReply)) -> Option<&'static str> {
         let (mut judge, mut reply) = after(txn);
         change(&mut reply);
@@ -228,7 +228,7 @@ mod tests {
             judge.verdict().err().map(|violation| violation.invariant)
         };
         assert_eq!(refused(Compare::exists(key("a"))), None);
-        // It was not there yet at revision 2.
+        // The key did not exist yet at revision 2.
         assert_eq!(refused(Compare::missing(key("b"))), None);
         assert_eq!(refused(Compare::exists(key("c"))), Some("M-TXN"));
     }
@@ -247,7 +247,7 @@ mod tests {
             judge.verdict().err().map(|violation| violation.invariant)
         };
         assert_eq!((refused("b"), refused("c")), (Some("M-TXN"), None));
-        // An answer where it had to be refused.
+        // A reply to a transaction that had to be rejected.
         let (mut judge, reply) = after(&keeps("b"));
         judge.changed_broadly("a transaction", Revision(3), &keeps("c"), &reply);
         assert_eq!(judge.verdict().unwrap_err().invariant, "M-TXN");

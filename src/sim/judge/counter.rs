@@ -1,5 +1,5 @@
-//! The judge of a counter. Every call has a number of its own, that it adds or sets, so that each change of the key says
-//! whose it was: none is made twice, none of a call that was refused, and none that nobody has asked for.
+//! Judges a counter. Each call adds or sets a unique amount, so that each change of the key identifies its call. No
+//! call may take effect twice, after it was rejected, or without having been made.
 
 use std::collections::BTreeMap;
 
@@ -7,39 +7,40 @@ use super::Judge;
 use super::toolbox::number;
 use crate::model::{Event, EventKind, KeyValue, Revision};
 
-/// The counter.
+/// Key of the counter.
 pub(crate) const COUNTER: &str = "tool/counter";
 
-/// What is set is a multiple of this, and what is added comes to less in the life of a world: so a number that is one
-/// was set.
+/// Unit of the values that calls set. The sum of all added amounts in a world stays below it, so that a multiple of
+/// it was set.
 const SET: u64 = 1_000_000_000_000;
 
-/// How many calls in a row add what doubles: whoever adds half, or a quarter, guesses such a sum.
+/// Number of consecutive calls whose amounts double. An implementation that adds a half or a quarter of an amount
+/// thus hits the amount of another call.
 const DOUBLINGS: u64 = 8;
 
-/// What a call adds or sets: no two have one of these.
+/// The unique amount that a call adds or sets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Amount(u64);
 
 impl Amount {
-    /// For the calls of the library.
+    /// Returns the amount as the API of the library takes it.
     pub(crate) fn get(self) -> i64 {
         i64::try_from(self.0).expect("few calls")
     }
 }
 
-/// What has become of a call.
+/// The known outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Became {
-    /// It was asked for, and that is all that is known.
+    /// It was called; nothing else is known.
     Asked,
-    /// Its change was made, at this revision.
+    /// Its change was made at this revision.
     Made(Revision),
-    /// Its caller was told that it was not made.
+    /// It was reported as not made.
     Refused,
 }
 
-/// What the judge knows of the counter.
+/// The calls on the counter.
 #[derive(Default)]
 pub(super) struct Counts {
     calls: BTreeMap<Amount, Became>,
@@ -48,15 +49,15 @@ pub(super) struct Counts {
 }
 
 impl Judge {
-    /// Somebody will add so much.
+    /// Returns the amount for a new call that adds.
     pub(crate) fn will_add(&mut self) -> Amount {
         let (base, doubled) = (self.counts.adds / DOUBLINGS, self.counts.adds % DOUBLINGS);
         self.counts.adds += 1;
-        // Odd numbers times powers of 2: each comes once.
+        // Odd numbers times powers of 2, so that each number occurs once.
         self.will_count(Amount((2 * base + 1) << doubled))
     }
 
-    /// Somebody will set it to this.
+    /// Returns the amount for a new call that sets.
     pub(crate) fn will_set(&mut self) -> Amount {
         self.counts.sets += 1;
         self.will_count(Amount(self.counts.sets * SET))
@@ -67,14 +68,14 @@ impl Judge {
         amount
     }
 
-    /// It was answered: it was added, and came to `sum`, after `floor`.
+    /// Checks the reply of an addition that led to `sum`, after `floor`.
     pub(crate) fn added(&mut self, amount: Amount, sum: i64, floor: Revision) {
         let to = u64::try_from(sum).unwrap_or(u64::MAX);
         self.went(COUNTER, to.wrapping_sub(amount.0), to, floor);
         self.was_made(amount, floor);
     }
 
-    /// It was answered: it was set, after `floor`; to what was `expected`, if something was.
+    /// Checks the reply of a call that set the counter, after `floor`, from `expected` if it was conditional.
     pub(crate) fn was_set(&mut self, amount: Amount, expected: Option<i64>, floor: Revision) {
         if let Some(from) = expected.and_then(|expected| u64::try_from(expected).ok()) {
             self.went(COUNTER, from, amount.0, floor);
@@ -91,7 +92,7 @@ impl Judge {
         });
     }
 
-    /// It was answered that nothing was changed.
+    /// Records the reply that nothing was changed.
     pub(crate) fn was_not_counted(&mut self, amount: Amount) {
         let became = self.counts.calls.insert(amount, Became::Refused);
         self.expect(became == Some(Became::Asked), "T-SUM", || {
@@ -99,7 +100,7 @@ impl Judge {
         });
     }
 
-    /// It was told to be another number than this at some time after `floor`.
+    /// Checks the reply that the counter differed from `expected` at some time after `floor`.
     pub(crate) fn was_another(&mut self, expected: i64, floor: Revision) {
         let is_it = |row: Option<&KeyValue>| u64::try_from(expected) == Ok(number(row));
         let was_it = self.counter_since(floor).all(is_it);
@@ -108,7 +109,7 @@ impl Judge {
         });
     }
 
-    /// It was read, after `floor`.
+    /// Checks the value of a read after `floor`.
     pub(crate) fn counter_read(&mut self, value: i64, floor: Revision) {
         let is_it = |row: Option<&KeyValue>| u64::try_from(value) == Ok(number(row));
         let was_it = self.counter_since(floor).any(is_it);
@@ -117,7 +118,7 @@ impl Judge {
         });
     }
 
-    /// What it was at a revision, and became after it.
+    /// Returns the row of the counter at a revision, and all its later rows.
     fn counter_since(&self, floor: Revision) -> impl Iterator<Item = Option<&KeyValue>> {
         let changes = self.truth.changes(COUNTER.as_bytes());
         let later = changes.filter(move |(at, _)| *at > floor);
@@ -125,7 +126,7 @@ impl Judge {
         std::iter::once(then).chain(later.map(|(_, row)| row))
     }
 
-    /// Follows its changes.
+    /// Follows the changes of the counter.
     pub(super) fn follow_counter(&mut self, event: &Event) {
         let revision = event.revision();
         let before = number(self.truth.row_at(&event.kv.key, Revision(revision.get() - 1)));
@@ -158,7 +159,7 @@ mod tests {
     use super::super::super::clock::Timeline;
     use super::*;
 
-    /// A judge that has seen the counter come to these, at revisions from 2 on.
+    /// Shows these values of the counter to a judge, at revisions from 2 on, and returns the broken invariant.
     fn judged(judge: &mut Judge, numbers: &[u64]) -> Option<&'static str> {
         for number in numbers {
             let newest = judge.truth.newest();

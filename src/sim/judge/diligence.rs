@@ -1,5 +1,5 @@
-//! The judge of what nobody asks a node for: that it counts its ticks as they come, ends leases when their time is
-//! up, and does not lead on with a disk that does not answer.
+//! Judges the duties of a node that no request triggers: it counts its ticks, ends leases when they expire, and does
+//! not keep leading with a disk that does not respond.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,59 +9,60 @@ use super::Judge;
 use crate::model::NodeId;
 use crate::node::Look;
 
-/// How often a node of the world ticks, by its own clock.
+/// Tick interval of a node, by its own clock.
 const TICK: Duration = Duration::from_millis(25);
 
-/// The most ticks that come at once, by a clock that may be fast: one that is late, and the one after it.
+/// Maximum number of ticks that come at once by a fast clock: a late one and the next.
 const TICKS_AT_ONCE: u32 = 3;
 
-/// How long a leader's disk may owe an answer before the leader hands over: it does after two election timeouts of
-/// 500 ms by a clock that may be slow.
+/// Maximum time that a leader waits for its disk before it transfers leadership: two election timeouts of 500 ms by a
+/// slow clock.
 const DISK_PATIENCE: Duration = Duration::from_millis(1_200);
 
-/// And how long it may then do neither that nor have nobody to hand over to.
+/// Additional time for which such a leader may neither have begun the transfer nor have found that no member can take
+/// over.
 const CLINGS_MAX: Duration = Duration::from_millis(200);
 
-/// How often the leases of a leader are looked at.
+/// Interval between two checks of the leases of a leader.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long the end of a lease takes at most, from the moment at which its leader counts it as due: the leader may be
-/// about to lose a quorum, its disk slow, and leadership about to move, again and again.
+/// Maximum time from the expiry of a lease, as its leader measures it, to its end. In this time the leader may lose
+/// its quorum, its disk may be slow, and leadership may move several times.
 const ENDS_WITHIN: Duration = Duration::from_secs(12);
 
-/// How long it takes where nothing goes wrong.
+/// The same limit while no faults occur.
 const ENDS_IN_QUIET_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the judge has seen of the nodes.
+/// The observations of all nodes.
 #[derive(Default)]
 pub(super) struct Diligence {
     nodes: BTreeMap<NodeId, Worker>,
 }
 
-/// What it has seen of one, in this life.
+/// The observations of one node in this incarnation.
 #[derive(Default)]
 struct Worker {
     ticks: u64,
-    /// When it had counted so many.
+    /// Time at which that number of ticks was reached.
     ticked: Duration,
-    /// By how much these are ahead of the time that has passed.
+    /// The time by which the ticks are ahead of the clock.
     ahead: Duration,
-    /// Since when its log has owed it an answer, and how often it had worked before.
+    /// Since when the driver has waited for its log, and the number of log turns at that time.
     owed: Option<(u64, Duration)>,
-    /// Since when it leads with a disk that hangs, and could hand over.
+    /// Since when the node leads with a hanging disk although it could transfer leadership.
     clings: Option<Duration>,
     next_look: Duration,
 }
 
 impl Diligence {
-    /// A process has started.
+    /// Records that a process has started.
     pub(super) fn started(&mut self, id: NodeId) {
         self.nodes.remove(&id);
     }
 }
 
 impl Judge {
-    /// A driver has had a turn.
+    /// Checks a node after a turn of its driver.
     pub(super) fn check_diligence(&mut self, id: NodeId, process: &Process, look: &Look) {
         self.check_ticks(id, look);
         self.check_disk(id, process, look);
@@ -70,14 +71,14 @@ impl Judge {
         }
     }
 
-    /// Time in which it stood still is not made up for.
+    /// Checks that the node does not count ticks for the time that it was paused.
     fn check_ticks(&mut self, id: NodeId, look: &Look) {
         let now = self.timeline.now();
         let worker = self.diligence.nodes.entry(id).or_default();
         let Some(ticks) = look.ticks.checked_sub(worker.ticks).filter(|ticks| *ticks > 0) else {
             return;
         };
-        // A fast clock inside the bound is a tenth ahead.
+        // The fastest allowed clock gains a tenth.
         let passed = (now - worker.ticked) * 11 / 10;
         let ticks = u32::try_from(ticks).unwrap_or(u32::MAX);
         worker.ahead = worker.ahead.saturating_sub(passed) + TICK * ticks;
@@ -88,7 +89,7 @@ impl Judge {
         });
     }
 
-    /// A leader whose disk does not answer hands over, if there is somebody.
+    /// Checks that a leader whose disk does not respond transfers leadership if another member can take it.
     fn check_disk(&mut self, id: NodeId, process: &Process, look: &Look) {
         let now = self.timeline.now();
         let worker = self.diligence.nodes.entry(id).or_default();
@@ -111,10 +112,10 @@ impl Judge {
         });
     }
 
-    /// A leader ends the leases whose time is up.
+    /// Checks that a leader ends the leases that have expired.
     fn check_ends(&mut self, id: NodeId, process: &Process) {
         let Some(lessor) = process.lessor() else { return };
-        // Its end is in an entry, or it was not proposed.
+        // The end of a lease that counts as expiring is in an entry that is not applied yet.
         let in_no_entry = lessor.expiring() > 0 && process.has_applied_all();
         self.expect(!in_no_entry, "L-LATE", || {
             format!("{id:?} counts {} leases as ending, and no entry ends them", lessor.expiring())

@@ -1,5 +1,5 @@
-//! The judge of leases: none ends before its time, none is left that nobody keeps, and who keeps one is told the
-//! truth of it.
+//! Judges leases: none ends early, none is left that no session keeps, and the holder of a lease gets correct
+//! replies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::Judge;
 use crate::model::{Event, LeaseId, LogIndex, NodeId, Rejection, Revision};
 use crate::node::SessionEndReason;
 
-/// After so many entries the leases are looked through, though nothing says that they are others.
+/// Number of entries after which the leases are compared even if their fingerprint has not changed.
 const LOOK_ENTRIES: u64 = 64;
 
-/// A lease that somebody counts on, from a moment on for that long.
+/// A lease that a program relies on from a moment on for a certain time.
 struct CountedOn {
     from: Duration,
     good_for: Duration,
@@ -21,25 +21,25 @@ struct CountedOn {
     ended: Option<Duration>,
 }
 
-/// What the judge knows of leases.
+/// The state of the judge for leases.
 #[derive(Default)]
 pub(super) struct Leases {
-    /// Those that somebody counts on, with a key each that only their end deletes.
+    /// The leases that programs rely on. Each has a key that only its end deletes.
     counted: BTreeMap<LeaseId, CountedOn>,
-    /// How long the leases of sessions live without renewals.
+    /// The TTL of the lease of each session.
     session_ttls: BTreeMap<LeaseId, Duration>,
-    /// Which there are, in the newest state that any replica has come to, and which that is.
+    /// The leases in the newest state that any replica has reached, with its log index.
     table: (LogIndex, BTreeSet<LeaseId>),
-    /// Up to where that was looked through, and what it was told apart by then.
+    /// The log index of the last comparison, and the fingerprint of the leases at that time.
     looked: (LogIndex, [u64; 2]),
-    /// Those that are never granted: who asked for one of these ids was told that nothing was applied.
+    /// Leases that must never be granted: the grant with this id was reported as not applied.
     refused: BTreeSet<LeaseId>,
-    /// Since when nothing goes wrong.
+    /// Since when no faults occur.
     pub(super) quiet_since: Option<Duration>,
 }
 
 impl Judge {
-    /// A lease was asked for at `sent`, for that long, and granted. Only its end deletes the keys below
+    /// Records that a lease requested at `sent` with this TTL was granted. Only its end deletes the keys below
     /// `lease/`.
     pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
         if self.count_on(lease, sent, ttl).is_some() {
@@ -47,7 +47,7 @@ impl Judge {
         }
     }
 
-    /// A key was written to live for so long, which was asked for at `sent`: with a lease that is there until then.
+    /// Checks that a key that was written with a TTL, requested at `sent`, has a lease that lives that long.
     pub(crate) fn written_for(
         &mut self,
         key: &[u8],
@@ -67,8 +67,8 @@ impl Judge {
         }
     }
 
-    /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
-    /// was there for its end to delete.
+    /// Checks the rejection of a put that would attach a key to a lease on which a program relies. The lease must
+    /// have ended before any key was attached.
     pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Rejection) {
         let is_so = *why == Rejection::LeaseNotFound(lease);
         self.expect(is_so, "M-TXN", || format!("a put with {lease:?} is refused: {why}"));
@@ -76,7 +76,7 @@ impl Judge {
         self.count("lease gone before its first key");
     }
 
-    /// A lease has ended. It may have, if its time is up, or somebody has said that it will.
+    /// Checks that a lease that has ended had expired, or was going to be revoked.
     fn lease_is_gone(&mut self, lease: LeaseId, what: &str) {
         let now = self.timeline.now();
         let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
@@ -99,8 +99,8 @@ impl Judge {
         self.leases.counted.insert(lease, counted)
     }
 
-    /// A session was opened, asked for at `sent`, whose lease lives for so long without renewals. Only its
-    /// end deletes its key below `lease/`.
+    /// Records that a session requested at `sent` was opened, with the TTL of its lease. Only its end deletes its key
+    /// below `lease/`.
     pub(crate) fn session_lives(
         &mut self,
         node: NodeId,
@@ -109,21 +109,21 @@ impl Judge {
         ttl: Duration,
     ) {
         self.leases.session_ttls.insert(lease, ttl);
-        // Its node may have been told to stop, before the program was told of its session.
+        // Its node may have been told to stop before the program received the session.
         let may_end = self.leases.counted.get(&lease).is_some_and(|counted| counted.may_end);
         let may_end = may_end || self.locks.stopping.contains(&node);
         let counted = CountedOn { from: sent, good_for: ttl, may_end, ended: None };
         self.leases.counted.insert(lease, counted);
     }
 
-    /// A session was closed, as its program was told.
+    /// Records that the closing of a session was reported to its program.
     pub(crate) fn session_closed(&mut self, lease: LeaseId) {
         let is_there = self.leases.table.1.contains(&lease);
         self.expect(!is_there, "L-CLOSE", || format!("{lease:?} was closed, and is there"));
         self.done("close");
     }
 
-    /// What the newest state says that any replica has come to: which leases there are.
+    /// Follows the set of leases in the newest state that any replica has reached.
     pub(super) fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
         if applied <= self.leases.table.0 {
             return;
@@ -150,7 +150,7 @@ impl Judge {
         }
     }
 
-    /// A session that somebody has believed in at `believed` has ended, other than by its holder.
+    /// Checks the end of a session that its holder did not close. A program last relied on it at `believed`.
     pub(crate) fn session_ended(
         &mut self,
         node: NodeId,
@@ -179,17 +179,17 @@ impl Judge {
         }
     }
 
-    /// From now on nothing goes wrong, so that no session ends by itself; or something does.
+    /// Records whether faults are absent from now on, so that no session may expire.
     pub(crate) fn quiet(&mut self, is_quiet: bool) {
         self.leases.quiet_since = is_quiet.then(|| self.timeline.now());
     }
 
-    /// A lease that is there, in the newest state, and not among these, which somebody keeps.
-    pub(crate) fn lease_time_to_live(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
+    /// Returns a lease in the newest state that is not among `kept`.
+    pub(crate) fn unkept_lease(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
         self.leases.table.1.difference(kept).next().copied()
     }
 
-    /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
+    /// Records that a program relies on the lease of its session: it has not ended and will not end for `delay`.
     pub(crate) fn lease_believed(&mut self, lease: LeaseId, delay: Duration) {
         let now = self.timeline.now();
         let Some(counted) = self.leases.counted.get_mut(&lease) else {
@@ -205,21 +205,21 @@ impl Judge {
         self.count("session believed in");
     }
 
-    /// A node is about to be shut down in good order: the sessions that it keeps end.
+    /// Records that a node is about to be shut down gracefully, which ends its sessions.
     pub(crate) fn stops_in_order(&mut self, id: NodeId, leases: &[LeaseId]) {
         self.locks.stopping.insert(id);
         leases.iter().for_each(|lease| self.lease_may_end(*lease));
     }
 
-    /// Somebody is about to revoke it.
+    /// Records that a lease is about to be revoked.
     pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
-        // Nobody need have believed in it before.
+        // No program need have relied on it before.
         let (from, good_for) = (self.timeline.now(), Duration::ZERO);
         let unknown = CountedOn { from, good_for, may_end: false, ended: None };
         self.leases.counted.entry(lease).or_insert(unknown).may_end = true;
     }
 
-    /// Whoever was about to revoke it was told that it was not revoked: it has lived, and lives, for its time.
+    /// Records that the revocation of a lease was not applied: the lease lives for its TTL.
     pub(super) fn lease_may_not_end(&mut self, lease: LeaseId) {
         let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
         counted.may_end = false;
@@ -232,7 +232,7 @@ impl Judge {
         });
     }
 
-    /// Whoever asked for a lease of this id, as nobody else does, was told that it was not granted.
+    /// Records that the grant of a lease with a unique id was not applied.
     pub(super) fn lease_refused_to_be(&mut self, lease: LeaseId) {
         self.leases.refused.insert(lease);
         let is_there = self.leases.table.1.contains(&lease);
@@ -241,7 +241,7 @@ impl Judge {
         });
     }
 
-    /// A lease was renewed, once, as was asked for at `sent`: it lives for that long from then on.
+    /// Records that a lease was renewed by a request made at `sent`. It lives for `ttl` from then on.
     pub(crate) fn lease_renewed(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
         let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
         if sent + ttl > counted.from + counted.good_for {
@@ -254,19 +254,19 @@ impl Judge {
         self.done("lease renewed by its caller");
     }
 
-    /// There is no such lease to renew.
+    /// Checks the reply that a lease to be renewed does not exist.
     pub(crate) fn lease_not_renewed(&mut self, lease: LeaseId) {
         self.lease_is_gone(lease, "is not there to be renewed");
         self.count("lease gone before it was renewed");
     }
 
-    /// A lease was revoked, and the answer named this revision.
+    /// Checks the reply to a revocation, which named this revision.
     pub(crate) fn revoked(&mut self, lease: LeaseId, revision: Revision) {
         let found = self.truth.lease_ended(lease, revision);
         self.note(found);
     }
 
-    /// A key that only the end of its lease deletes is gone.
+    /// Checks the deletion of a key that only the end of its lease deletes.
     pub(super) fn lease_key_gone(&mut self, event: &Event) {
         let revision = event.revision();
         let before = Revision(revision.get() - 1);

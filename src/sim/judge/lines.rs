@@ -1,5 +1,5 @@
-//! What the lines of the locks really were, and who may hold in them: read from the history alone, with
-//! none of the code of the recipes.
+//! Reconstructs the lock queues and who may hold each lock. It reads only the history and shares no code with the
+//! recipes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,27 +8,27 @@ use bytes::Bytes;
 use super::super::truth::Truth;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 
-/// How much of a lock a hold takes.
+/// The share of a lock that a hold takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Share {
-    /// All of it: nobody else holds.
+    /// The whole lock: no other hold is allowed.
     All,
-    /// As much as a reader: other readers hold too.
+    /// A read share: other readers are allowed.
     Read,
-    /// So many of its permits.
+    /// This number of permits.
     Permits(u32),
-    /// Whatever it takes, its key is in the line.
+    /// Any share, provided the key is in the lock queue.
     Any,
 }
 
-/// What the row of a place says.
+/// The content of the row of a queue entry.
 enum Says {
     Reads,
     Wants { limit: u64, permits: u64 },
     Else,
 }
 
-/// Whoever is first in a line, and what its key says.
+/// The first entry of a lock queue and the content of its row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) key: Bytes,
@@ -37,31 +37,31 @@ pub(crate) struct Head {
     pub(crate) lease: LeaseId,
 }
 
-/// A line, followed from change to change.
+/// A lock queue, followed from change to change.
 pub(super) struct Line {
-    /// Its places, in order.
+    /// The queue entries, in order.
     pub(super) places: BTreeMap<(Revision, Bytes), Head>,
-    /// When each of its keys was made.
+    /// The revision at which each key was created.
     since: BTreeMap<Bytes, Revision>,
-    /// Who was first from which revision on, and what its key said.
+    /// The head of the queue from each revision on.
     pub(super) heads: Vec<(Revision, Option<Head>)>,
 }
 
-/// All lines, and the keys that came together.
+/// All lock queues, and the keys that were created together.
 #[derive(Default)]
 pub(super) struct Lines {
-    /// By the lock's name and a slash.
+    /// The queues, by the name of the lock and a slash.
     lines: BTreeMap<Bytes, Line>,
-    /// The keys of those who stand in several lines, by each of them and the revision that made them.
+    /// The keys of requests that are in several queues, by each key and its revision of creation.
     together: BTreeMap<(Bytes, Revision), Vec<Bytes>>,
-    /// Who takes up which place that an earlier session has left.
+    /// The sessions that are resuming a queue entry of an earlier session.
     pub(super) takers: BTreeSet<(Bytes, Revision, LeaseId)>,
-    /// Holds that have just been handed over, as runs count them.
+    /// Holds that were just transferred, by the names under which runs count them.
     pub(super) handed_over: Vec<&'static str>,
 }
 
 impl Share {
-    /// How many permits that is.
+    /// Returns the number of permits.
     pub(super) fn permits(self) -> u64 {
         match self {
             Share::Permits(permits) => permits.into(),
@@ -69,7 +69,7 @@ impl Share {
         }
     }
 
-    /// What a guarded write asks of the line. Permits that are held stay so beyond a smaller limit.
+    /// Returns the condition of a guarded write. Held permits remain held if the limit is reduced below them.
     pub(super) fn when_writing(self) -> Self {
         match self {
             Share::Permits(_) => Share::Any,
@@ -77,7 +77,8 @@ impl Share {
         }
     }
 
-    /// Whether the place of this key may hold so much at a revision; if not, what is there.
+    /// Checks that the queue entry of this key may hold this share at a revision. The error describes the entries
+    /// before it.
     pub(super) fn may_hold(
         self,
         truth: &Truth,
@@ -104,8 +105,8 @@ impl Share {
     }
 }
 
-/// The least limit, and the sum of the permits, that these places speak of. What is no semaphore's
-/// leaves no permit.
+/// Returns the smallest limit of these entries and the sum of their permits. An entry that does not belong to a
+/// semaphore leaves no permits.
 fn permits(places: &[&KeyValue]) -> (u64, u64) {
     places.iter().fold((u64::MAX, 0), |(least, sum), row| match says(row) {
         Says::Wants { limit, permits } => (least.min(limit), sum + permits),
@@ -113,14 +114,14 @@ fn permits(places: &[&KeyValue]) -> (u64, u64) {
     })
 }
 
-/// How many permits there were for the place of this key at a revision.
+/// Returns the permit limit for the queue entry of this key at a revision.
 pub(super) fn limit_at(truth: &Truth, lock: &str, key: &Bytes, at: Revision) -> u64 {
     let places = places_at(truth, lock, at);
     let mine = places.iter().position(|row| row.key == *key).map_or(0, |mine| mine + 1);
     permits(&places[..mine]).0
 }
 
-/// The places of a lock's line at a revision, in order.
+/// Returns the entries of a lock queue at a revision, in order.
 fn places_at<'a>(truth: &'a Truth, lock: &str, at: Revision) -> Vec<&'a KeyValue> {
     let prefix = format!("{lock}/");
     let mut rows = truth.rows_at(&KeyRange::prefix(prefix.clone()), at);
@@ -146,12 +147,12 @@ fn says(row: &KeyValue) -> Says {
 }
 
 impl Lines {
-    /// The line of a lock, if anybody was ever in it.
+    /// Returns the queue of a lock, if it ever had an entry.
     pub(super) fn of(&self, lock: &str) -> Option<&Line> {
         self.lines.get(format!("{lock}/").as_bytes())
     }
 
-    /// Whether this key is the first of the lock's line at a revision; if not, who is.
+    /// Checks that this key is the first in the lock queue at a revision. The error describes the first entry.
     pub(super) fn is_first(
         &self,
         lock: &str,
@@ -164,11 +165,11 @@ impl Lines {
         if is_it { Ok(()) } else { Err(format!("first is {first:?}")) }
     }
 
-    /// Follows what happens below `lock/`. What came into several lines together must leave them
-    /// together, and a hold is handed only to one who stands in the line, and leaves its place for it.
+    /// Follows the changes below `lock/`. Keys that were created together in several queues must be deleted together.
+    /// A hold may only be transferred to a request in the same queue, which gives up its own entry.
     ///
     /// # Errors
-    /// The invariant that is broken, and what was left behind, or who has what it never stood for.
+    /// Returns the broken invariant and a description.
     pub(super) fn follow(
         &mut self,
         revision: Revision,
@@ -205,7 +206,7 @@ impl Lines {
         left
     }
 
-    /// Keeps in mind which keys one revision has put into several lines.
+    /// Records which keys one revision has created in several queues.
     fn come_together(&mut self, revision: Revision, events: &[&Event]) {
         let is_new =
             |event: &&&Event| event.kind == EventKind::Put && event.kv.create_revision == revision;
@@ -219,12 +220,12 @@ impl Lines {
         }
     }
 
-    /// Whoever has a place that was another's had one of its own in that line until now, or takes up what an
-    /// earlier session of its node has left.
+    /// Checks that the new holder of a queue entry had an entry of its own in that queue until now, or resumes the
+    /// hold of an earlier session of its node.
     fn handed(&mut self, events: &[&Event]) -> Result<(), String> {
         for event in events.iter().filter(|event| event.kind == EventKind::Put) {
             let (key, prefix) = (&event.kv.key, prefix_of(&event.kv.key));
-            // Below a place stand the orders to it, which are no places.
+            // The keys below a queue entry are operator requests, which are not entries.
             let is_line = prefix.iter().filter(|byte| **byte == b'/').count() == 2;
             let Some(line) = self.lines.get(&prefix).filter(|_| is_line) else { continue };
             let Some(before) = line.place(key) else { continue };
@@ -278,23 +279,23 @@ fn prefix_of(key: &Bytes) -> Bytes {
 }
 
 impl Line {
-    /// In the beginning nobody is there.
+    /// Returns an empty queue.
     pub(super) fn new() -> Self {
         Self { places: BTreeMap::new(), since: BTreeMap::new(), heads: vec![(Revision(0), None)] }
     }
 
-    /// What stands at a key, if it is in the line.
+    /// Returns the entry of a key, if it is in the queue.
     fn place(&self, key: &Bytes) -> Option<&Head> {
         self.places.get(&(*self.since.get(key)?, key.clone()))
     }
 
-    /// Who was first right after a revision.
+    /// Returns the head right after a revision.
     pub(super) fn head_at(&self, at: Revision) -> Option<&Head> {
         let known = self.heads.partition_point(|(since, _)| *since <= at);
         self.heads.get(known.checked_sub(1)?)?.1.as_ref()
     }
 
-    /// Who was first after `after`, change by change.
+    /// Returns the heads after `after`, change by change.
     pub(super) fn heads_after(&self, after: Revision) -> &[(Revision, Option<Head>)] {
         &self.heads[self.heads.partition_point(|(since, _)| *since <= after)..]
     }

@@ -1,5 +1,5 @@
-//! The judge of the locks: who believes to hold what, in true time, and who waits for how long. What
-//! the lines really were is in [`lines`](super::lines).
+//! Judges the locks: which programs believe that they hold a lock, in true time, and how long others wait. The real
+//! queues are in [`lines`](super::lines).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,43 +13,42 @@ use super::observers::{Observer, ObserverId};
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Revision};
 use crate::recipes::{LostReason, PASSES_MAX, Token};
 
-/// In the calm, whoever wants a lock that nobody believes in gets it within this time: what the last
-/// holder's lease lives on (2.5 s and the drift of two clocks), an election in which the leases start
-/// anew, and what it takes to ask again.
+/// In the calm phase, maximum time to acquire a lock that no program believes it holds: the remaining TTL of the last
+/// holder (2.5 s and the drift of two clocks), an election that restarts all leases, and a retry.
 const LIVE_MAX: Duration = Duration::from_secs(9);
 
-/// In the calm, those who wait for each other in a circle are told after this time.
+/// In the calm phase, maximum time until a deadlock is reported.
 const CIRCLE_MAX: Duration = Duration::from_secs(4);
 
-/// Names a piece of work that takes several locks.
+/// The id of a piece of work that takes several locks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct WorkId(u64);
 
-/// A hold of a lock, as its holder sees it.
+/// A hold of a lock as its holder sees it.
 pub(crate) struct Belief {
     pub(crate) lock: &'static str,
-    /// How much of the lock it takes.
+    /// The share of the lock.
     pub(crate) share: Share,
     pub(crate) node: NodeId,
-    /// The key that makes it the holder, and the revision that made the key.
+    /// The key of the holder in the lock queue, and its revision of creation.
     pub(crate) key: Bytes,
     pub(crate) since: Revision,
     pub(crate) token: Token,
-    /// The lease that it lives with, and how long that outlives a belief that nobody has ended.
+    /// The lease of the hold, and the time by which it outlives a belief that was not given up explicitly.
     pub(crate) lease: LeaseId,
     pub(crate) delay: Duration,
-    /// For which piece of work it is.
+    /// The piece of work that the hold belongs to.
     pub(crate) work: Option<WorkId>,
-    /// Why its holder does not believe in it any more.
+    /// Returns why the holder no longer believes in the hold.
     pub(crate) loss: Box<dyn Fn() -> Option<LostReason>>,
 }
 
-/// A hold, and what came with it.
+/// A hold and what the judge recorded with it.
 struct Holder {
     belief: Belief,
-    /// How many permits there were when it was granted.
+    /// The permit limit when it was granted.
     limit: u64,
-    /// The slots that it was told to have.
+    /// The slots that were reported to the holder.
     slots: Vec<u32>,
 }
 
@@ -58,7 +57,8 @@ impl Holder {
         (self.belief.loss)().is_none()
     }
 
-    /// Whether it is free for the next at once: it was not lost with its session.
+    /// Returns whether the lock is free for the next holder at once, that is, whether it was not lost with its
+    /// session.
     fn was_let_go(&self) -> bool {
         !matches!(
             (self.belief.loss)(),
@@ -67,54 +67,54 @@ impl Holder {
     }
 }
 
-/// Names a hold.
+/// The id of a hold.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HolderId(u64);
 
-/// Names somebody who waits for a lock.
+/// The id of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct AttemptId(u64);
 
-/// Somebody who waits for a lock.
+/// A program that waits for a lock.
 struct LockAttempt {
     lock: &'static str,
-    /// The locks of which one that is believed in says that things go on.
+    /// Locks that this waiter may indirectly depend on: while any of them is held, the wait may last.
     group: &'static [&'static str],
     node: NodeId,
     work: Option<WorkId>,
     since: Duration,
 }
 
-/// Whose place had the lock last, and how often it was passed on since others began to wait.
+/// The last holder of a lock, and how often the lock was passed on within its node since others began to wait.
 #[derive(Default)]
 struct Turns {
     of: Option<(Bytes, Revision)>,
     passes: u32,
 }
 
-/// The highest tokens of a lock by now.
+/// The highest tokens of a lock so far.
 #[derive(Default)]
 struct Tokens {
-    /// Of those who had it alone.
+    /// The highest token of an exclusive hold.
     alone: Option<Token>,
-    /// Of all.
+    /// The highest token of any hold.
     any: Option<Token>,
 }
 
-/// What the judge knows of locks.
+/// The state of the judge for locks.
 #[derive(Default)]
 pub(super) struct Locks {
     holders: BTreeMap<&'static str, BTreeMap<HolderId, Holder>>,
     tokens: BTreeMap<&'static str, Tokens>,
-    /// The tokens of slots, by lock and number.
+    /// The last token of each slot, by lock and slot number.
     slot_tokens: BTreeMap<(&'static str, u32), Token>,
     turns: BTreeMap<&'static str, Turns>,
     attempts: BTreeMap<AttemptId, LockAttempt>,
-    /// When somebody believed in the lock last.
+    /// The last time at which a program believed that it held the lock.
     believed: BTreeMap<&'static str, Duration>,
-    /// Whom nobody may follow before when, unless the belief has been ended.
+    /// Lock delays: the lost lease, and the time before which no other may acquire the lock.
     reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
-    /// Nodes that are shut down in good order: their holders are lost and end in one.
+    /// Nodes in a graceful shutdown. Losing a hold and ending it are one step for their holders.
     pub(super) stopping: BTreeSet<NodeId>,
     pub(super) lines: Lines,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
@@ -122,7 +122,7 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// A process has ended: nobody on it believes in anything, or waits.
+    /// Forgets the holders and waiters of a process that has ended.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.stopping.remove(&node);
         for holders in self.holders.values_mut() {
@@ -138,7 +138,7 @@ impl Judge {
         self.locks.lines.of(lock)
     }
 
-    /// A lock was granted; from now on its holder believes in it.
+    /// Records that a lock was granted, and checks the grant. From now on its holder believes in it.
     pub(crate) fn believes(&mut self, what: &'static str, belief: Belief) -> HolderId {
         let (lock, node, token) = (belief.lock, belief.node, belief.token);
         self.token_rises(lock, belief.share, token);
@@ -159,7 +159,7 @@ impl Judge {
         self.believes_still(belief)
     }
 
-    /// What was granted before goes on, perhaps as another share of the lock.
+    /// Records that an earlier hold continues, possibly with another share of the lock.
     pub(crate) fn believes_still(&mut self, belief: Belief) -> HolderId {
         let id = HolderId(self.next);
         self.next += 1;
@@ -175,7 +175,8 @@ impl Judge {
         id
     }
 
-    /// Where somebody was lost who holds with a lock delay, nobody follows for so long.
+    /// Checks the lock delay: after the loss of a hold with a lock delay, no other session may acquire the lock
+    /// during it.
     fn keeps_the_delay(&mut self, belief: &Belief) {
         let (lock, now) = (belief.lock, self.timeline.now());
         let Some((lease, until)) = self.locks.reserved.remove(lock) else { return };
@@ -188,7 +189,7 @@ impl Judge {
         }
     }
 
-    /// A token is higher than those of all earlier holds that exclude this one.
+    /// Checks that a token is higher than those of all earlier holds that exclude this one.
     fn token_rises(&mut self, lock: &'static str, share: Share, token: Token) {
         let Tokens { alone, any } = self.locks.tokens.entry(lock).or_default();
         let last = match share {
@@ -205,8 +206,8 @@ impl Judge {
         }
     }
 
-    /// A holder of permits was told which slots are its: nobody else's, and each with a token that
-    /// rises.
+    /// Records the slots of a holder of permits. No other holder may have the same slot, and the token of a slot must
+    /// rise.
     pub(crate) fn has_slots(&mut self, lock: &'static str, id: HolderId, slots: &[(u32, Token)]) {
         let Some(holder) = self.locks.holders.get_mut(lock).and_then(|all| all.get_mut(&id)) else {
             return;
@@ -229,8 +230,7 @@ impl Judge {
         self.check_holders();
     }
 
-    /// Where a lock goes from task to task inside a node, those who wait on other nodes are passed over
-    /// only so often.
+    /// Checks that a lock is passed on within one node only a limited number of times while other nodes wait.
     fn passes_on(&mut self, belief: &Belief) {
         let known = self.seen[place(belief.node)].revision;
         let is_passed = |line: &Line| {
@@ -240,7 +240,7 @@ impl Judge {
         let is_passed = self.line(belief.lock).is_some_and(is_passed);
         let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
         let is_same = *of == Some((belief.key.clone(), belief.since));
-        // Whoever was handed it over has its key too.
+        // A hold that was transferred has the same key as well.
         let is_hop = is_same && belief.token.handoff() > 0;
         *of = Some((belief.key.clone(), belief.since));
         *passes = if is_hop && is_passed { *passes + 1 } else { 0 };
@@ -257,7 +257,7 @@ impl Judge {
         }
     }
 
-    /// The holder lets go, or knows that it has lost the lock.
+    /// Records that the holder releases the lock, or knows that it has lost it.
     pub(crate) fn believes_no_more(&mut self, lock: &'static str, id: HolderId) {
         self.check_holders();
         let Locks { holders, reserved, .. } = &mut self.locks;
@@ -270,8 +270,7 @@ impl Judge {
         }
     }
 
-    /// This key has a lease, and stands in the lock's line so that it may hold that much at this
-    /// revision.
+    /// Checks that the position of this key in the lock queue allows it to hold this share at this revision.
     pub(crate) fn stands_to_hold(
         &mut self,
         lock: &'static str,
@@ -291,8 +290,8 @@ impl Judge {
         }
     }
 
-    /// A write under these locks was applied at `at`: their holder could hold them then, and what it
-    /// had read under them, the row of `key`, was still so.
+    /// Checks a write under these locks that was applied at `at`: the writer could hold the locks at that revision,
+    /// and the row of `key`, read under them, was unchanged.
     pub(crate) fn wrote_under_lock(
         &mut self,
         held: &[(&'static str, HolderId)],
@@ -322,34 +321,33 @@ impl Judge {
         }
     }
 
-    /// A release was acknowledged: the key that `since` made is gone, or another session's.
+    /// Checks an acknowledged release: the key created at `since` is gone, or belongs to another session.
     pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
         if let Some(row) = self.stands_still(key, since, lease) {
             self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
         }
     }
 
-    /// This session is about to take up a hold that an earlier one has left.
+    /// Records that this session is about to resume a hold of an earlier one.
     pub(crate) fn takes_up(&mut self, key: &Bytes, since: Revision, by: LeaseId) {
         self.locks.lines.takers.insert((key.clone(), since, by));
     }
 
-    /// Who wanted to take this hold up again was told that it is over.
+    /// Checks the reply that a hold to be resumed has ended.
     pub(crate) fn is_over(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
         if let Some(row) = self.stands_still(key, since, lease) {
             self.broken("K-RESUME", || format!("{key:?} is said to be over, and there is {row:?}"));
         }
     }
 
-    /// The row of a place, if it is there, and the same session's.
+    /// Returns the row of a queue entry if it exists and still belongs to the same session.
     fn stands_still(&self, key: &Bytes, since: Revision, lease: LeaseId) -> Option<KeyValue> {
         let row = self.truth.row_at(key, self.truth.newest());
         row.filter(|row| row.create_revision == since && row.lease == Some(lease)).cloned()
     }
 
-    /// Somebody who only tried was told that the lock is taken; it began when the store was at
-    /// `floor`, and was the only wish that was ever made with `lease`. Somebody else was in the line in
-    /// between.
+    /// Checks the reply of `try_lock` that the lock is taken. The attempt began after `floor` and was the only one
+    /// ever made with `lease`. Another request must have been in the queue in the meantime.
     pub(crate) fn would_block(&mut self, lock: &'static str, lease: LeaseId, floor: Revision) {
         let never = Line::new();
         let line = self.line(lock).unwrap_or(&never);
@@ -363,19 +361,19 @@ impl Judge {
         }
     }
 
-    /// Whether anything is left below the locks.
+    /// Returns a row that is left below the name of a lock.
     pub(crate) fn line_left(&self, lock: &str) -> Option<KeyValue> {
         let line = KeyRange::prefix(format!("{lock}/"));
         self.truth.rows_at(&line, self.truth.newest()).first().copied().cloned()
     }
 
-    /// Somebody who believes in a lock, if anybody does.
+    /// Returns a node on which a program believes that it holds a lock.
     pub(crate) fn some_holder(&self) -> Option<NodeId> {
         let mut all = self.locks.holders.values().flat_map(BTreeMap::values);
         all.find(|holder| holder.believes()).map(|holder| holder.belief.node)
     }
 
-    /// Those who believe in a lock now fit together, and none has been robbed: no program of the world
+    /// Checks that all current holders are compatible, and that each still has its key: no program of the world
     /// deletes the key of another.
     pub(super) fn check_holders(&mut self) {
         let now = self.timeline.now();
@@ -426,8 +424,7 @@ impl Judge {
 
     // ---- waiting ---------------------------------------------------------------------------
 
-    /// A program on a node waits for a lock; while somebody believes in one of the group, that may take
-    /// its time.
+    /// Records that a program on a node waits for a lock. The wait may last while a lock of the group is held.
     pub(crate) fn attempts(
         &mut self,
         lock: &'static str,
@@ -442,28 +439,28 @@ impl Judge {
         id
     }
 
-    /// It waits no more.
+    /// Records that the wait has ended.
     pub(crate) fn gives_up(&mut self, id: AttemptId) {
         self.locks.attempts.remove(&id);
     }
 
-    /// From now on nothing goes wrong any more, but for the death of a holder.
+    /// Records that no faults occur from now on, except the crash of a holder.
     pub(crate) fn calm(&mut self) {
         self.locks.calm_since = Some(self.timeline.now());
     }
 
-    /// Names a piece of work.
+    /// Returns the id of a new piece of work.
     pub(crate) fn new_work(&mut self) -> WorkId {
         self.next += 1;
         WorkId(self.next)
     }
 
-    /// In the calm nobody waits for long in a circle, each for what the next one believes to hold.
+    /// Checks that in the calm phase no deadlock lasts long.
     fn check_circles(&mut self, calm: Duration) {
         let now = self.timeline.now();
         let Locks { attempts, holders, .. } = &self.locks;
         let long = |attempt: &&LockAttempt| now - attempt.since.max(calm) > CIRCLE_MAX;
-        // Whom a piece of work waits for: who holds what it wants.
+        // The piece of work that holds what `work` waits for.
         let next = |work: WorkId| {
             let attempt =
                 attempts.values().filter(long).find(|attempt| attempt.work == Some(work))?;
@@ -481,7 +478,7 @@ impl Judge {
         }
     }
 
-    /// In the calm nobody waits for long for a lock that nobody believes in.
+    /// Checks that in the calm phase no program waits long for a lock that no program believes it holds.
     pub(super) fn check_wishes(&mut self) {
         let Some(calm) = self.locks.calm_since else { return };
         self.check_holders();
@@ -505,13 +502,13 @@ impl Judge {
     }
 }
 
-/// What is wrong with these believing in one lock at once, if anything is.
+/// Returns the conflict between these holders of one lock, if there is one.
 fn misfit(believers: &[&Holder]) -> Option<&'static str> {
     let is_alone = believers.iter().any(|holder| holder.belief.share == Share::All);
     if is_alone && believers.len() > 1 {
         return Some("K-LOCAL");
     }
-    // Whoever came last was let in beside all others.
+    // The last holder was admitted while all others held the lock.
     let last = believers.iter().max_by_key(|holder| (holder.belief.since, &holder.belief.key));
     let permits: u64 = believers.iter().map(|holder| holder.belief.share.permits()).sum();
     if last.is_some_and(|last| permits > last.limit) {

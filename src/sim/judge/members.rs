@@ -1,5 +1,5 @@
-//! Who belongs to the cluster, as the log has it: one step at a time, so that the majorities before and
-//! after a step always share somebody, and so that only those decide who vote.
+//! Judges the membership of the cluster as the log defines it. Members change one step at a time, so that the
+//! majorities before and after a step always intersect and only the current voters decide.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::node::Look;
 
 use super::super::process::Process;
 
-/// Who decides, from an index of the log on.
+/// The voters that decide from a log index on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Deciders {
     voters: BTreeSet<NodeId>,
-    /// While a replacement is under way: those that voted before it.
+    /// During a replacement, the voters before it.
     outgoing: BTreeSet<NodeId>,
 }
 
@@ -23,7 +23,7 @@ impl Deciders {
         Self { voters: members.voters().collect(), outgoing: members.outgoing().clone() }
     }
 
-    /// What becomes of them with a step; `None` if it may not be taken now.
+    /// Returns the voters after a change, or `None` if the change is not allowed now.
     fn after(&self, change: &MemberChange) -> Option<Self> {
         let mut next = self.clone();
         match change {
@@ -44,7 +44,8 @@ impl Deciders {
         Some(next)
     }
 
-    /// Whether a majority, of both if there are two, is among those for whom `is_so` holds.
+    /// Returns whether a majority of the voters satisfies `is_so`, and a majority of the outgoing ones as well if
+    /// there are any.
     pub(super) fn agree(&self, is_so: impl Fn(NodeId) -> bool) -> bool {
         let most = |voters: &BTreeSet<NodeId>| {
             voters.iter().filter(|id| is_so(**id)).count() > voters.len() / 2
@@ -53,42 +54,44 @@ impl Deciders {
     }
 }
 
-/// A step that somebody wants, and what is known of it.
+/// A requested membership change and its known outcome.
 struct Wanted {
     change: MemberChange,
-    /// How often it was asked for, by anybody.
+    /// Number of requests for it.
     askings: u32,
-    /// It was found in the log, and was not void.
+    /// Whether it was found in the log and was valid.
     is_taken: bool,
-    /// Somebody was told that it was not taken, and will not be.
+    /// Whether it was reported as not applied.
     is_refused: bool,
 }
 
 impl Wanted {
-    /// Whether it was denied and taken all the same. Of several askings another may have been the one that was granted.
+    /// Returns whether it was rejected and applied all the same. With several requests, another one may have been
+    /// granted.
     fn is_wrong(&self) -> bool {
         self.askings == 1 && self.is_taken && self.is_refused
     }
 }
 
-/// See the module.
+/// The state of the judge for membership.
 #[derive(Default)]
 pub(super) struct Roll {
-    /// The members as of the newest index that anybody has applied.
+    /// The members at the newest index that any node has applied.
     newest: Arc<Members>,
     newest_at: LogIndex,
-    /// What each process has applied last.
+    /// The members as each process has last applied them.
     of: BTreeMap<NodeId, Arc<Members>>,
-    /// Who decides from which index on.
+    /// The deciding voters from each index on.
     deciders: BTreeMap<LogIndex, Deciders>,
-    /// The last entry that any leader has called committed: its index and term, and the leader's term.
+    /// The last entry that any leader has committed: its index and term, and the term of the leader.
     committed: (LogIndex, Term, Term),
-    /// The last term in which each process was seen to lead.
+    /// The last term in which each process was observed to lead.
     led: BTreeMap<NodeId, Term>,
     wanted: Vec<Wanted>,
 }
 
-/// The step that a wish comes to, where the log shows whose it was: places and ids of newcomers are the leader's to give.
+/// Returns the log entry that a request leads to, if it identifies the request. Ids of new members are assigned by
+/// the leader.
 fn step_of(membership_request: &MembershipRequest) -> Option<MemberChange> {
     match membership_request {
         MembershipRequest::Promote(id) => Some(MemberChange::Promote(*id)),
@@ -98,19 +101,19 @@ fn step_of(membership_request: &MembershipRequest) -> Option<MemberChange> {
 }
 
 impl Judge {
-    /// The members, as whoever has applied most knows them.
+    /// Returns the members as the most advanced node knows them.
     pub(crate) fn members(&self) -> Arc<Members> {
         Arc::clone(&self.roll.newest)
     }
 
-    /// A process has ended. The next one may lead in the same term, where nothing of it was durable; what
-    /// is committed then, it knows from its disk.
+    /// Forgets a process that has ended. The next one may lead in the same term if no vote was durable, and then
+    /// knows what was committed from its disk.
     pub(super) fn members_ended(&mut self, id: NodeId) {
         self.roll.of.remove(&id);
         self.roll.led.remove(&id);
     }
 
-    /// A caller will ask for a step.
+    /// Records that a caller will request a change.
     pub(crate) fn wants_step(&mut self, membership_request: &MembershipRequest) {
         let Some(change) = step_of(membership_request) else { return };
         let wanted = &mut self.roll.wanted;
@@ -122,14 +125,14 @@ impl Judge {
         }
     }
 
-    /// A caller was told that a step was not taken: it never is, unless somebody else asks for it.
+    /// Records that a change was reported as not applied: it must not happen unless another caller requests it.
     pub(crate) fn step_not_applied(&mut self, membership_request: &MembershipRequest) {
         let change = step_of(membership_request);
         self.learn_of_step(change.as_ref(), |wanted| wanted.is_refused = true);
         self.count("step not applied");
     }
 
-    /// A step is in the log, and has changed the members.
+    /// Records that a change was applied.
     fn step_taken(&mut self, change: &MemberChange) {
         self.learn_of_step(Some(change), |wanted| wanted.is_taken = true);
     }
@@ -144,12 +147,12 @@ impl Judge {
         }
     }
 
-    /// A caller was told that a step was taken.
+    /// Checks the reply that a change was applied.
     pub(crate) fn members_stepped(&mut self, membership_request: &MembershipRequest) {
         let members = self.members();
         let is_so = match membership_request {
             MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => true,
-            // Somebody may have removed it since.
+            // It may have been removed since.
             MembershipRequest::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
             MembershipRequest::Remove(id) => members.is_removed(*id),
         };
@@ -158,11 +161,11 @@ impl Judge {
         });
     }
 
-    /// A node has had a turn; `before` is what it had applied when it began.
+    /// Follows the members after a turn of a node. `before` is the index that it had applied before the turn.
     pub(crate) fn follow_members(&mut self, id: NodeId, process: &Process, before: LogIndex) {
         let applied = process.look().applied;
         let members = process.members();
-        // Most turns change nothing of it.
+        // Most turns do not change the members.
         let known = self.roll.of.get(&id).is_some_and(|known| Arc::ptr_eq(known, &members));
         if known && Arc::ptr_eq(&self.roll.newest, &members) {
             self.roll.newest_at = self.roll.newest_at.max(applied);
@@ -178,12 +181,12 @@ impl Judge {
         if Arc::ptr_eq(&known, &members) || known == members || known.rows().is_empty() {
             return;
         }
-        // Of a state that was installed nothing but its digest can be judged.
+        // For an installed snapshot only the digest can be checked.
         let Some(changes) = process.changes(before, applied) else { return };
         let mut rows = Members::clone(&known);
         let mut deciders = Deciders::of(&known);
         for (index, change) in changes {
-            // A step that is void changes nothing.
+            // An invalid change has no effect.
             if rows.judge(&change).is_err() {
                 continue;
             }
@@ -211,7 +214,7 @@ impl Judge {
         });
     }
 
-    /// A leader must vote, and have at most one step under way.
+    /// Checks that a leader is a voter and has at most one change in progress.
     pub(super) fn check_leading(&mut self, id: NodeId, process: &Process) {
         let members = process.members();
         self.expect(members.is_voter(id), "R-LEARNER", || {
@@ -219,7 +222,7 @@ impl Judge {
         });
     }
 
-    /// Who leads has in its log whatever an earlier leader has called committed.
+    /// Checks that the log of a leader contains every entry that an earlier leader has committed.
     pub(crate) fn check_complete(&mut self, id: NodeId, process: &Process, term: Term) {
         let (index, of, by) = self.roll.committed;
         if by < term && !process.has(index, of) {
@@ -229,9 +232,9 @@ impl Judge {
         }
     }
 
-    /// An entry that a leader says is committed is in the logs of most of those that decide about it;
-    /// `before` is how far the leader was before its turn. `has` says whether a node has the entry, or had it when it
-    /// was last seen.
+    /// Checks that an entry that a leader has committed is in the logs of a majority of the deciding voters. `before`
+    /// is the state of the leader before its turn. `has` returns whether a node has the entry, or had it when last
+    /// seen.
     pub(crate) fn check_quorum(
         &mut self,
         id: NodeId,
@@ -241,23 +244,23 @@ impl Judge {
         has: impl Fn(NodeId) -> bool,
     ) {
         let index = look.commit;
-        // From its disk, or with the votes that it was given, it may know what was committed before.
+        // It may know older commits from its disk or from the votes that it received.
         let led_before = self.roll.led.insert(id, look.term) == Some(look.term);
-        // What was committed before was judged when it was, by those who decided then.
+        // Earlier commits were checked when they happened, against the voters of that time.
         if index <= before.commit {
             return;
         }
-        // An entry of an earlier term is committed with one of its own behind it: alone, however many have
-        // it, a later leader may have another in its place.
+        // An entry of an earlier term may only be committed together with one of the current term (Raft, figure 8).
+        // Otherwise a later leader may overwrite it, however many nodes have it.
         self.expect(!led_before || term == look.term, "R-OWN", || {
             format!("{id:?}, which leads {:?}, commits {index:?} of {term:?}", look.term)
         });
         if index > self.roll.committed.0 {
             self.roll.committed = (index, term, look.term);
         }
-        // A step is decided about by those before it, and so is what comes behind it until the leader has applied it:
-        // that counts by the members that it has. What they say is committed any quorum after the step has, too, since
-        // quorums before and after one step meet.
+        // A change is decided by the voters before it. So are the entries after it until the leader has applied the
+        // change, because the leader counts by the members that it knows. Any quorum of the voters after the change
+        // has these entries as well, since quorums before and after one step intersect.
         let since = before.applied.min(LogIndex(index.get().saturating_sub(1)));
         let first =
             self.roll.deciders.range(..=since).next_back().map_or(LogIndex(0), |(at, _)| *at);
@@ -285,7 +288,8 @@ mod tests {
 
     const ID: NodeId = NodeId::new(4).unwrap();
 
-    /// What is broken by a step of node 4 that is wanted so often, denied once, and taken before that or after it.
+    /// Returns the invariant that breaks if the change of node 4 is requested `askings` times, rejected once, and
+    /// applied before or after that.
     fn denied(askings: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 4);
         let membership_request = MembershipRequest::Remove(ID);

@@ -1,5 +1,5 @@
-//! Asserts the invariants as things happen. It sees what no node sees: true time, every replica, and
-//! every answer that any caller got. `docs/assurance/invariants.md` lists the invariants by their short names.
+//! Checks the invariants while the world runs. The judge sees what no node sees: true time, every replica, and every
+//! reply to every caller. `docs/assurance/invariants.md` lists the invariants by their short names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,63 +45,61 @@ use super::world::place;
 use crate::model::{Event, EventKind, LogIndex, NodeId, Revision, Term};
 use crate::node::Look;
 
-/// Reading a log costs more than comparing: entries are compared so many at a time.
+/// Number of log entries that are compared at a time, because reading a log costs more than comparing.
 const COMPARE_AT_ONCE: u64 = 64;
 
-/// So does reading a history: that of a replica that brings nothing new is compared so many revisions at a time. Its
-/// digest is, each time.
+/// Number of revisions that are compared at a time, for a replica that adds nothing new. Its digest is always
+/// compared.
 const HEAR_AT_ONCE: u64 = 16;
 
-/// Digests of older entries than so many are forgotten.
+/// Number of digests of recent entries that are kept.
 const DIGESTS_KEPT: usize = 20_000;
 
-/// What has been seen of one node.
+/// The observations of one node.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// In this life.
+    /// The term in this incarnation.
     term: Term,
     commit: LogIndex,
     applied: LogIndex,
-    /// The first entry in its log.
+    /// Index of the first entry in its log.
     first: LogIndex,
-    /// Entries up to here have been compared with those of the other nodes.
+    /// The entries up to here have been compared with those of other nodes.
     compared: LogIndex,
-    /// The newest revision that its readers have seen, in this life.
+    /// The newest revision that its readers have seen in this incarnation.
     revision: Revision,
     paused_since: Option<Duration>,
-    /// How long it has stood still, all in all.
+    /// The total time that it was paused.
     paused: Duration,
 }
 
-/// How far a node was before a turn.
+/// The progress of a node before a turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Before {
-    /// What it knew as committed.
     pub(crate) commit: LogIndex,
-    /// What it had applied.
     pub(crate) applied: LogIndex,
 }
 
-/// What was done, counted.
+/// Counts of operations and events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// Operations with a definite answer, by name.
+    /// Operations with a definite reply, by name.
     pub(crate) done: BTreeMap<&'static str, u64>,
-    /// Operations that were told not applied.
+    /// Operations that were reported as not applied.
     pub(crate) not_applied: u64,
-    /// Operations that were told unknown.
+    /// Operations whose outcome was reported as unknown.
     pub(crate) unknown: u64,
-    /// Operations whose node ended under them.
+    /// Operations whose node ended before they did.
     pub(crate) detached: u64,
-    /// What else happened, by name.
+    /// Other events, by name.
     pub(crate) others: BTreeMap<&'static str, u64>,
-    /// Events that watches have yielded.
+    /// Number of events that watches have yielded.
     pub(crate) watched: u64,
-    /// How often each lock was granted.
+    /// Number of grants of each lock.
     pub(crate) grants: BTreeMap<&'static str, u64>,
-    /// The longest that anybody waited, in the calm, for a lock that nobody believed in.
+    /// In the calm phase, the longest wait for a lock that no program believed it held.
     pub(crate) idle_max: Duration,
-    /// The most often that a lock was passed on inside a node while others waited.
+    /// The highest number of times that a lock was passed on within a node while others waited.
     pub(crate) passes_max: u32,
 }
 
@@ -110,7 +108,7 @@ impl Tally {
         self.done.values().sum()
     }
 
-    /// All that was done or happened, by name.
+    /// Returns all counts by name.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = self.others.clone();
         for (what, times) in &self.done {
@@ -120,7 +118,7 @@ impl Tally {
     }
 }
 
-/// See the module.
+/// The judge of a world.
 pub(crate) struct Judge {
     timeline: Arc<Timeline>,
     truth: Truth,
@@ -128,7 +126,7 @@ pub(crate) struct Judge {
     seen: Vec<Seen>,
     leaders: BTreeMap<Term, NodeId>,
     roll: Roll,
-    /// What somebody else's program asserts of the rows of each revision.
+    /// The checks of a user's scenario on the rows of each revision.
     of_rows: Option<Vec<(&'static str, RowsCheck)>>,
     /// Term and hash of every entry that any node has applied, from index 2 on.
     entries: BTreeMap<LogIndex, (Term, u64)>,
@@ -141,7 +139,7 @@ pub(crate) struct Judge {
     counts: Counts,
     leases: Leases,
     diligence: Diligence,
-    /// The number of the next that needs one to be named by.
+    /// The next id to assign.
     next: u64,
     pub(crate) tally: Tally,
 }
@@ -172,10 +170,10 @@ impl Judge {
         }
     }
 
-    /// The first invariant that was broken, if any was.
+    /// Runs the pending checks.
     ///
     /// # Errors
-    /// That one.
+    /// Returns the first broken invariant.
     pub(crate) fn verdict(&mut self) -> Result<(), Violation> {
         self.check_calls();
         match &self.violation {
@@ -188,7 +186,7 @@ impl Judge {
         &self.truth
     }
 
-    /// Takes the answer of a check.
+    /// Takes the result of a check and records its violation.
     pub(crate) fn note<T>(&mut self, found: Result<T, Violation>) -> Option<T> {
         match found {
             Ok(value) => Some(value),
@@ -205,7 +203,7 @@ impl Judge {
         }
     }
 
-    /// Something else that must be so.
+    /// Checks another condition.
     pub(crate) fn expect(
         &mut self,
         so: bool,
@@ -217,15 +215,15 @@ impl Judge {
         }
     }
 
-    /// Something else has happened that is worth counting.
+    /// Counts an event.
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.tally.others.entry(what).or_default() += 1;
     }
 
-    /// A process has started.
+    /// Records that a process has started.
     pub(crate) fn started(&mut self, id: NodeId) {
-        // What it was in, and had, at the end of a turn need not have been durable. What its answers have
-        // said is, and is asked for when this life is looked at first.
+        // Its last state need not have been durable. The facts that its replies stated are durable. They are checked
+        // when this incarnation is first looked at.
         if self.seen.len() <= place(id) {
             self.seen.resize(place(id) + 1, Seen::default());
         }
@@ -235,7 +233,7 @@ impl Judge {
         self.diligence.started(id);
     }
 
-    /// A process has ended: its callers are gone, and nobody on it believes in anything.
+    /// Records that a process has ended, with its callers and holders.
     pub(crate) fn ended(&mut self, id: NodeId) {
         let seen = &mut self.seen[place(id)];
         seen.paused_since = None;
@@ -258,13 +256,13 @@ impl Judge {
         }
     }
 
-    /// How long a node has stood still, all in all.
+    /// Returns the total time that a node was paused.
     pub(crate) fn stood_still(&self, id: NodeId) -> Duration {
         let Seen { paused, paused_since, .. } = self.seen[place(id)];
         paused + paused_since.map_or(Duration::ZERO, |since| self.timeline.now() - since)
     }
 
-    /// A driver has had a turn. What it had before.
+    /// Checks a node after a turn of its driver. Returns its progress before the turn.
     pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> Before {
         let is_news = look.revision > self.truth.newest();
         if is_news || look.revision.get() >= process.shown().get() + HEAR_AT_ONCE {
@@ -307,7 +305,7 @@ impl Judge {
                 )
             });
         }
-        // Before the cluster is founded nobody has its members.
+        // Before the cluster is founded, no node has its members.
         if look.term > Term(0) && look.applied > applied {
             self.check_digest(id, look.applied, process.digest());
         }
@@ -325,13 +323,13 @@ impl Judge {
         Before { commit, applied }
     }
 
-    /// A node has stopped by itself: what it applied before that counts.
+    /// Takes what a node applied before it stopped by itself.
     pub(crate) fn last_look(&mut self, id: NodeId, process: &Process) {
         self.hear(process);
         self.follow_members(id, process, self.seen[place(id)].applied);
     }
 
-    /// Takes what a node has applied into the history.
+    /// Adds what a node has applied to the history.
     pub(crate) fn hear(&mut self, process: &Process) {
         for change in process.take_changes() {
             self.learn(change.revision, &change.events);
@@ -366,11 +364,10 @@ impl Judge {
         }
     }
 
-    /// The store belongs to somebody else's program: what is asserted of its rows is this, and nothing
-    /// of what our programs do with keys.
+    /// Switches to a store that a user's scenario owns: these checks of its rows replace those of our own workload.
     pub(crate) fn judge_rows(&mut self, checks: Vec<(&'static str, RowsCheck)>) {
         self.truth.values_repeat();
-        // Nobody says what it compacts.
+        // The scenario does not announce its compactions.
         _ = self.may_compact(Revision(u64::MAX));
         self.of_rows = Some(checks);
     }
@@ -403,7 +400,7 @@ impl Judge {
         }
     }
 
-    /// Compares what a node has applied and nobody has looked at yet.
+    /// Compares everything that a node has applied and that was not compared yet.
     pub(crate) fn compare_rest(&mut self, id: NodeId, process: &Process) {
         self.hear(process);
         let Seen { compared, applied, .. } = self.seen[place(id)];
@@ -411,8 +408,8 @@ impl Judge {
     }
 
     fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
-        // Who has just been given a state puts it into its log next: what the log still has up to there is not what
-        // was applied.
+        // A node that has just received a snapshot has not put it into its log yet. What the log still contains up to
+        // there was not applied.
         if process.look().term == Term(0) {
             return;
         }
@@ -427,7 +424,7 @@ impl Judge {
         }
     }
 
-    /// How often leadership has changed.
+    /// Returns how often leadership has changed.
     pub(crate) fn leader_changes(&self) -> u64 {
         (self.leaders.len() as u64).saturating_sub(1)
     }

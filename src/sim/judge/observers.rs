@@ -1,4 +1,4 @@
-//! The judge of the observers of elections: each is told every change of leader once, in order.
+//! Judges the observers of elections: each receives every change of the leader once, in order.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,23 @@ use super::Judge;
 use super::lines::{Head, Line};
 use crate::model::{LeaseId, NodeId, Revision};
 
-/// Names an observer of an election.
+/// The id of an observer of an election.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct ObserverId(u64);
 
-/// An observer of an election, and what it was told last.
+/// An observer of an election and the last leader that it received.
 #[derive(Debug)]
 pub(super) struct Observer {
     pub(super) node: NodeId,
     election: &'static str,
-    /// The revisions from which on that was so; `None` before it was told anything. One leader's term is
-    /// not like another, but one vacancy is: who has looked anew, at nobody, may have come to any of them.
+    /// The revisions at which that leader may have begun to lead, or `None` before the first event. A leader
+    /// identifies its term, but vacancies look alike: after a fresh look that shows no leader, the observer may be at
+    /// any of them.
     seen: Option<BTreeSet<Revision>>,
 }
 
 impl Judge {
-    /// A program on a node observes an election.
+    /// Records that a program on a node observes an election.
     pub(crate) fn observer_begins(&mut self, node: NodeId, election: &'static str) -> ObserverId {
         let id = ObserverId(self.next);
         self.next += 1;
@@ -32,8 +33,8 @@ impl Judge {
         id
     }
 
-    /// An observer is told who leads: that is the next change after what it was told before, or
-    /// a later one where what is between may be forgotten.
+    /// Checks that the leader that an observer receives is the next change after the last one, or a later one if the
+    /// changes between may be compacted.
     pub(crate) fn observed(
         &mut self,
         id: ObserverId,
@@ -48,11 +49,11 @@ impl Judge {
         };
         let never = Line::new();
         let line = self.line(election).unwrap_or(&never);
-        // Who misses some of the history looks anew, however much has happened since.
+        // An observer that misses compacted history takes a fresh look, however much has happened since.
         let reach = |seen: Revision| if self.compaction_asked() > seen { usize::MAX } else { 1 };
         let next = |seen: &Revision| line.heads_after(*seen).iter().take(reach(*seen));
         let found: Vec<_> = match &seen {
-            // What was the case at some time.
+            // The first event may be the state at any time.
             None => line.heads.iter().collect(),
             Some(seen) => seen.iter().flat_map(next).collect(),
         };
@@ -72,7 +73,7 @@ impl Judge {
         self.count(if leader.is_some() { "leader observed" } else { "vacancy observed" });
     }
 
-    /// Whether an observer on one of these nodes has not been told of everything.
+    /// Returns a description of an observer on one of these nodes that has not received every change.
     pub(crate) fn observer_owes(&self, nodes: &[usize]) -> Option<String> {
         let here = |observer: &&Observer| nodes.contains(&place(observer.node));
         let mut owing = self.locks.observers.values().filter(here).filter(|observer| {
@@ -94,7 +95,7 @@ mod tests {
 
     const KEY: Bytes = Bytes::from_static(b"lock/e/7");
 
-    /// Somebody leads from 2 on, nobody from 3 on, somebody from 4 on, and nobody from 5, 7, ... on.
+    /// Returns a judge for an election with a leader from revisions 2 and 4 on, none from 3, 5, 7 and so on.
     fn three_terms() -> Judge {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
         for at in 2..8 {
@@ -114,8 +115,8 @@ mod tests {
         judge
     }
 
-    /// Whether an observer may be told of these, 0 for nobody; before the second one everything up to a
-    /// revision may be forgotten.
+    /// Returns whether an observer may receive these leaders (0 for none). Before the second event, everything up to
+    /// `compacted` may be compacted.
     fn may_be_told(leaders: &[u64], compacted: u64) -> bool {
         let mut judge = three_terms();
         let node = NodeId::new(1).unwrap();
@@ -140,12 +141,13 @@ mod tests {
             (&[2, 4], 0, false),
             (&[2, 6, 0], 3, true),
             (&[2, 6, 4], 3, false),
-            // It has looked anew, at nobody: after the first term, or the second, or the third.
+            // After compaction it took a fresh look that showed no leader: after the first, the second or the third
+            // term.
             (&[2, 0, 4], 3, true),
             (&[2, 0, 6], 3, true),
             (&[2, 0, 4, 6], 3, false),
             (&[2, 0, 0], 3, false),
-            // At first, too.
+            // The first look may also show no leader.
             (&[0, 2, 0, 4], 0, true),
             (&[0, 6], 0, true),
             (&[0, 4, 6], 0, false),

@@ -1,5 +1,4 @@
-//! The judge of what nodes say to each other, and hear: votes, renewals of leases, and what becomes of those
-//! who hear from nobody.
+//! Judges the messages between nodes: votes, renewals of leases, and the behavior of isolated nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,34 +12,35 @@ use crate::consensus::{Durable, Vote};
 use crate::model::{Event, Incarnation, LeaseId, LogIndex, Members, NodeId, PeerMessage, Term};
 use crate::node::Look;
 
-/// A leader that has not heard from a quorum for so long, while it ran, leads no more: the votes that
-/// made it leader came within an election timeout, and it steps down after at most two more of 500 ms,
-/// in ticks of a slow clock that come late.
+/// Maximum time for which a leader without contact to a quorum keeps leading, without its pauses. The votes that
+/// elected it arrived within an election timeout, and it steps down after at most two more of 500 ms, measured in
+/// late ticks of a slow clock.
 const LEADS_ALONE_MAX: Duration = Duration::from_millis(2_000);
 
-/// What the judge knows of who hears whom.
+/// The state of the judge for the messages between nodes.
 #[derive(Default)]
 pub(super) struct Peers {
     votes: BTreeMap<(NodeId, Term), NodeId>,
-    /// When each renewal came to a leader first.
+    /// Time at which each renewal first arrived at a leader.
     renewals: BTreeMap<(NodeId, Incarnation, u64), Duration>,
-    /// When the last renewal of a lease came that was acknowledged.
+    /// Arrival time of the last acknowledged renewal of each lease.
     renewed: BTreeMap<LeaseId, Duration>,
-    /// When a node heard from another last, in time that it ran.
+    /// For each node, the last time that it heard from each other node, in its running time.
     heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
-    /// The term of a node when it had last heard from anybody; none if that is to be looked at.
+    /// The term of a node when it last heard from any other node. Missing if it is to be read at the next check.
     alone_since: BTreeMap<NodeId, Term>,
-    /// What the answers of a node have said of its disk: its term, and up to where it has what is committed.
+    /// The durable state of each node as its messages state it: its term, and up to which index it has the committed
+    /// log.
     durable: BTreeMap<NodeId, (Term, LogIndex)>,
-    /// Nodes of whose new lives nothing has been seen.
+    /// Nodes that were restarted and not yet checked since.
     unseen: BTreeSet<NodeId>,
-    /// The most that a leader has called committed, and in which term.
+    /// The highest index that a leader has committed, and its term.
     committed: (Term, LogIndex),
-    /// Since when a leader leads with those whom it must hear from, in time that it ran.
+    /// Since when a leader leads with the current set of voters, in its running time.
     leads_since: BTreeMap<NodeId, Leads>,
 }
 
-/// A leader, and whom it must hear from.
+/// A leader and the voters whose messages it needs.
 struct Leads {
     term: Term,
     members: Arc<Members>,
@@ -49,7 +49,7 @@ struct Leads {
 }
 
 impl Peers {
-    /// A process has started: it has heard from nobody.
+    /// Records that a process has started and heard from no other node.
     pub(super) fn started(&mut self, id: NodeId) {
         self.heard.remove(&id);
         self.alone_since.remove(&id);
@@ -59,13 +59,13 @@ impl Peers {
 }
 
 impl Peers {
-    /// A message says something of its sender's disk.
+    /// Records what a message states about the disk of its sender.
     fn says(&mut self, durable: Option<Durable>) {
         let Some(Durable { of, term, has }) = durable else { return };
         let known = self.durable.entry(of).or_default();
         known.0 = known.0.max(term);
-        // The leader of this term has all that was committed in it and before; of what comes behind that, a
-        // later leader may make something else.
+        // The leader of this term has all entries that were committed in it and before. A later leader may overwrite
+        // the entries after them.
         let (of_term, committed) = self.committed;
         if let Some(has) = has.filter(|_| term >= of_term) {
             known.1 = known.1.max(has.min(committed));
@@ -74,7 +74,7 @@ impl Peers {
 }
 
 impl Judge {
-    /// A message comes to a process.
+    /// Records a message that arrives at a process.
     pub(crate) fn arrives(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
         let now = self.running_time(to);
         self.peers.heard.entry(to).or_default().insert(from, now);
@@ -99,17 +99,17 @@ impl Judge {
         }
     }
 
-    /// What lies on a disk is not what was written there.
+    /// Records that the disk of a node is damaged and no longer has what was written.
     pub(crate) fn disk_is_damaged(&mut self, id: NodeId) {
         self.peers.durable.remove(&id);
     }
 
-    /// What a node has said of its disk it must know in its next life.
+    /// Checks that a restarted node still has what its messages stated about its disk.
     pub(super) fn check_memory(&mut self, id: NodeId, process: &Process, look: &Look) {
         if look.leads && look.commit > self.peers.committed.1 {
             self.peers.committed = (look.term, look.commit);
         }
-        // Who has been given a state, and has not put it into its log yet, is in no term.
+        // A node that has received a snapshot and not yet put it into its log has no term.
         if look.term == Term(0) || !self.peers.unseen.remove(&id) {
             return;
         }
@@ -138,7 +138,7 @@ impl Judge {
         }
     }
 
-    /// A lease that lives for `ttl` without renewals has ended, by its time as far as anybody knows.
+    /// Checks the end of a lease with this TTL: it must have expired since its last renewal.
     pub(super) fn renewals_counted(&mut self, lease: LeaseId, ttl: Duration, event: &Event) {
         let Some(came) = self.peers.renewed.get(&lease).copied() else { return };
         let lived = self.timeline.now() - came;
@@ -153,13 +153,13 @@ impl Judge {
         }
     }
 
-    /// How long a node has run, pauses left out.
+    /// Returns how long a node has run, without pauses.
     fn running_time(&self, id: NodeId) -> Duration {
         let seen = &self.seen[place(id)];
         seen.paused_since.unwrap_or(self.timeline.now()) - seen.paused
     }
 
-    /// A driver has had a turn: whoever hears from nobody neither leads on nor raises its term.
+    /// Checks after a turn of a driver that an isolated node stops leading and does not increase its term.
     pub(super) fn check_company(&mut self, id: NodeId, process: &Process, look: &Look) {
         let cast = self.peers.votes.get(&(id, look.term)).copied();
         if cast.is_some() && cast != look.vote {
@@ -196,7 +196,7 @@ impl Judge {
         if leads.term != look.term {
             *leads = begins();
         } else if !Arc::ptr_eq(&leads.members, &members) {
-            // Whoever decides only since a moment ago, a leader need not have heard from before.
+            // The leader need not have heard earlier from members that have only just become voters.
             let changed = begins();
             let is_same = leads.deciders == changed.deciders;
             *leads = Leads { since: if is_same { leads.since } else { now }, ..changed };

@@ -1,5 +1,5 @@
-//! The judge of the queues: what is put is there once, is with one taker at a time, and goes by an
-//! acknowledgement of whoever has it, or not at all.
+//! Judges the queues: an item exists once, has at most one taker at a time, and is removed only by an acknowledgement
+//! of that taker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,71 +10,71 @@ use super::Judge;
 use super::standing::{Change, Standing};
 use crate::model::{Event, EventKind, NodeId, Revision};
 
-/// In the calm, whoever takes again and again gets something within this time, if there is something all the while: an
-/// election, and those before it in the line that are gone and do not take what is meant for them.
+/// In the calm phase, maximum time until a taker gets an item while items are available all the time. It covers an
+/// election, and waiting takers before it that are gone and do not take the items meant for them.
 const HUNGER_MAX: Duration = Duration::from_secs(6);
 
-/// Names a delivery.
+/// The id of a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct DeliveryId(u64);
 
-/// An item in a taker's hands, as the taker sees it.
+/// A delivered item as its taker sees it.
 pub(crate) struct Taken {
     pub(crate) node: NodeId,
-    /// The item's name, and what was put.
+    /// The name of the item, and its value.
     pub(crate) item: Bytes,
     pub(crate) value: Bytes,
     pub(crate) attempt: u64,
     pub(crate) taken_at: Revision,
-    /// Whether it is the taker's still.
+    /// Returns whether the delivery still belongs to the taker.
     pub(crate) is_ours: Box<dyn Fn() -> bool>,
 }
 
-/// How something is put.
+/// The parameters of a put.
 #[derive(Clone, Copy)]
 struct Put {
-    /// It is not to be taken before.
+    /// The item must not be taken before this time.
     not_before: Duration,
     priority: i16,
 }
 
-/// Names somebody's wish for an item.
+/// The id of a waiting taker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HungerId(u64);
 
-/// Somebody who takes again and again, until there is something.
+/// A taker that retries until it gets an item.
 struct Hunger {
     node: NodeId,
     queue: &'static str,
     since: Duration,
 }
 
-/// What the judge knows of queues.
+/// The state of the judge for queues.
 #[derive(Default)]
 pub(super) struct Queues {
-    /// The deliveries that nobody has ended.
+    /// Deliveries that have not ended.
     deliveries: BTreeMap<DeliveryId, Taken>,
-    /// The items' keys, by what was put.
+    /// Keys of the items, by value.
     keys: BTreeMap<Bytes, Bytes>,
-    /// How many items there are, in all queues.
+    /// Number of items in all queues.
     waiting: usize,
-    /// What was told as not put.
+    /// Items whose put was not applied.
     refused: BTreeSet<Bytes>,
-    /// How each value is put.
+    /// The put of each value.
     puts: BTreeMap<Bytes, Put>,
-    /// What stands in each queue.
+    /// The order of each queue.
     standing: BTreeMap<Bytes, Standing>,
-    /// By which takings items were acknowledged, or may have been: by item and the taking's revision.
+    /// Claims that were acknowledged or may have been, by item and revision of the claim.
     acknowledged: BTreeSet<(Bytes, Revision)>,
-    /// The last taking of each item, and its attempt.
+    /// The last claim of each item and its attempt number.
     takings: BTreeMap<Bytes, (Revision, u64)>,
-    /// The items, by their keys, that nobody has and that have no delay, and since when.
+    /// Keys of the items that are neither claimed nor delayed, and since when.
     free: BTreeMap<Bytes, Duration>,
     hungry: BTreeMap<HungerId, Hunger>,
 }
 
 impl Queues {
-    /// A process has ended, and with it its takers.
+    /// Forgets the takers of a process that has ended.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.deliveries.retain(|_, taken| taken.node != node);
         self.hungry.retain(|_, hunger| hunger.node != node);
@@ -82,18 +82,18 @@ impl Queues {
 }
 
 impl Judge {
-    /// An item will be put with a priority, not to be taken before this long has passed.
+    /// Records that an item will be put with a priority and a delay.
     pub(crate) fn puts_item(&mut self, value: &Bytes, priority: i16, delay: Duration) {
         let not_before = self.timeline.now() + delay;
         self.queues.puts.insert(value.clone(), Put { not_before, priority });
     }
 
-    /// How many items there are, in all queues, as of the newest revision.
+    /// Returns the number of items in all queues at the newest revision.
     pub(crate) fn items_waiting(&self) -> usize {
         self.queues.waiting
     }
 
-    /// Somebody on a node takes from now on, again and again, until there is something.
+    /// Records that a program on a node takes repeatedly until it gets an item.
     pub(crate) fn hungers(&mut self, node: NodeId, queue: &'static str) -> HungerId {
         let id = HungerId(self.next);
         self.next += 1;
@@ -102,12 +102,12 @@ impl Judge {
         id
     }
 
-    /// It was given something, or takes no more.
+    /// Records that it got an item or has stopped.
     pub(crate) fn hungers_no_more(&mut self, id: HungerId) {
         self.queues.hungry.remove(&id);
     }
 
-    /// In the calm nobody takes in vain for long while there is something to be taken all the while.
+    /// Checks that in the calm phase no taker waits long while items are available all the time.
     pub(super) fn check_takers(&mut self, calm: Duration) {
         let now = self.timeline.now();
         let Queues { free, hungry, .. } = &self.queues;
@@ -125,7 +125,7 @@ impl Judge {
         }
     }
 
-    /// It was put.
+    /// Checks the reply that an item was put.
     pub(crate) fn put_item(&mut self, queue: &str, item: &[u8], value: &Bytes) {
         let key = Bytes::from([queue.as_bytes(), b"/item/", item].concat());
         let known = self.queues.keys.get(value).cloned();
@@ -135,7 +135,7 @@ impl Judge {
         self.count("item put");
     }
 
-    /// It was told as not put.
+    /// Records that the put of an item was not applied.
     pub(crate) fn refused_item(&mut self, value: &Bytes) {
         let known = self.queues.keys.get(value).cloned();
         self.expect(known.is_none(), "X-UNKNOWN", || {
@@ -144,7 +144,7 @@ impl Judge {
         self.queues.refused.insert(value.clone());
     }
 
-    /// Somebody was given an item.
+    /// Records a delivery to a taker.
     pub(crate) fn takes(&mut self, taken: Taken) -> DeliveryId {
         let id = DeliveryId(self.next);
         self.next += 1;
@@ -165,7 +165,7 @@ impl Judge {
         id
     }
 
-    /// Nobody else has what somebody was given now.
+    /// Checks that no other taker has the item that was just delivered.
     fn check_deliveries(&mut self, id: DeliveryId) {
         let deliveries = &self.queues.deliveries;
         let Some(taken) = deliveries.get(&id) else { return };
@@ -178,13 +178,13 @@ impl Judge {
         }
     }
 
-    /// The taker is about to acknowledge it.
+    /// Records that the taker is about to acknowledge the delivery.
     pub(crate) fn acknowledges(&mut self, id: DeliveryId) {
         let Some(taken) = self.queues.deliveries.remove(&id) else { return };
         self.queues.acknowledged.insert((taken.item, taken.taken_at));
     }
 
-    /// It was told that nothing came of the acknowledgement, and nothing will: by this taking the item does not go.
+    /// Records that the acknowledgement was not applied and never will be: this claim does not remove the item.
     pub(crate) fn not_acknowledged(&mut self, queue: &str, item: &Bytes, taken_at: Revision) {
         self.queues.acknowledged.remove(&(item.clone(), taken_at));
         let gone = self.gone_with(queue, item);
@@ -197,13 +197,13 @@ impl Judge {
         self.count("acknowledgement not applied");
     }
 
-    /// The taker gives it back.
+    /// Records that the taker returns the item to the queue.
     pub(crate) fn gives_back(&mut self, id: DeliveryId) {
         self.queues.deliveries.remove(&id);
         self.count("item given back");
     }
 
-    /// It was told that it has given it back.
+    /// Checks the reply that the item was returned.
     pub(crate) fn was_given_back(&mut self, queue: &str, item: &[u8], taken_at: Revision) {
         let claim = [queue.as_bytes(), b"/claim/", item].concat();
         let row = self.truth.row_at(&claim, self.truth.newest()).cloned();
@@ -214,7 +214,7 @@ impl Judge {
         self.count("item back");
     }
 
-    /// An acknowledgement was answered: whether it was carried out, and then with what row.
+    /// Checks the reply to an acknowledgement: whether it was applied, and the row that it wrote.
     pub(crate) fn was_acknowledged(
         &mut self,
         queue: &str,
@@ -238,7 +238,7 @@ impl Judge {
         self.count(if done.is_ok() { "acknowledged" } else { "acknowledged too late" });
     }
 
-    /// At which revision an item was deleted, and since when its claim was there then.
+    /// Returns the revision at which an item was deleted, and the revision at which its claim was made.
     fn gone_with(&self, queue: &str, item: &[u8]) -> Option<(Revision, Revision)> {
         let key = |part: &[u8]| [queue.as_bytes(), part, item].concat();
         let last = self.truth.changes(&key(b"/item/")).next_back();
@@ -247,8 +247,7 @@ impl Judge {
         Some((went, claimed.create_revision))
     }
 
-    /// Follows what happens below `queue/`: nothing comes twice, and nothing goes but by
-    /// acknowledgement.
+    /// Follows the changes below `queue/`: no item appears twice, and none is removed without an acknowledgement.
     pub(super) fn follow_queues(&mut self, revision: Revision, events: &[Event]) {
         self.follow_standing(revision, events);
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
@@ -287,7 +286,7 @@ impl Judge {
         }
     }
 
-    /// Follows what stands where: who takes alone takes what comes first.
+    /// Follows the order of the queues: a taker without competition gets the first item.
     fn follow_standing(&mut self, revision: Revision, events: &[Event]) {
         let mut changes: BTreeMap<Bytes, Vec<Change<'_>>> = BTreeMap::new();
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
@@ -305,7 +304,7 @@ impl Judge {
         }
     }
 
-    /// An item with a claim is not free; it is when the claim has gone and it has not.
+    /// An item with a claim is not available. It becomes available if the claim is removed and the item is not.
     fn follow_claims(&mut self, event: &Event) {
         let key = &event.kv.key;
         let Some(at) = key.windows(7).position(|part| part == b"/claim/") else { return };
@@ -333,7 +332,7 @@ mod tests {
     const ITEM: Bytes = Bytes::from_static(b"8000.1.0");
     const TAKEN_AT: Revision = Revision(3);
 
-    /// The item is put at 2, claimed at 3, and acknowledged by whoever claimed it then, perhaps.
+    /// Returns a judge that has seen an item put at 2, claimed at 3, and perhaps acknowledged by that claim.
     fn judge() -> Judge {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
         judge.puts_item(&"item #1".into(), 0, Duration::ZERO);
@@ -343,7 +342,7 @@ mod tests {
         judge
     }
 
-    /// Rows of the item come, or go if they come to nothing.
+    /// Puts rows of the item, or deletes them if `value` is empty.
     fn change(judge: &mut Judge, parts: &[&str], value: &'static str) {
         let revision = judge.truth.newest().next();
         let event = |part: &&str| {

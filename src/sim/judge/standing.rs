@@ -1,13 +1,14 @@
-//! The judge of a queue's order: who takes alone takes what comes first.
+//! Judges the order of a queue: a taker without competition gets the first item.
 //!
-//! Takers that share a handle reach for items together, one proposal at a time: a board. A board chooses by the rows that
-//! its replica has shown it, which are all up to its last proposal, and perhaps some that came later. So what it claims
-//! are the first items of the queue as it was at one of the revisions since then. That is promised to nobody who has
-//! company: as soon as another board has a claim, or stands in the line of those who wait, its next claims are not judged.
+//! Takers that share a handle claim items together, with one proposal at a time. Such a group is called a board. A
+//! board chooses from the rows that its replica shows. These include all changes up to its last proposal and perhaps
+//! some later ones. Its claims must therefore be the first items of the queue at one of the revisions since then.
+//! This is promised only without competition: once another board has a claim or waits for items, the next claims of
+//! this board are not checked.
 //!
 //! ```text
-//!   claims of a ──▶ put ──▶ delay over ──▶ put ──▶ claims of a       what came first at one of these? yes, or Q-ORDER
-//!   claims of a ──▶ put ──▶ b waits ──────────────▶ claims of a       may be any: a leaves something to b
+//!   claims of a ──▶ put ──▶ delay over ──▶ put ──▶ claims of a       first items at one of these? yes, or Q-ORDER
+//!   claims of a ──▶ put ──▶ b waits ──────────────▶ claims of a       may be any: a leaves items to b
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,24 +17,24 @@ use bytes::Bytes;
 
 use crate::model::{Event, EventKind, Revision};
 
-/// The most items that a board claims at once.
+/// Maximum number of items that a board claims at once.
 const CLAIMS_MAX: usize = 32;
 
-/// Where an item stands: the least priority number comes first, then what was put first.
+/// Sort key of an item: the lowest priority number first, then the earliest put.
 type Place = (i16, Revision, Bytes);
 
-/// A row of a queue has changed.
+/// A change to a row of a queue.
 pub(super) struct Change<'a> {
     part: &'a [u8],
-    /// What stands behind the part in the key.
+    /// The part of the key after the kind of row.
     name: Bytes,
-    /// With which priority its item was put.
+    /// The priority with which its item was put.
     priority: i16,
     event: &'a Event,
 }
 
 impl<'a> Change<'a> {
-    /// The queue whose row has changed, and what of it; an item was put with this priority.
+    /// Returns the queue and the change, for an item with this priority.
     pub(super) fn of(event: &'a Event, priority: i16) -> Option<(Bytes, Self)> {
         let key = &event.kv.key;
         let mut pieces = key.rsplitn(3, |byte| *byte == b'/');
@@ -46,7 +47,7 @@ impl<'a> Change<'a> {
         self.event.kind == EventKind::Put
     }
 
-    /// The board that has claimed something, or stands in the line, with this change.
+    /// Returns the board that has claimed an item or begun to wait with this change.
     fn board(&self) -> Option<&Bytes> {
         match self.part {
             b"claim" if self.is_put() => Some(&self.event.kv.value),
@@ -56,31 +57,31 @@ impl<'a> Change<'a> {
     }
 }
 
-/// The only board that the queue has a row of, since its last proposal.
+/// The only board of a queue since its last proposal.
 struct Alone {
     board: Bytes,
-    /// What came first at each revision since then.
+    /// The first items at each revision since then.
     firsts: Vec<Vec<Bytes>>,
 }
 
-/// What stands in a queue, and who takes from it.
+/// The items of a queue and the boards that take from it.
 #[derive(Default)]
 pub(super) struct Standing {
     items: BTreeMap<Bytes, Place>,
     delayed: BTreeSet<Bytes>,
-    /// The items in somebody's hands, and the board of each.
+    /// The claimed items and the board of each.
     claimed: BTreeMap<Bytes, Bytes>,
     free: BTreeSet<Place>,
-    /// The boards that stand in the line of those who wait.
+    /// The boards that wait for items.
     idle: BTreeSet<Bytes>,
     alone: Option<Alone>,
 }
 
 impl Standing {
-    /// Follows a revision. Whether what it claims could be judged.
+    /// Follows a revision. Returns whether its claims could be checked.
     ///
     /// # Errors
-    /// What was claimed out of order.
+    /// Returns a description of a claim out of order.
     pub(super) fn follow(&mut self, changes: &[Change<'_>]) -> Result<bool, String> {
         let judged = self.check(changes);
         changes.iter().for_each(|change| self.change(change));
@@ -151,8 +152,8 @@ mod tests {
     use super::*;
     use crate::model::KeyValue;
 
-    /// What the last of these revisions comes to: `+delay b` puts a row, `-delay b` deletes one; behind an item stands its
-    /// priority, and behind a claim its board.
+    /// Returns the result for the last of these revisions. `+delay b` puts a row and `-delay b` deletes one. An item
+    /// is followed by its priority, and a claim by its board.
     fn told(revisions: &[&str]) -> Result<bool, ()> {
         let (mut standing, mut last) = (Standing::default(), Ok(false));
         for (at, words) in revisions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The judge of the toolbox: counters, latches, barriers, groups, views, and what is to be done once.
+//! Judges the smaller recipes: counters, latches, barriers, groups, views and run-once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,47 +9,47 @@ use super::Judge;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, NodeId, Revision};
 use crate::recipes::SequentialKey;
 
-/// What stands before the number of a key.
+/// Prefix of numbered keys.
 pub(crate) const NUMBERED: &str = "tool/number-";
 
-/// Names somebody who follows a group.
+/// The id of a follower of a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct FollowerId(u64);
 
-/// A member of a group, as a follower was told: its key, and since when it is there.
+/// A member of a group as a follower sees it: its key and revision of creation.
 pub(crate) type Member = (Bytes, Revision);
 
-/// What steps something has come by, in sums.
+/// The sums of the steps of a counter or latch.
 #[derive(Clone, Copy, Default, Debug)]
 struct Steps {
-    /// Those that were answered.
+    /// Steps whose calls were acknowledged.
     known: u64,
-    /// Those that may have been made.
+    /// Steps that may have been made.
     perhaps: u64,
-    /// Those that were made.
+    /// Steps that were made.
     made: u64,
 }
 
-/// What the judge knows of the toolbox.
+/// The state of the judge for these recipes.
 #[derive(Default)]
 pub(super) struct Toolbox {
     steps: BTreeMap<&'static str, Steps>,
     results: BTreeMap<Bytes, Bytes>,
-    /// How many keys were numbered.
+    /// Number of numbered keys.
     numbers: u64,
-    /// The places of those who are inside a double barrier, by round.
+    /// For each round of a double barrier, the entries of the participants inside.
     inside: BTreeMap<Revision, BTreeSet<Revision>>,
     followers: BTreeMap<FollowerId, (NodeId, &'static str, BTreeSet<Member>)>,
 }
 
 impl Toolbox {
-    /// A process has ended.
+    /// Forgets the followers of a process that has ended.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.followers.retain(|_, (of, ..)| *of != node);
     }
 }
 
-/// The number that a row says; none says 0.
+/// Returns the number in a row, or 0 without a row.
 pub(super) fn number(row: Option<&KeyValue>) -> u64 {
     let text = row.map_or("0", |row| std::str::from_utf8(&row.value).unwrap_or_default());
     text.parse().unwrap_or(u64::MAX / 2)
@@ -58,12 +58,12 @@ pub(super) fn number(row: Option<&KeyValue>) -> u64 {
 impl Judge {
     // ---- latches ---------------------------------------------------------------------------
 
-    /// A step of so much will be asked for.
+    /// Records that a step by this amount will be requested.
     pub(crate) fn will_step(&mut self, key: &'static str, by: u64) {
         self.toolbox.steps.entry(key).or_default().perhaps += by;
     }
 
-    /// It was answered by what is left, or was not made.
+    /// Records the outcome of a step: it was made or not.
     pub(crate) fn stepped(&mut self, key: &'static str, by: u64, is_made: bool) {
         let steps = self.toolbox.steps.entry(key).or_default();
         steps.perhaps -= by;
@@ -71,16 +71,16 @@ impl Judge {
         self.check_steps(key);
     }
 
-    /// As many steps were made as were answered, and may have been made beside.
+    /// Checks that the steps made are at least the acknowledged ones and at most those plus the uncertain ones.
     fn check_steps(&mut self, key: &'static str) {
         let steps = self.toolbox.steps.get(key).copied().unwrap_or_default();
         let fits = steps.known <= steps.made && steps.made <= steps.known + steps.perhaps;
         self.expect(fits, "T-SUM", || format!("{key} has come by {steps:?}"));
     }
 
-    /// From one number to another, in one revision after `floor`: that was told.
+    /// Checks the reply that a key went from one number to another in one revision after `floor`.
     pub(crate) fn went(&mut self, key: &'static str, from: u64, to: u64, floor: Revision) {
-        // It begins from nothing.
+        // The number is 0 at first.
         let mut before = 0;
         let is_it = |(at, row): (Revision, Option<&KeyValue>)| {
             let step = (std::mem::replace(&mut before, number(row)), number(row));
@@ -96,7 +96,7 @@ impl Judge {
         self.count(key);
     }
 
-    /// Follows the numbers.
+    /// Follows the numbers of the recipes.
     pub(super) fn follow_tools(&mut self, revision: Revision, events: &[Event]) {
         for event in events {
             let key = event.kv.key.clone();
@@ -110,7 +110,7 @@ impl Judge {
                     self.follow_counter(event);
                     continue;
                 }
-                // A round begins from nothing.
+                // A new round begins without a row.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),
                 _ => {
@@ -126,7 +126,7 @@ impl Judge {
 
     // ---- numbers ---------------------------------------------------------------------------
 
-    /// A key was numbered, after `floor`.
+    /// Checks the reply that a key was numbered, after `floor`.
     pub(crate) fn numbered(&mut self, floor: Revision, made: &SequentialKey, value: &Bytes) {
         let key = format!("{NUMBERED}{:010}", made.number);
         self.expect(made.key == key, "T-NUMBER", || format!("{made:?} is not {key}"));
@@ -134,7 +134,7 @@ impl Judge {
         self.count("key numbered");
     }
 
-    /// Each key that is made has the number after that of the last.
+    /// Checks that each new key has the number after the last one.
     fn follow_numbers(&mut self, event: &Event) {
         let Some(digits) = event.kv.key.strip_prefix(NUMBERED.as_bytes()) else { return };
         if event.kind == EventKind::Delete {
@@ -148,7 +148,7 @@ impl Judge {
 
     // ---- waiting ---------------------------------------------------------------------------
 
-    /// Whoever waited until a key is gone, since the store was at `floor`, goes on.
+    /// Checks that a wait for the deletion of a key, begun at `floor`, has ended rightly.
     pub(crate) fn passed(&mut self, key: &'static str, floor: Revision) {
         let was_there = |at| self.truth.row_at(key.as_bytes(), at).is_some();
         if was_there(floor) && !self.truth.went_after(key.as_bytes(), floor) {
@@ -158,7 +158,7 @@ impl Judge {
         self.count(key);
     }
 
-    /// Whoever is in a place of a double barrier begins a round, which ends with the place of `round`.
+    /// Checks that a participant of a double barrier may begin a round that the entry of `round` completes.
     pub(crate) fn is_inside(&mut self, name: &str, lease: LeaseId, round: Revision, all: usize) {
         let rows = self.truth.rows_at(&KeyRange::prefix(format!("{name}/")), round);
         let places = rows.iter().filter(|row| row.lease.is_some()).count();
@@ -180,7 +180,7 @@ impl Judge {
         self.count("inside a double barrier");
     }
 
-    /// Whoever has left a round was told that all others have.
+    /// Checks the reply that all other participants have left a round.
     pub(crate) fn all_have_left(&mut self, name: &str, round: Revision) {
         let newest = self.truth.newest();
         let rows = self.truth.rows_at(&KeyRange::prefix(format!("{name}/")), newest);
@@ -194,9 +194,9 @@ impl Judge {
         self.count("out of a double barrier");
     }
 
-    // ---- what is to be done once -----------------------------------------------------------
+    // ---- run-once --------------------------------------------------------------------------
 
-    /// What came of it is what came of it for everybody.
+    /// Checks that all callers get the same result.
     pub(crate) fn ran_once(&mut self, name: &Bytes, result: &Bytes) {
         let first = self.toolbox.results.entry(name.clone()).or_insert_with(|| result.clone());
         let first = first.clone();
@@ -208,7 +208,7 @@ impl Judge {
 
     // ---- groups and views ------------------------------------------------------------------
 
-    /// Somebody has joined, or left.
+    /// Checks the reply that a member has joined or left.
     pub(crate) fn is_member(&mut self, key: &Bytes, since: Revision, is_there: bool) {
         let at = if is_there { since } else { self.truth.newest() };
         let row = self.truth.row_at(key, at).cloned();
@@ -219,7 +219,7 @@ impl Judge {
         self.count(if is_there { "member joined" } else { "member left" });
     }
 
-    /// A program on a node follows a group from now on.
+    /// Records that a program on a node follows a group from now on.
     pub(crate) fn follower_begins(&mut self, node: NodeId, group: &'static str) -> FollowerId {
         let id = FollowerId(self.next);
         self.next += 1;
@@ -227,7 +227,7 @@ impl Judge {
         id
     }
 
-    /// It knows these members now.
+    /// Records the members that the follower knows now.
     pub(crate) fn follower_knows(&mut self, id: FollowerId, members: BTreeSet<Member>) {
         if let Some((.., known)) = self.toolbox.followers.get_mut(&id) {
             *known = members;
@@ -235,7 +235,7 @@ impl Judge {
         self.count("group followed");
     }
 
-    /// Whether a follower on one of these nodes does not know what is the case.
+    /// Returns a description of a follower on one of these nodes that does not know the current members.
     pub(crate) fn follower_owes(&self, nodes: &[usize]) -> Option<String> {
         let here = |node: NodeId| nodes.contains(&place(node));
         let newest = self.truth.newest();
@@ -249,7 +249,7 @@ impl Judge {
         owing.next()
     }
 
-    /// A view shows these rows, of one revision.
+    /// Checks that a view shows the rows of one revision.
     pub(crate) fn viewed(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
         self.check_rows("T-VIEW", range, revision, rows);
         self.count("view");

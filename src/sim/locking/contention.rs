@@ -1,5 +1,5 @@
-//! Several tasks of one node share one session and want one lock, while those of the other nodes do
-//! too. Each of them must be alone with it, however the lock goes from task to task.
+//! Programs in which several tasks of one node share a session and compete for one lock with those of other nodes.
+//! The lock must be exclusive however it is passed between tasks.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,16 +9,16 @@ use super::super::plan::{between, one_in};
 use super::{Player, mutex};
 use crate::api::Session;
 
-/// How many tasks of a node want the lock.
+/// Number of tasks per node.
 const TASKS: usize = 3;
 
-/// How long a task holds it, at most.
+/// Maximum time that a task holds the lock.
 const HOLD_MAX: Duration = Duration::from_millis(150);
 
 /// The session that the tasks of a node share.
 type Desk = Rc<RefCell<Option<Session>>>;
 
-/// Starts them.
+/// Starts the tasks.
 pub(super) fn start(player: &Player, lock: &'static str) {
     let desk = Desk::default();
     player.spawn(keep_open(player.again(), desk.clone()));
@@ -27,7 +27,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
     }
 }
 
-/// Sees to it that there is a session.
+/// Keeps a session open for the tasks.
 async fn keep_open(player: Player, desk: Desk) {
     while !player.is_closing() {
         let Some(session) = player.session().await else { continue };
@@ -41,7 +41,7 @@ async fn live(player: Player, desk: Desk, lock: &'static str) {
         player.think().await;
         let session = desk.borrow().clone();
         let Some(session) = session.filter(|session| session.end().is_none()) else { continue };
-        // Several times in a row, so that the others of the node wait.
+        // Takes it several times in a row, so that other tasks of the node must wait.
         for _ in 0..3 {
             turn(&player, &session, lock).await;
         }

@@ -1,5 +1,5 @@
-//! Programs that use one counter: they add, read, and set it, whatever it is or only if it is what they have read. What
-//! each call adds or sets is a number of its own: the judge gives it.
+//! Programs that use one counter: they add, read, and set it, unconditionally or only if it still has the value that
+//! they have read. The judge gives each call a unique amount.
 
 use super::super::judge::{Amount, COUNTER};
 use super::Player;
@@ -8,7 +8,7 @@ use crate::env::Entropy;
 use crate::model::Revision;
 use crate::recipes::CounterError;
 
-/// One call.
+/// Makes one call.
 pub(super) async fn turn(player: &Player) {
     match player.rng.below(10) {
         0..7 => add(player).await,
@@ -42,7 +42,7 @@ async fn set(player: &Player) {
     }
 }
 
-/// Sets it if it is what was read, unless somebody is in between.
+/// Sets the counter if it still has the value that was read.
 async fn compare_and_set(player: &Player) {
     let Some(expected) = read(player).await else { return };
     let (floor, call) = begin(player, "compare and set a counter");

@@ -1,4 +1,4 @@
-//! Nodes that stand for election, proclaim, resign, lead longer than they may, and observe who leads.
+//! Programs that campaign, proclaim, resign, try to lead longer than they may, and observe who leads.
 
 use super::super::judge::Share;
 use super::super::plan::one_in;
@@ -6,7 +6,7 @@ use super::{Holding, PATIENCE, Player, leading};
 use crate::api::{Effect, Session};
 use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
 
-/// Starts a candidate and an observer; on some nodes another candidate, which stands with whatever session its node has.
+/// Starts a candidate and an observer. Some nodes get a second candidate, which uses the session of its node.
 pub(super) fn start(player: Player, election: &'static str) {
     player.spawn(observe(player.again(), election));
     if one_in(&player.rng, 2) {
@@ -35,7 +35,7 @@ fn campaign(player: &Player, session: &Session, election: &'static str) -> Campa
     session.election(election).campaign(player.scene.value("leads")).deadline(PATIENCE)
 }
 
-/// Leads once. Whether it did.
+/// Campaigns once. Returns whether it became leader.
 pub(super) async fn once(player: &Player, session: &Session, election: &'static str) -> bool {
     let attempt = campaign(player, session, election);
     let Ok(leadership) = player.wait(election, attempt).await else { return false };
@@ -61,7 +61,7 @@ async fn turn(player: &Player, session: &Session, election: &'static str) {
     player.let_go(holding).await;
 }
 
-/// Says something new, which is heard only if it still leads.
+/// Proclaims a new value, which succeeds only while it leads.
 async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
     let value = player.scene.value("proclaims");
     let key = holding.held.key().clone();
@@ -93,12 +93,12 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
     }
 }
 
-/// Observes for ever.
+/// Observes the election until the process ends.
 async fn observe(player: Player, election: &'static str) {
     let session = player.session_surely().await;
     let id = player.scene.judge.borrow_mut().observer_begins(player.node, election);
     let mut observer = session.election(election).observe();
-    // It is good for as long as the node, not only for as long as this.
+    // The observer outlives this session.
     player.close(&session).await;
     loop {
         match observer.next().await {

@@ -1,13 +1,13 @@
-//! Permits of a semaphore, and readers of a read/write lock, that operators hand from holder to waiter, while the
-//! waiter is evicted, the holder's lock is broken or released, the limit changes, and readers become writers. At no
-//! moment do more believe to hold than may.
+//! Programs that hold permits of a semaphore and read locks, which operators transfer from holder to waiter. At the
+//! same time waiters are evicted, locks are broken or released, the limit changes, and readers upgrade to writers.
+//! The number of holders must never exceed the limit.
 
 use super::super::plan::{index, one_in};
 use super::orders::patiently;
 use super::{Player, permits, reading};
 use crate::recipes::{LockAdminError, LockEntry};
 
-/// Tasks of a node for each of the two locks.
+/// Number of tasks per node for each of the two locks.
 const TASKS: usize = 2;
 
 /// Starts the holders and the operators of both locks.
@@ -21,7 +21,7 @@ pub(super) fn start(player: &Player, semaphore: &'static str, rw_lock: &'static 
     }
 }
 
-/// Hands holds of a lock over, to any request that waits, as soon as it sees both.
+/// Transfers holds of a lock to any waiter, as soon as both exist.
 async fn operate(player: Player, lock: &'static str) {
     let locks = player.caller.locks();
     while !player.is_closing() {

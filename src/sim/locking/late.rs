@@ -1,6 +1,6 @@
-//! Tasks that come late: they look after a wish when they come round to it, not when they are woken, so that a grant, a
-//! loss and the end of a session wait for them; and they let go what they have lost some time after the loss. Most of
-//! them have a lock delay, which others must wait for.
+//! Programs that poll a lock acquisition at fixed times instead of when it is woken. Grants, losses and ends of
+//! sessions therefore wait for them. They also release a lost lock only some time after the loss. Most of them have a
+//! lock delay, which others must observe.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -12,23 +12,23 @@ use super::{Held, Holding, PATIENCE, Player};
 use crate::api::Session;
 use crate::recipes::{Guard, LockError};
 
-/// The longest lock delay: long enough for a node that was cut off to come back before it is over.
+/// The longest lock delay: long enough for an isolated node to come back before it has passed.
 const DELAY_MAX: Duration = Duration::from_secs(3);
 
-/// How late a task looks after its wish, at most.
+/// Maximum time between two polls of an acquisition.
 const LATE_MAX: Duration = Duration::from_secs(3);
 
-/// What a loss waits for, at most, until it is let go.
+/// Maximum time between a loss and the release.
 const SLACK_MAX: Duration = Duration::from_millis(400);
 
-/// How often one who is at risk looks whether it has lost, and for how long.
+/// Interval and duration of the checks for a loss after the session is at risk.
 const LOOK: Duration = Duration::from_millis(1);
 const LOOKS_FOR: Duration = Duration::from_millis(1_500);
 
-/// How many tasks of a node want the lock, each with a session of its own.
+/// Number of tasks per node, each with its own session.
 const TASKS: usize = 2;
 
-/// Starts them.
+/// Starts the tasks.
 pub(super) fn start(player: &Player, lock: &'static str) {
     for _ in 0..TASKS {
         player.spawn(live(player.again(), lock));
@@ -41,7 +41,7 @@ async fn live(player: Player, lock: &'static str) {
 }
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
-    // It may end so much later than it should.
+    // The deadline leaves room for the delay of the last poll.
     let attempt = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
     let granted = match one_in(&player.rng, 2) {
         true => player.wait(lock, seldom(player, attempt)).await,
@@ -53,8 +53,8 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     player.let_go(holding).await;
 }
 
-/// Holds it for a while, or until some time after its loss; or as soon as it can be seen that it is lost, which may be before
-/// its node has told anybody.
+/// Holds the lock for a while, until some time after its loss, or until the loss becomes observable, which may be
+/// before the node reports it.
 async fn hold(player: &Player, holding: &Holding<Guard>) {
     let (held, timers) = (&holding.held, &player.scene.timers);
     if one_in(&player.rng, 3) {
@@ -72,7 +72,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
     }
 }
 
-/// A wish that is looked after now and then: whatever wakes it, it is polled when its task comes round.
+/// Polls an acquisition at intervals, whatever wakes it.
 async fn seldom<H>(
     player: &Player,
     attempt: impl IntoFuture<Output = Result<H, LockError>>,

@@ -1,5 +1,5 @@
-//! Nodes whose work runs while they lead, through the recipe that has the order of things in it: it begins after the
-//! election, is over before the resignation, and is dropped at the loss.
+//! Programs that run work while they lead, with the recipe that orders the steps: the work begins after the election,
+//! ends before the resignation, and is dropped when leadership is lost.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::api::{OwnSession, Session};
 use crate::env::Entropy;
 use crate::recipes::{Hold, LeadError, LeaderTask, Leadership, LockError};
 
-/// A share of a leadership, for the work.
+/// A share of the leadership, for the work.
 struct Led(Arc<Leadership>);
 
 impl Deref for Led {
@@ -24,7 +24,7 @@ impl Deref for Led {
 
 impl Held for Led {}
 
-/// Work that runs. However it comes to its end, it believes in nothing after that.
+/// The running work. When it ends in any way, it tells the judge that it no longer relies on the leadership.
 struct Work<'a> {
     player: &'a Player,
     holding: Option<Holding<Led>>,
@@ -38,17 +38,17 @@ impl Drop for Work<'_> {
     }
 }
 
-/// Stands for election until it has led, or for so long.
+/// Campaigns until it has led, or for a limited time.
 pub(super) async fn turn(player: &Player, session: &Session, election: &'static str) {
     let leading = session.election(election).leader_task(player.scene.value("leads"));
     drop(run(player, leading, election).await);
 }
 
-/// Stands for election again and again with its node's own session, whatever becomes of each.
+/// Campaigns again and again with the session of its node, whatever the outcome.
 pub(super) async fn live_on(player: Player, election: &'static str) {
     let own = OwnSession::of(player.caller.client().clone());
     while !player.is_closing() {
-        // It puts its value anew whenever it stands again: this one is not to be put once.
+        // This recipe puts its value again for each campaign, so the value must not count as unique.
         let leading = LeaderTask::by_node(Arc::clone(&own), election.into(), "leads again".into());
         let answer = run(&player, leading, election).await;
         let is_over = matches!(answer, Err(LeadError::NotElected(LockError::SessionEnded(_))));
@@ -67,7 +67,7 @@ async fn run(
     let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };
     let patience = between(&player.rng, Duration::ZERO, PATIENCE);
     let grace = Duration::from_millis(player.rng.below(100));
-    // At its end it resigns, and waits until that is durable.
+    // At its end it resigns and waits until the resignation is durable.
     let may_take = patience + grace + player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "lead", may_take);
     let stop = player.scene.timers.sleep(patience);

@@ -1,6 +1,6 @@
-//! Programs that want locks: they wait, hold, write under guard, let go, give up half-way, hold longer
-//! than they may, and tell the judge whenever they believe to hold one. One file a primitive; here is
-//! what all of them do alike.
+//! Programs that use locks: they wait, hold, write under a guard, release, give up half-way, try to hold longer than
+//! they may, and tell the judge whenever they believe that they hold a lock. Each primitive has its own file. This
+//! file has what they share.
 
 mod contention;
 mod counting;
@@ -47,7 +47,7 @@ use crate::recipes::{
     MultiGuard, Permit, ReadGuard, Released, WriteGuard,
 };
 
-/// How long one waits for a lock before giving up.
+/// Maximum time to wait for a lock.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// A program on a node.
@@ -55,19 +55,19 @@ pub(crate) struct Player {
     pub(crate) scene: Scene,
     pub(crate) caller: Caller,
     pub(crate) node: NodeId,
-    /// The place of the node in its world.
+    /// Index of the node in its world.
     pub(crate) at: usize,
     pub(crate) rng: Rng,
 }
 
 impl Player {
-    /// Another one on the same node.
+    /// Returns another player on the same node.
     fn again(&self) -> Self {
         let (scene, caller) = (self.scene.clone(), self.caller.clone());
         Self { scene, caller, node: self.node, at: self.at, rng: Rng::new(self.rng.next_u64()) }
     }
 
-    /// Starts a task that ends with the process.
+    /// Spawns a task that ends with the process.
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.scene.spawner.spawn(Some(self.at), task);
     }
@@ -96,8 +96,8 @@ impl Player {
         session
     }
 
-    /// Opens one session after the other, one in so many without a lock delay, and takes turns with each until it has
-    /// ended.
+    /// Opens one session after the other and runs turns with each until it has ended. On average one in `without_delay`
+    /// sessions has no lock delay.
     async fn live_in_sessions(
         &self,
         without_delay: u64,
@@ -119,7 +119,7 @@ impl Player {
         }
     }
 
-    /// Opens a session, however long that takes.
+    /// Opens a session, with retries.
     pub(super) async fn session_surely(&self) -> Session {
         loop {
             if let Some(session) = self.session().await {
@@ -128,12 +128,12 @@ impl Player {
         }
     }
 
-    /// Closes a session, and waits.
+    /// Closes a session and waits.
     pub(super) async fn close(&self, session: &Session) {
         self.scene.close(self.node, session).await;
     }
 
-    /// Takes a lock with a session of its own, however long that takes.
+    /// Acquires a lock with a new session, with retries.
     pub(super) async fn take_surely(&self, lock: &'static str) -> (Session, Holding<Guard>) {
         loop {
             let session = self.session_surely().await;
@@ -147,7 +147,7 @@ impl Player {
         }
     }
 
-    /// Waits for what was wished for; now and then gives up at once, or a little later.
+    /// Waits for an acquisition. Sometimes gives up at once or a little later.
     async fn wait<H>(
         &self,
         lock: &'static str,
@@ -156,7 +156,7 @@ impl Player {
         self.wait_as(lock, None, attempt).await
     }
 
-    /// The same, for a piece of work.
+    /// Like `wait`, for a piece of work.
     async fn wait_as<H>(
         &self,
         lock: &'static str,
@@ -188,7 +188,7 @@ impl Player {
         match answer {
             Some(Ok(held)) => Ok(held),
             Some(Err(why)) => Err(GaveUp::Told(why)),
-            // Dropping the wish leaves the line.
+            // Dropping the acquisition removes it from the lock queue.
             None => {
                 judge.count("attempt given up");
                 Err(GaveUp::Impatient)
@@ -196,7 +196,7 @@ impl Player {
         }
     }
 
-    /// Does something for a while, and drops it if it has not ended by then.
+    /// Runs a future for at most this time and drops it if it has not completed.
     async fn for_at_most<T>(&self, time: Duration, what: impl Future<Output = T>) -> Option<T> {
         let (mut what, mut enough) = (pin!(what), pin!(self.scene.timers.sleep(time)));
         poll_fn(|context| match what.as_mut().poll(context) {
@@ -206,7 +206,7 @@ impl Player {
         .await
     }
 
-    /// How long to hold: now and then longer than the session lives without renewals.
+    /// Returns how long to hold: sometimes longer than the session lives without renewals.
     fn while_held(&self) -> Duration {
         let most = match self.rng.below(10) {
             0 => self.scene.session_ttl * 2,
@@ -216,7 +216,7 @@ impl Player {
         between(&self.rng, Duration::ZERO, most)
     }
 
-    /// Somebody is put out of a line, while other things are done with that line.
+    /// Evicts an entry from its lock queue a little later, while the queue is used otherwise.
     fn evict_soon(&self, place: LockEntry) {
         let player = self.again();
         self.spawn(async move {
@@ -226,7 +226,7 @@ impl Player {
         });
     }
 
-    /// Tells the judge that this program believes to hold a lock. `what` is how such holds are
+    /// Tells the judge that this program believes that it holds a lock. `what` is the name under which such holds are
     /// counted.
     pub(super) fn believe<H: Held>(
         &self,
@@ -237,7 +237,7 @@ impl Player {
         self.believe_as(what, lock, None, held)
     }
 
-    /// The same, for a piece of work.
+    /// Like `believe`, for a piece of work.
     fn believe_as<H: Held>(
         &self,
         what: &'static str,
@@ -248,7 +248,7 @@ impl Player {
         self.believe_all(what, &[lock], work, held)
     }
 
-    /// The same, of several locks, in the order of the hold's keys.
+    /// Like `believe`, for several locks in the order of the keys of the hold.
     fn believe_all<H: Held>(
         &self,
         what: &'static str,
@@ -266,7 +266,7 @@ impl Player {
         Holding { parts, held }
     }
 
-    /// Tells the judge that what was granted before goes on as this.
+    /// Tells the judge that an earlier hold continues as this one.
     fn believe_still<H: Held>(&self, lock: &'static str, held: H) -> Holding<H> {
         let held = Rc::new(held);
         let belief = self.belief(lock, held.key(), None, &held);
@@ -296,15 +296,15 @@ impl Player {
         }
     }
 
-    /// Reads the row that a lock guards, as this replica has it: what the last holder has written is here
-    /// before the lock is. `None` if the node has stopped.
+    /// Reads the row that a lock guards from this replica. It includes the last write of the previous holder, because
+    /// that write precedes the grant. Returns `None` if the node has stopped.
     async fn guarded(&self, lock: &'static str) -> Option<Option<KeyValue>> {
         let (row, _) = self.caller.get_local(format!("guarded/{lock}").as_bytes()).await?;
         Some(row)
     }
 
-    /// Reads a row, and writes it under the lock, as the last thing before it lets go; now and then gives up
-    /// half-way: the write is carried out all the same, or not, but not after somebody else holds.
+    /// Reads a row and writes it under the lock right before the release. Sometimes drops the write half-way: it may
+    /// then be applied or not, but not after another program holds the lock.
     async fn update_at_last<H: Held>(&self, holding: &Holding<H>) {
         if !one_in(&self.rng, 6) {
             self.update(holding).await;
@@ -318,7 +318,7 @@ impl Player {
         }
     }
 
-    /// Reads a row, and writes it under the lock.
+    /// Reads a row and writes it under the lock.
     async fn update<H: Held>(&self, holding: &Holding<H>) -> Written {
         let lock = holding.lock();
         let Some(read) = self.guarded(lock).await else { return Written::Decided };
@@ -342,7 +342,7 @@ impl Player {
         self.write(holding, "guarded write", write, txn).await
     }
 
-    /// Writes under a lock that others may hold too, beside what was read under it.
+    /// Writes to a row other than the one that was read, under a lock that others may hold as well.
     async fn write_beside<H: Held>(
         &self,
         holding: &Holding<H>,
@@ -356,7 +356,7 @@ impl Player {
         self.write(holding, what, Write { of, key, value, read }, txn).await;
     }
 
-    /// Carries a write under a lock out.
+    /// Performs a write under a lock.
     async fn write<H: Held>(
         &self,
         holding: &Holding<H>,
@@ -407,7 +407,7 @@ impl Player {
         Written::Decided
     }
 
-    /// Lets go: drops what was held, or releases it and waits.
+    /// Releases the hold: by a drop, or by a release that is awaited.
     pub(super) async fn let_go<H: Release>(&self, holding: Holding<H>) {
         if one_in(&self.rng, 4) {
             return drop(self.stop_believing(holding));
@@ -415,7 +415,7 @@ impl Player {
         self.let_go_waiting(holding).await;
     }
 
-    /// From here on it does not believe any more, whatever the store will say.
+    /// Ends the belief in a hold, whatever the store replies later.
     pub(super) fn stop_believing<H: Held>(&self, holding: Holding<H>) -> H {
         let Holding { parts, held } = holding;
         for (lock, id) in parts {
@@ -424,7 +424,7 @@ impl Player {
         Rc::into_inner(held).expect("the judge has given its share back")
     }
 
-    /// Releases what was held, and waits.
+    /// Releases the hold and waits.
     pub(super) async fn let_go_waiting<H: Release>(&self, holding: Holding<H>) {
         let lock = holding.lock();
         let held = self.stop_believing(holding);
@@ -436,7 +436,7 @@ impl Player {
         judge.returned(call);
         match answer {
             Ok(Released::Now) => {
-                // Among tasks that share a place the key stays for the next.
+                // If tasks share a queue entry, its key stays for the next one.
                 if !Program::Contention.locks().contains(&lock) {
                     keys.iter().for_each(|key| judge.left_the_line(key, since, lease));
                 }
@@ -449,7 +449,7 @@ impl Player {
     }
 }
 
-/// A call that ends with whoever waits for it.
+/// A call that ends for the judge when it is dropped.
 struct Calling<'a> {
     scene: &'a Scene,
     id: CallId,
@@ -461,43 +461,43 @@ impl Drop for Calling<'_> {
     }
 }
 
-/// Why a wait has ended without the lock.
+/// The reason why a wait ended without the lock.
 #[derive(Debug)]
 enum GaveUp {
-    /// The program did not want to wait any more.
+    /// The program gave up.
     Impatient,
-    /// The library says why.
+    /// The library returned an error.
     Told(LockError),
 }
 
-/// A write of one row, under a lock.
+/// A write of one row under a lock.
 struct Write {
     key: Bytes,
     value: Bytes,
-    /// The key of the row that was read before, under the lock.
+    /// Key of the row that was read before, under the lock.
     of: Bytes,
-    /// As it was read.
+    /// The row as it was read.
     read: Option<KeyValue>,
 }
 
-/// Whether it is known what came of a write.
+/// Whether the outcome of a write is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
-    /// It is there, or will never be.
+    /// The write was applied or never will be.
     Decided,
-    /// It may still come, while its holder holds.
+    /// The write may still be applied while its holder holds the lock.
     Perhaps,
 }
 
-/// A lock that a program believes to hold, with the judge looking on.
+/// A lock that a program believes that it holds, registered with the judge.
 pub(super) struct Holding<H> {
-    /// The locks, and what the judge calls the hold of each.
+    /// The locks and the judge's id of each hold.
     parts: Vec<(&'static str, HolderId)>,
     held: Rc<H>,
 }
 
 impl<H> Holding<H> {
-    /// The lock; the first, if there are several.
+    /// Returns the lock, or the first one of several.
     fn lock(&self) -> &'static str {
         self.parts[0].0
     }
@@ -505,12 +505,12 @@ impl<H> Holding<H> {
 
 /// A hold of any kind.
 pub(super) trait Held: Deref<Target = Hold> + 'static {
-    /// How much of the lock it takes.
+    /// Returns the share of the lock.
     fn share(&self) -> Share {
         Share::All
     }
 
-    /// Why it is not held any more.
+    /// Returns why the hold was lost, if it was.
     fn loss(&self) -> Option<LostReason> {
         match self.state() {
             LockState::Lost(loss) => Some(loss),
@@ -519,7 +519,7 @@ pub(super) trait Held: Deref<Target = Hold> + 'static {
     }
 }
 
-/// A guard of any kind: whoever has it may let go.
+/// A guard of any kind, which can be released.
 pub(super) trait Release: Held {
     fn release(self) -> impl Future<Output = Result<Released, Error>>;
 }

@@ -1,12 +1,12 @@
-//! Programs that take several locks at once, all or none, in sets that overlap, while others want one
-//! of them alone.
+//! Programs that acquire several locks at once, all or none, in overlapping sets, while others acquire one of them
+//! alone.
 
 use super::super::plan::{index, one_in};
 use super::{GaveUp, PATIENCE, Player, mutex};
 use crate::api::Session;
 use crate::recipes::LockError;
 
-/// Starts one who takes several, and on each node one who takes one of them.
+/// Starts a program that takes several locks, and on each node one that takes a single lock.
 pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
     player.spawn(live(player.again(), locks));
     mutex::start(player.again(), locks[player.at % locks.len()]);
@@ -29,7 +29,7 @@ async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]
     if !one_in(&player.rng, 3) {
         names.remove(index(&player.rng, names.len()));
     }
-    // The order in which they are named is nothing.
+    // The order of the names must not matter.
     let named = match one_in(&player.rng, 2) {
         true => names.iter().rev().copied().collect(),
         false => names.clone(),

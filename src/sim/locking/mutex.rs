@@ -1,4 +1,4 @@
-//! A task that wants one lock, again and again: by waiting for it, or by only trying.
+//! A program that repeatedly acquires one lock, with or without waiting.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::recipes::{Guard, LockError};
 
 use super::super::plan::{between, index, one_in};
 
-/// How long some hold, or wait, at the most.
+/// Bounds of a short hold or a short wait.
 const SHORT: Duration = Duration::from_millis(300);
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Starts it.
+/// Starts the program.
 pub(super) fn start(player: Player, lock: &'static str) {
     let scene = player.scene.clone();
     let at = player.at;
@@ -31,7 +31,8 @@ async fn live(player: Player, lock: &'static str) {
                     left = hold(&player, holding).await;
                 }
             }
-            // What a session has let go may still be there for a while: only its first wish is its only one.
+            // The key of a released hold may still exist for a while, so `try_lock` is checked only for the first
+            // acquisition of a session.
             None => lonely = Some(session.lease()),
         }
         while session.end().is_none() && left == Left::Free && !player.is_closing() {
@@ -50,7 +51,7 @@ async fn live(player: Player, lock: &'static str) {
     }
 }
 
-/// Takes the lock and lets it go at once. Whether it was taken.
+/// Acquires and releases the lock once. Returns whether it was acquired.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let attempt = session.mutex(lock).lock().deadline(PATIENCE);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
@@ -60,12 +61,12 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
     true
 }
 
-/// How a hold was let go.
+/// How a hold was given up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// For whoever is next in line.
+    /// Released for the next waiter.
     Free,
-    /// For the program's next session.
+    /// Left to the next session of the program.
     ToTheNext,
 }
 
@@ -83,7 +84,7 @@ async fn hold(player: &Player, holding: Holding<Guard>) -> Left {
     Left::Free
 }
 
-/// Waits for the lock, or tries it. `lonely` is the lease, if nothing else was wished for with it.
+/// Acquires the lock, with or without waiting. `lonely` is the lease if this is the first acquisition with it.
 pub(super) async fn take(
     player: &Player,
     session: &Session,
@@ -94,9 +95,9 @@ pub(super) async fn take(
     if !one_in(&player.rng, 6) {
         let attempt = mutex.lock();
         let attempt = match index(&player.rng, 8) {
-            // In a place of its own, and not for long.
+            // In its own queue entry, with a short hold.
             0 => attempt.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
-            // Among those of its session too, whoever passes the lock on to it.
+            // In the queue entry that its session shares, with a short deadline.
             1 => attempt.deadline(between(&player.rng, SHORTEST, SHORT)),
             _ => attempt.deadline(PATIENCE),
         };

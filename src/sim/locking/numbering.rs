@@ -1,4 +1,5 @@
-//! Programs that have the store number keys, and delete them again: numbers are dense, and never given twice.
+//! Programs that create sequentially numbered keys and delete them again. Numbers must be consecutive and never
+//! reused.
 
 use bytes::Bytes;
 
@@ -10,7 +11,7 @@ use crate::env::Entropy;
 use crate::model::{KeyRange, Revision};
 use crate::recipes::{SequenceError, SequentialKey};
 
-/// Makes a key, bound to the session or not; now and then deletes all that are there.
+/// Creates a key, attached to the session or not. Sometimes deletes all existing ones.
 pub(super) async fn turn(player: &Player, session: &Session) {
     let sequence = player.caller.client().sequential_prefix(NUMBERED);
     let value = player.scene.value("numbered");

@@ -1,6 +1,6 @@
-//! Holders of one lock, with lock delays and without, that give it up when they are asked, or hand it to
-//! one who waits; and on each node an operator, who asks, breaks holds, evicts who waits, and hands holds
-//! over. Whatever is ordered, and however late it comes: at no moment do two believe.
+//! Programs that hold one lock, with or without a lock delay, and release or transfer it on request. On each node an
+//! operator requests releases, breaks holds, evicts waiters and transfers holds. However late a request arrives, the
+//! lock must stay exclusive.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -13,13 +13,13 @@ use crate::api::Session;
 use crate::env::Entropy;
 use crate::recipes::{Guard, LockAdminError, LockEntry, LockError};
 
-/// The longest lock delay: the lock is free in time all the same.
+/// The longest lock delay, short enough for the lock to be free in time.
 pub(super) const DELAY_MAX: Duration = Duration::from_millis(700);
 
-/// How long an operator waits for what it has ordered.
+/// Maximum time that an operator waits for a request to complete.
 const ORDER_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How many tasks of a node want the lock: within a node it is handed over too.
+/// Number of tasks per node, so that the lock is also transferred within a node.
 const TASKS: usize = 2;
 
 /// Starts the holders and the operator.
@@ -37,7 +37,7 @@ async fn live(player: Player, lock: &'static str) {
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let mutex = session.mutex(lock);
-    // Who says why has a place of its own, others of the session share one.
+    // An acquisition with a reason gets its own queue entry. The others of a session share one.
     let attempt = match one_in(&player.rng, 2) {
         true => mutex.lock().reason("to try it").deadline(PATIENCE),
         false => mutex.lock().deadline(PATIENCE),
@@ -60,7 +60,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     }
 }
 
-/// Holds it for a while, or until somebody asks for it: then that is so.
+/// Holds the lock for a while, or until its release is requested. Returns whether it was requested.
 async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
     let mut asked = pin!(holding.held.asked_to_release());
     let mut enough = pin!(player.scene.timers.sleep(player.while_held()));
@@ -79,7 +79,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
     asked
 }
 
-/// What a holder is asked, and its node has applied, it is told.
+/// Checks that the holder is notified of a release request that its node has applied.
 async fn is_told(player: &Player, holding: &Holding<Guard>) {
     let hold = &holding.held;
     let order = [&hold.key()[..], b"/order"].concat();
@@ -93,7 +93,7 @@ async fn is_told(player: &Player, holding: &Holding<Guard>) {
     });
 }
 
-/// Gives it to one who waits.
+/// Transfers the hold to a waiter.
 async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntry) {
     if one_in(&player.rng, 2) {
         player.evict_soon(successor.clone());
@@ -116,7 +116,7 @@ async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntr
     }
 }
 
-/// Gives orders to whoever stands in the line, and thinks so often in between.
+/// Makes requests about entries of the lock queue, with `thinks` pauses in between.
 pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
     let locks = player.caller.locks();
     while !player.is_closing() {
@@ -153,7 +153,7 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
     }
 }
 
-/// What an order comes to, unless that takes too long: giving up does not take it back.
+/// Waits for a request for a limited time. Giving up does not cancel the request.
 pub(super) async fn patiently<T>(player: &Player, order: impl IntoFuture<Output = T>) -> Option<T> {
     player.for_at_most(ORDER_PATIENCE, order.into_future()).await
 }

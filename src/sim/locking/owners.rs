@@ -1,6 +1,6 @@
-//! Pieces of work that take two locks, and hold one of them twice. Those that take them in any order
-//! may come to wait for each other: then one of them is told. Those that all take them in one order
-//! never do, and are never told so.
+//! Programs whose pieces of work take two locks, and one of them twice. Pieces of work that take locks in any order
+//! may deadlock, and one of them must be told. Those that take locks in a fixed order never deadlock and must never
+//! be told so.
 
 use super::super::plan::one_in;
 use super::{GaveUp, PATIENCE, Player};
@@ -8,7 +8,8 @@ use crate::api::Session;
 use crate::model::Revision;
 use crate::recipes::{LockError, Owner, Released};
 
-/// Starts one of each sort: the first two locks are taken in any order, the others always in theirs.
+/// Starts one program of each kind: one takes the first two locks in any order, the others take theirs in a fixed
+/// order.
 pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
     player.spawn(live(player.again(), [locks[0], locks[1]], true));
     player.spawn(live(player.again(), [locks[2], locks[3]], false));
@@ -28,7 +29,7 @@ async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
     }
 }
 
-/// Takes both and lets them go.
+/// Acquires both locks and releases them.
 async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_order: bool) {
     let owner = session.owner("work");
     let work = player.scene.judge.borrow_mut().new_work();
@@ -57,7 +58,7 @@ async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_
     player.let_go(first).await;
 }
 
-/// What an owner holds it may take once more, at once.
+/// Acquires a lock that its owner already holds, which must succeed at once.
 async fn hold_again(
     player: &Player,
     session: &Session,
@@ -70,7 +71,7 @@ async fn hold_again(
     }
     let attempt = session.mutex(lock).lock().owner(owner).deadline(PATIENCE);
     let Ok(again) = player.wait(lock, attempt).await else { return };
-    // Unless the first hold is lost meanwhile.
+    // The first hold may have been lost in the meantime.
     if again.since() == since {
         let answer = again.release().await;
         let mut judge = player.scene.judge.borrow_mut();

@@ -1,5 +1,5 @@
-//! Programs that write a key for a while: put if nobody has, written anew with another time to live, and deleted where it is
-//! what was written. Whatever was written for a while is there for so long, unless somebody writes or deletes it.
+//! Programs that write a key with a TTL: they put it if it is absent, rewrite it with another TTL, and delete it if
+//! it is unchanged. The key must exist for its TTL unless a program writes or deletes it.
 
 use std::time::Duration;
 
@@ -12,14 +12,13 @@ use crate::env::Entropy;
 use crate::model::Revision;
 use crate::recipes::Expected;
 
-/// The key.
 const KEY: Bytes = Bytes::from_static(b"tool/passing");
 
-/// How long it lives.
+/// Bounds of the TTL.
 const TTL_MIN: Duration = Duration::from_millis(300);
 const TTL_MAX: Duration = Duration::from_secs(4);
 
-/// Puts it if there is none; then writes it anew, or deletes it, or leaves it alone.
+/// Puts the key if it is absent. Then rewrites it, deletes it, or leaves it alone.
 pub(super) async fn turn(player: &Player) {
     let mut mine = Revision(0);
     for round in 0..=player.rng.below(4) {
@@ -36,7 +35,7 @@ pub(super) async fn turn(player: &Player) {
     }
 }
 
-/// Writes it for a while if it is as it was written at `mine`: 0 is a key that is not there.
+/// Writes the key with a TTL if its last write was at `mine`, where 0 means that the key is absent.
 async fn write(player: &Player, mine: Revision) -> Option<Revision> {
     let (client, value) = (player.caller.client(), player.scene.value("passing"));
     let ttl = Duration::from_millis(between(&player.rng, TTL_MIN, TTL_MAX).as_millis() as u64);

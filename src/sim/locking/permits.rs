@@ -1,5 +1,5 @@
-//! Programs that share the permits of a semaphore: some want many, some want to know which, and now
-//! and then one changes how many there are.
+//! Programs that share the permits of a semaphore. Some take many permits, some ask for their slots, and sometimes
+//! one changes the limit.
 
 use super::super::plan::one_in;
 use super::{GaveUp, Holding, PATIENCE, Player};
@@ -7,19 +7,19 @@ use crate::api::Session;
 use crate::env::Entropy;
 use crate::recipes::{LockError, Permit};
 
-/// How many tasks of a node want permits.
+/// Number of tasks per node.
 const TASKS: usize = 2;
 
-/// How many permits there are in the beginning.
+/// Number of permits at first.
 const LIMIT: u32 = 3;
 
-/// The most that there ever are.
+/// Highest number of permits.
 const LIMIT_MAX: u32 = 5;
 
-/// How often somebody who did not get them looks how many there are by now.
+/// Maximum number of times that a task that got no permits rereads the limit.
 const LOOKS_MAX: usize = 4;
 
-/// Starts them.
+/// Starts the tasks.
 pub(super) fn start(player: &Player, lock: &'static str) {
     for _ in 0..TASKS {
         player.spawn(live(player.again(), lock));
@@ -42,7 +42,7 @@ pub(super) async fn live(player: Player, lock: &'static str) {
     }
 }
 
-/// Takes one permit and gives it back. Whether it was taken.
+/// Takes one permit and releases it. Returns whether it was taken.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let mut limit = LIMIT;
     for _ in 0..LOOKS_MAX {
@@ -104,7 +104,7 @@ async fn take(
     }
 }
 
-/// Asks which permits it has.
+/// Asks for the slots of its permits.
 async fn slots(player: &Player, holding: &Holding<Permit>) {
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "slots", may_take);
@@ -118,7 +118,7 @@ async fn slots(player: &Player, holding: &Holding<Permit>) {
     }
 }
 
-/// From now on there are more, or fewer.
+/// Raises or lowers the limit.
 async fn resize(player: &Player, session: &Session, lock: &'static str, limit: &mut u32) {
     let new = 2 + u32::try_from(player.rng.below(u64::from(LIMIT_MAX) - 1)).expect("few");
     let may_take = player.caller.deadline();

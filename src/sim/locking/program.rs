@@ -1,4 +1,4 @@
-//! Which programs there are: what each is about, how it starts, and what it does in the last round.
+//! The list of programs: the locks of each, how it starts, and its part in the last round.
 
 use super::{
     Player, contention, election, handing, late, multi, mutex, orders, owners, permits, queue,
@@ -8,37 +8,37 @@ use super::{
 /// The queue that programs put into and take from.
 const QUEUE: &str = "queue/q";
 
-/// What programs do with locks, and beside them.
+/// A kind of program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Program {
-    /// One task on each node wants one lock again and again.
+    /// One task on each node repeatedly acquires one lock.
     Mutex,
-    /// Several tasks of each node share a session and want one lock.
+    /// Several tasks of each node share a session and compete for one lock.
     Contention,
-    /// Each node campaigns, and observes.
+    /// Each node campaigns and observes.
     Election,
-    /// Pieces of work take two locks, in one order or in any.
+    /// Pieces of work take two locks, in a fixed order or in any.
     Owners,
-    /// Readers and writers of one lock, who become each other.
+    /// Readers and writers of one lock, which upgrade and downgrade.
     Reading,
-    /// Permits of a semaphore, with slots, and another limit now and then.
+    /// Permits of a semaphore with slots and a changing limit.
     Permits,
-    /// Several locks at once, each of which is wanted alone too.
+    /// Several locks at once, each of which is also taken alone.
     Multi,
-    /// Holders that are asked, broken and handed over, with lock delays.
+    /// Holds whose release is requested, and that are broken and transferred, with lock delays.
     Orders,
-    /// Permits and readers that operators hand over.
+    /// Permits and read locks that operators transfer.
     Handing,
-    /// Tasks that look late after what they wish for and what they have lost, with long lock delays.
+    /// Tasks that poll late and release lost locks late, with long lock delays.
     Late,
     /// Items are put and taken.
     Queue,
-    /// The toolbox: a bit of each.
+    /// A mix of the smaller recipes.
     Toolbox,
 }
 
 impl Program {
-    /// All of them.
+    /// All programs.
     pub(crate) const ALL: [Program; 12] = [
         Program::Mutex,
         Program::Contention,
@@ -54,7 +54,7 @@ impl Program {
         Program::Toolbox,
     ];
 
-    /// The locks that it is about.
+    /// Returns the locks that the program uses.
     pub(crate) fn locks(self) -> &'static [&'static str] {
         match self {
             Program::Mutex => &["lock/a", "lock/b"],
@@ -71,7 +71,7 @@ impl Program {
         }
     }
 
-    /// The names below which nothing is left in the end.
+    /// Returns the names below which no key may be left at the end.
     pub(crate) fn names(self) -> &'static [&'static str] {
         match self {
             Program::Queue => &[QUEUE],
@@ -80,7 +80,7 @@ impl Program {
         }
     }
 
-    /// The locks of which one that is held may be what a wish for this one waits for.
+    /// Returns the locks whose holders may delay an acquisition of this one.
     pub(super) fn group(lock: &'static str) -> &'static [&'static str] {
         let mut all = Program::ALL.into_iter().map(Program::locks);
         let locks = all.find(|locks| locks.contains(&lock)).expect("a program's");
@@ -91,7 +91,7 @@ impl Program {
         &locks[alone..=alone]
     }
 
-    /// Starts it on a node whose process has just started.
+    /// Starts the program on a node whose process has just started.
     pub(crate) fn start(self, player: &Player) {
         match (self, self.locks()) {
             (Program::Mutex, locks) => {
@@ -111,7 +111,7 @@ impl Program {
         }
     }
 
-    /// Takes each of its locks once and lets it go, and all that is in its queue, however long that takes.
+    /// Acquires and releases each of its locks once and drains its queue, with retries.
     pub(crate) async fn once(self, player: &Player) {
         if self == Program::Queue {
             queue::drain(player, QUEUE).await;

@@ -1,5 +1,5 @@
-//! Programs that put items into a queue, with priorities and delays, and programs that take them: some
-//! acknowledge, with what they have done or without, some give back, some forget, and some are too late.
+//! Programs that put items into a queue with priorities and delays, and programs that take them. Some acknowledge an
+//! item, with or without a result row, some return it, some forget it, and some acknowledge too late.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -17,19 +17,19 @@ use crate::env::Entropy;
 use crate::model::Op;
 use crate::recipes::{Delivery, QueueError, QueueTaker};
 
-/// How many tasks of a node take.
+/// Number of takers per node.
 const TAKERS: usize = 2;
 
-/// How long a taker waits for an item.
+/// Maximum time that a taker waits for an item.
 const TAKE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// With so many items in the queue nobody puts another: what is left in the end is to be taken in seconds.
+/// Number of items from which no more are put, so that the rest can be taken in seconds at the end.
 const WAITING_MAX: usize = 500;
 
 /// The longest delay of an item.
 const DELAY_MAX: Duration = Duration::from_secs(3);
 
-/// Starts one who puts, and those who take.
+/// Starts a program that puts and several that take.
 pub(super) fn start(player: &Player, queue: &'static str) {
     player.spawn(put_for_ever(player.again(), queue));
     player.spawn(take_for_ever(player.again(), queue));
@@ -46,7 +46,8 @@ async fn put_for_ever(player: Player, queue: &'static str) {
 }
 
 async fn put(player: &Player, queue: &'static str) {
-    // Not by the judge's rule of values: a taking puts the item's row again as it is.
+    // The prefix exempts the value from the rule that values are unique: a claim puts the row of the item again
+    // unchanged.
     let value = Bytes::from([b"item ", &player.scene.value("item")[..]].concat());
     let delay = match one_in(&player.rng, 4) {
         true => between(&player.rng, Duration::from_millis(1), DELAY_MAX),
@@ -91,7 +92,7 @@ async fn take_while_it_lives(player: Player, taker: QueueTaker, queue: &'static 
     }
 }
 
-/// Takes again and again, until there is something, or the session has ended.
+/// Takes repeatedly until it gets an item or the session has ended.
 async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Option<Delivery> {
     let hunger = player.scene.judge.borrow_mut().hungers(player.node, queue);
     let mut taken = None;
@@ -106,7 +107,7 @@ async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Optio
     taken
 }
 
-/// Waits for an item, or only tries, or gives up half-way.
+/// Waits for an item, tries without waiting, or gives up half-way.
 async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, QueueError> {
     let call = player.scene.judge.borrow_mut().call(player.node, "take", TAKE_PATIENCE);
     let only_tries = one_in(&player.rng, 5);
@@ -148,7 +149,7 @@ fn has(player: &Player, delivery: &Rc<Delivery>) -> DeliveryId {
     player.scene.judge.borrow_mut().takes(taken)
 }
 
-/// Works on an item, and acknowledges it, or not.
+/// Works on an item and acknowledges it or not.
 async fn work(player: &Player, queue: &'static str, delivery: Delivery) {
     let delivery = Rc::new(delivery);
     let id = has(player, &delivery);
@@ -211,7 +212,7 @@ async fn acknowledge(player: &Player, queue: &'static str, id: DeliveryId, deliv
     }
 }
 
-/// Takes what is there until nothing is left, however long that takes.
+/// Takes items until the queue is empty, with retries.
 pub(super) async fn drain(player: &Player, queue: &'static str) {
     loop {
         let Some(session) = player.session().await else { continue };
@@ -225,7 +226,7 @@ pub(super) async fn drain(player: &Player, queue: &'static str) {
                     acknowledge(player, queue, id, delivery).await;
                 }
                 Ok(None) => match taker.is_empty().await {
-                    // Delayed, or in somebody else's hands.
+                    // The remaining items are delayed or claimed by others.
                     Ok(false) => player.think().await,
                     Ok(true) => break false,
                     Err(_) => break true,

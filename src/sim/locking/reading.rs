@@ -1,5 +1,6 @@
-//! Readers and writers of one lock: they wait, only try, give up half-way, and become each other. What a
-//! reader has read stays so until it lets go, also where it becomes the writer, or was it before.
+//! Programs that read and write under one read/write lock: they wait, try without waiting, give up half-way, upgrade
+//! and downgrade. A row that a reader has read must not change until it releases the lock, even if it becomes a
+//! writer or was one before.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -13,18 +14,18 @@ use crate::env::Entropy;
 use crate::model::KeyValue;
 use crate::recipes::{DowngradeError, LockError, ReadGuard, UpgradeError, WriteGuard};
 
-/// How many tasks of a node want the lock.
+/// Number of tasks per node.
 const TASKS: usize = 2;
 
-/// How often an operator thinks before it orders something.
+/// Number of pauses between two requests of an operator.
 const ORDERS_APART: u32 = 4;
 
-/// Starts them.
+/// Starts the tasks.
 pub(super) fn start(player: &Player, lock: &'static str) {
     for _ in 0..TASKS {
         player.spawn(live(player.again(), lock));
     }
-    // What is ordered meets who becomes another: now and then.
+    // An operator on one node sometimes makes a request during an upgrade or downgrade.
     if player.at == 0 {
         player.spawn(orders::operate(player.again(), lock, ORDERS_APART));
     }
@@ -46,7 +47,7 @@ pub(super) async fn live(player: Player, lock: &'static str) {
     }
 }
 
-/// Takes it for writing, and goes on as a reader. Whether it was taken.
+/// Acquires the write lock and downgrades it. Returns whether it was acquired.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let attempt = session.rw_lock(lock).write().deadline(PATIENCE);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
@@ -99,8 +100,8 @@ fn told(player: &Player, why: &GaveUp) {
     }
 }
 
-/// A writer goes on as a reader: nobody writes in between, and what it has written itself without knowing what
-/// became of it is there by then, or never.
+/// Downgrades a write lock. No other program may write in between. A write of its own with an unknown outcome is
+/// applied by then or never.
 async fn step_down(
     player: &Player,
     lock: &'static str,
@@ -133,7 +134,7 @@ async fn step_down(
     player.let_go(reader).await;
 }
 
-/// A reader becomes the writer: what it has read is still so then.
+/// Upgrades a read lock. The row that it read must be unchanged.
 async fn step_up(
     player: &Player,
     lock: &'static str,
@@ -141,7 +142,7 @@ async fn step_up(
     read: Option<KeyValue>,
 ) {
     if one_in(&player.rng, 2) {
-        // A writer that others wait for leaves about when this one is the only one that reads.
+        // Evicts a waiting writer about when this program becomes the only reader.
         let line = player.caller.locks().of(lock).map(|info| info.queue).unwrap_or_default();
         if let Some(writer) = line.into_iter().find(|place| !place.holds) {
             player.evict_soon(writer);
@@ -165,7 +166,7 @@ async fn step_up(
     }
 }
 
-/// Waits for an upgrade, and now and then not for long: then it still reads, or has let go of all.
+/// Waits for an upgrade, sometimes only briefly. If it fails, the program still reads, or has lost the lock.
 async fn upgraded(
     player: &Player,
     lock: &'static str,

@@ -1,5 +1,5 @@
-//! A hold that is taken up again: by the next life of its program, or by another session of this one to which it was left.
-//! What a program saves of its hold outlives its process.
+//! Programs that resume a hold: after a restart of the process, or in a new session after the old one was detached.
+//! The saved hold outlives the process.
 
 use std::cell::Cell;
 
@@ -8,20 +8,21 @@ use super::{Holding, Player};
 use crate::api::Session;
 use crate::recipes::{Guard, LockError, ResumeError, SavedHold};
 
-/// Saves what names the hold, as a program does before it begins what must be gone on with after a crash.
+/// Saves the hold, as a program does before it begins work that must continue after a crash.
 pub(super) fn save(player: &Player, holding: &Holding<Guard>) {
     let saved = (player.node, holding.lock());
     player.scene.tickets.borrow_mut().insert(saved, holding.held.saved_hold());
 }
 
-/// Forgets it again; now and then does not, and finds out that it is over.
+/// Deletes the saved hold. Sometimes keeps it, and finds out later that the hold has ended.
 pub(super) fn forget(player: &Player, lock: &'static str) {
     if !one_in(&player.rng, 4) {
         player.scene.tickets.borrow_mut().remove(&(player.node, lock));
     }
 }
 
-/// Leaves the hold to the next session: its key stays, and nobody believes in it. Something may still be under way.
+/// Leaves the hold to the next session: its key stays, and no program believes in it. A request may still be in
+/// flight.
 pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     let lock = holding.lock();
     let ticket = player.stop_believing(holding).detach();
@@ -29,12 +30,12 @@ pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     player.scene.judge.borrow_mut().count("hold left to the next");
 }
 
-/// What was saved on this node.
+/// Returns the hold that was saved on this node.
 pub(super) fn saved(player: &Player, lock: &'static str) -> Option<SavedHold> {
     player.scene.tickets.borrow_mut().remove(&(player.node, lock))
 }
 
-/// Takes it up.
+/// Resumes the hold.
 pub(super) async fn take_up(
     player: &Player,
     session: &Session,
@@ -73,7 +74,7 @@ fn told(player: &Player, lock: &'static str, ticket: SavedHold, why: Option<Resu
         Some(why @ (ResumeError::AnotherNode { .. } | ResumeError::AnotherLock { .. })) => {
             judge.expect(false, "K-RESUME", || format!("{ticket} of {lock}: {why}"));
         }
-        // Its session believes in its lease still; or it was given up, or its own session has ended.
+        // The session still relies on its lease, or the hold was given up, or its session has ended.
         Some(_) | None => {}
     }
 }

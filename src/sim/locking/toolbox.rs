@@ -1,5 +1,5 @@
-//! Programs that use the toolbox: they count down, wait for latches and barriers, meet in pairs, swap a cell,
-//! join and follow a group, do things once, and look at a view that is kept.
+//! Programs that use the smaller recipes: they count down, wait for latches and barriers, meet in pairs, swap a cell,
+//! join and follow a group, run things once, and read a view.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::model::{KeyRange, KeyValue, Revision};
 use crate::node::SessionEndReason;
 use crate::recipes::{CasOutcome, Expected, LatchError};
 
-/// The group that is joined and followed.
+/// The group that programs join and follow.
 pub(super) const GROUP: &str = "tool/group";
 
 const LATCH: &str = "tool/latch";
@@ -22,25 +22,25 @@ const BARRIER: &str = "tool/barrier";
 const CELL: &str = "tool/cell";
 const MEETING: &str = "tool/meeting";
 
-/// How many meet.
+/// Number of participants of the double barrier.
 const PAIR: usize = 2;
 
-/// How many times a latch is counted down in a round.
+/// Number of count-downs of a latch in a round.
 const ROUND: u64 = 6;
 
-/// How long somebody waits for others.
+/// Maximum time to wait for other programs.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// How long things that are to be done once are the same.
+/// Time for which run-once names are reused.
 const ONCE: Duration = Duration::from_secs(4);
 
-/// How often somebody looks whether its session lives.
+/// Interval between two checks of a session.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// How many tasks of a node use it.
+/// Number of tasks per node.
 const TASKS: usize = 3;
 
-/// Starts them.
+/// Starts the tasks.
 pub(super) fn start(player: &Player) {
     for _ in 0..TASKS {
         player.spawn(live(player.again()));
@@ -69,7 +69,7 @@ async fn turn(player: &Player, session: &Session) {
     }
 }
 
-/// What an error says of a request: whether it may have been applied.
+/// Returns whether the request of this error may have been applied.
 pub(super) fn may_be(error: &Error) -> bool {
     error.effect() != Effect::NotApplied
 }
@@ -81,7 +81,7 @@ async fn count_down(player: &Player) {
     let answer = latch.count_down().await;
     player.scene.judge.borrow_mut().returned(call);
     match answer {
-        // Nothing is counted: a round is begun.
+        // Nothing was counted down, so a new round begins.
         Ok(0) if !went_to_nothing(player, floor) => {
             player.scene.judge.borrow_mut().stepped(LATCH, 1, false);
             player.scene.judge.borrow_mut().passed(LATCH, floor);
@@ -89,7 +89,7 @@ async fn count_down(player: &Player) {
             drop(latch.try_set(ROUND).await);
             player.scene.judge.borrow_mut().returned(call);
         }
-        // One of those that came to nothing, or one that made it so: nobody can say which.
+        // The call found the latch at 0 or brought it there. The reply does not tell which.
         Ok(0) => {}
         Ok(left) => {
             let mut judge = player.scene.judge.borrow_mut();
@@ -103,7 +103,7 @@ async fn count_down(player: &Player) {
     }
 }
 
-/// Whether the latch was counted down to nothing after `floor`.
+/// Returns whether the latch reached 0 after `floor`.
 fn went_to_nothing(player: &Player, floor: Revision) -> bool {
     let judge = player.scene.judge.borrow();
     judge.truth().went_after(LATCH.as_bytes(), floor)
@@ -148,7 +148,7 @@ async fn hold_or_wait(player: &Player, session: &Session) {
     }
 }
 
-/// Writes the cell if it is as it was read.
+/// Writes the cell if it is unchanged since it was read.
 async fn swap(player: &Player) {
     let cell = player.caller.client().cell(CELL);
     let (_, call) = begin(player, "read a cell");
@@ -164,18 +164,18 @@ async fn swap(player: &Player) {
     swapped(player, Swapping { what: "swap", key, expected: version, value, floor }, answer);
 }
 
-/// A write of a key that is as expected.
+/// A conditional write of a key.
 pub(super) struct Swapping {
     pub(super) what: &'static str,
     pub(super) key: Bytes,
-    /// The revision that wrote it last; 0 where it is not there.
+    /// The revision of the expected last write, or 0 if the key must be absent.
     pub(super) expected: Revision,
     pub(super) value: Bytes,
-    /// The newest revision that was known when it was begun.
+    /// The newest revision known when the call began.
     pub(super) floor: Revision,
 }
 
-/// What it came to: the revision that it took.
+/// Reports the outcome to the judge. Returns the revision of the write.
 pub(super) fn swapped(
     player: &Player,
     swapping: Swapping,
@@ -238,8 +238,7 @@ fn is_lost(session: &Session) -> bool {
     session.end() == Some(SessionEndReason::NotRenewed)
 }
 
-/// Lets time pass, but no more than the session lives. Answers when that was believed in last, in true
-/// time.
+/// Waits for `time`, or until the session ends. Returns the true time at which the session was last active.
 async fn stay(player: &Player, session: &Session, time: Duration) -> Option<Duration> {
     let (timeline, mut believed) = (&player.scene.timeline, None);
     let until = timeline.now() + time;
@@ -253,7 +252,7 @@ async fn stay(player: &Player, session: &Session, time: Duration) -> Option<Dura
     believed
 }
 
-/// What lived with a session that was lost, and was let go then, is there until the lock delay is over.
+/// Checks that the key of a lost session exists until the lock delay has passed.
 async fn goes_with_its_lease(
     player: &Player,
     session: &Session,
@@ -303,7 +302,7 @@ async fn run_once(player: &Player, session: &Session) {
     }
 }
 
-/// Two begin together, and end together.
+/// Enters and leaves a double barrier with one partner.
 async fn meet(player: &Player, session: &Session) {
     let barrier = session.double_barrier(MEETING, PAIR);
     let call = player.scene.judge.borrow_mut().call(player.node, "enter", WAIT_MAX);
@@ -322,18 +321,18 @@ async fn meet(player: &Player, session: &Session) {
     }
 }
 
-/// Begins a call that ends at the deadline of calls.
+/// Begins a call that ends at the default call deadline.
 pub(super) fn begin(player: &Player, what: &'static str) -> (Revision, CallId) {
     let mut judge = player.scene.judge.borrow_mut();
     (judge.floor(), judge.call(player.node, what, player.caller.deadline()))
 }
 
-/// Follows the group for ever.
+/// Follows the group until the process ends.
 async fn follow(player: Player) {
     let session = player.session_surely().await;
     let id = player.scene.judge.borrow_mut().follower_begins(player.node, GROUP);
     let mut watch = session.group(GROUP).watch();
-    // It is good for as long as the node, not only for as long as this.
+    // The follower outlives this session.
     player.close(&session).await;
     while let Some(news) = watch.next().await {
         let members = watch.members().map(|member| (member.key.clone(), member.since));
@@ -345,7 +344,7 @@ async fn follow(player: Player) {
     }
 }
 
-/// Looks for ever at a view, which is always what some revision was.
+/// Reads a view until the process ends. It must always equal the state at some revision.
 async fn look(player: Player) {
     let range = KeyRange::prefix("tool/");
     loop {
@@ -364,7 +363,7 @@ async fn look(player: Player) {
     }
 }
 
-/// A view shows these rows, after it has shown those of `seen`.
+/// Checks the rows of a view that has shown the revision `seen` before.
 fn shown(player: &Player, range: &KeyRange, seen: Revision, revision: Revision, rows: &[KeyValue]) {
     let mut judge = player.scene.judge.borrow_mut();
     judge.viewed(range, revision, rows);

@@ -1,6 +1,6 @@
-//! What clients ask of many keys at once: transactions in transactions, ranges that are deleted, cut off, sorted and
-//! filtered, with the rows that were there before. Every answer is held, whole, against what [`plain`](crate::sim::plain)
-//! says that the request means.
+//! Requests of clients about many keys: nested transactions, deletions of ranges, and range reads with limits,
+//! sorting and filters, with previous rows. Every reply is compared as a whole with the result of
+//! [`plain`](crate::sim::plain).
 
 use std::ops::Range as Span;
 
@@ -16,20 +16,21 @@ use crate::model::{
     Range, Revision, RevisionBounds, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
 };
 
-/// How many keys there are.
+/// Number of keys.
 const KEYS: usize = 10;
 
-/// How many operations a branch has, at most, and how deep transactions stand in each other.
+/// Maximum number of operations of a branch, and maximum nesting depth of transactions.
 const OPS_MAX: u64 = 3;
 const DEPTH_MAX: usize = 2;
 
-/// A lease that nobody is ever granted.
+/// A lease that is never granted.
 const NO_LEASE: u64 = 0x7fff_ffff_ffff_fff1;
 
-/// How far back somebody looks, in revisions.
+/// Maximum age of a past read, in revisions.
 const PAST: u64 = 40;
 
-/// A branch may write each key once: what is left of them, and what was put.
+/// The state while a transaction is drawn. A branch may write each key once: the keys that are left, and the puts so
+/// far.
 struct Drawing {
     free: Span<usize>,
     puts: Vec<(Bytes, Bytes)>,
@@ -48,7 +49,7 @@ impl Client {
         }
     }
 
-    /// Reads a range in one of all the ways, from the cluster or from this replica.
+    /// Reads a range with random options, linearizably or from this replica.
     async fn broad_read(&mut self) {
         let (range, local) = (self.draw_range(), one_in(&self.rng, 3));
         let floor = if local { self.seen } else { self.scene.judge.borrow().floor() };
@@ -83,7 +84,7 @@ impl Client {
     }
 
     async fn broad_transaction(&mut self) {
-        // What is compared with, so that it holds as often as not.
+        // Reads the current rows, so that about half of the compares succeed.
         let all = Range::new(KeyRange::prefix(BROAD));
         let Ok(known) = self.caller.read(all, true).await else { return };
         let mut drawing = Drawing { free: index(&self.rng, KEYS)..KEYS, puts: Vec::new() };
@@ -108,7 +109,7 @@ impl Client {
         let compares = (0..self.rng.below(3)).map(|_| self.draw_compare(rows)).collect();
         let free = drawing.free.clone();
         let success = self.draw_branch(drawing, rows, depth);
-        // What one branch leaves free the other one may have written.
+        // Both branches may write the keys that were free before.
         let left = std::mem::replace(&mut drawing.free, free);
         let failure = self.draw_branch(drawing, rows, depth);
         drawing.free.start = drawing.free.start.max(left.start);
@@ -130,13 +131,13 @@ impl Client {
         drawing.puts.push((key.clone(), value.clone()));
         let lease = match self.rng.below(12) {
             0 => PutLease::Attach(LeaseId::new(NO_LEASE).expect("not zero")),
-            // Somebody's, whose end deletes the key; it may have ended.
+            // A lease of another program, whose end deletes the key. It may have ended.
             1 | 2 => {
                 let known = self.scene.known_leases.borrow();
                 let lease = known.get(index(&self.rng, known.len().max(1)));
                 lease.map_or(PutLease::None, |(lease, _)| PutLease::Attach(*lease))
             }
-            // There may be no such key.
+            // The key may not exist.
             3 => PutLease::Keep,
             _ => PutLease::None,
         };
@@ -152,7 +153,7 @@ impl Client {
         Some(Delete { range, prev_kv: one_in(&self.rng, 2) })
     }
 
-    /// Some of the keys, or one, or all.
+    /// Returns some of the keys, one key, or all of them.
     fn draw_keys(&self) -> KeyRange {
         match self.rng.below(4) {
             0 => KeyRange::prefix(BROAD),
@@ -194,7 +195,7 @@ impl Client {
         }
     }
 
-    /// A revision of the last while.
+    /// Returns a recent revision.
     fn about_now(&self) -> Revision {
         let newest = self.scene.judge.borrow().floor();
         Revision(newest.get().saturating_sub(self.rng.below(PAST)).max(1))

@@ -1,5 +1,5 @@
-//! What clients do with leases of their own: they bind a key to each, renew it or not, and leave it alone until it ends,
-//! or revoke it.
+//! Requests of clients about their own leases: they attach a key to each, renew it or not, and let it expire or
+//! revoke it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::env::Entropy;
 use crate::model::{Command, LeaseId, Put, PutLease, PutValue, Rejection, Reply};
 
 impl Client {
-    /// A lease with a key on it: left alone until it ends, or revoked.
+    /// Grants a lease with a key, and lets it expire or revokes it.
     pub(super) async fn lease(&mut self) {
         let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));
         let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).expect("short"));
@@ -78,7 +78,7 @@ impl Client {
         }
     }
 
-    /// Whether there may be something left to renew.
+    /// Renews the lease. Returns whether it may still exist.
     async fn renew(&mut self, lease: LeaseId, ttl: Duration) -> bool {
         let sent = self.scene.timeline.now();
         let call = self.scene.judge.borrow_mut().call(self.node, "renew", self.caller.deadline());

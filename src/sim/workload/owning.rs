@@ -1,5 +1,5 @@
-//! What clients do with keys of their own: each is put, deleted, and perhaps put again, by one client alone and never by
-//! two requests at a time. So the key says whether each of these was done, and how often.
+//! Requests of clients about keys of their own: each key is put, deleted and perhaps put again by one client alone,
+//! with one request at a time. The key thus shows whether, and how often, each request was applied.
 
 use bytes::Bytes;
 
@@ -10,11 +10,11 @@ use super::Client;
 use crate::model::Revision;
 use crate::recipes::{CasOutcome, Expected};
 
-/// How many keys stay that have been put again: more than come together in a seed.
+/// Maximum number of keys that were put again and stay. A seed rarely has more.
 const KEPT_MAX: usize = 128;
 
 impl Client {
-    /// A key of the client's own comes, or the one that is there goes, and may come again.
+    /// Puts a key of the client's own, or deletes the existing one and perhaps puts it again.
     pub(super) async fn come_or_go(&mut self) {
         match self.own.take() {
             Some((key, put)) => self.go(key, put).await,
@@ -45,7 +45,7 @@ impl Client {
         }
     }
 
-    /// The key stays for a long while. So that no run fills up with such keys, the oldest goes after that.
+    /// Keeps the key for a long time. Deletes the oldest such key if there are too many.
     async fn keep(&mut self, key: Bytes) {
         let oldest = {
             let mut kept = self.scene.kept.borrow_mut();
@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// There is no such key: if it is in the way of itself it was put twice.
+    /// Puts the key, which does not exist. If the condition fails, an earlier attempt was applied as well.
     async fn put_if_absent(&mut self, key: Bytes) -> Option<Revision> {
         let puts = [(key.clone(), self.scene.value("put if absent"))];
         let floor = self.scene.judge.borrow().floor();
@@ -69,7 +69,7 @@ impl Client {
         self.swapped(what, call, floor, Sign::Puts(&puts), &puts, answer.map_err(Fate::from))
     }
 
-    /// The key is as this client has put it: if it is not it was deleted twice.
+    /// Deletes the key as this client has put it. If the condition fails, an earlier attempt was applied as well.
     async fn delete_if_unchanged(&mut self, key: Bytes, put: Revision) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let what = "compare and delete";
@@ -86,7 +86,7 @@ impl Client {
         true
     }
 
-    /// What came of a change whose condition holds, since nobody else touches the key.
+    /// Reports the outcome of a conditional change whose condition is true, since only this client uses the key.
     fn swapped(
         &mut self,
         what: &'static str,

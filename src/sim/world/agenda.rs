@@ -1,14 +1,14 @@
-//! What will happen, in order: by true time, then by the order of queuing. The heap holds no more than when: what
-//! happens is large, and stays where it is until it does.
+//! The future events, ordered by true time and then by the order of scheduling. The heap contains only times and
+//! slots; the events, which are large, stay in their slots.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// When something happens, and before what else that happens then.
+/// The time of an event, and its rank among events at the same time.
 pub(super) type When = (Duration, u64);
 
-/// See the module.
+/// The queue of future events.
 pub(super) struct Agenda<T> {
     heap: BinaryHeap<Reverse<(When, usize)>>,
     slots: Vec<Option<T>>,
@@ -21,7 +21,7 @@ impl<T> Agenda<T> {
         Self { heap: BinaryHeap::new(), slots: Vec::new(), free: Vec::new(), next: 0 }
     }
 
-    /// When something will happen that is queued now, wherever that is kept.
+    /// Returns the time and rank of an event scheduled now, wherever the event itself is kept.
     pub(super) fn when(&mut self, at: Duration) -> When {
         self.next += 1;
         (at, self.next)
@@ -37,12 +37,12 @@ impl<T> Agenda<T> {
         self.heap.push(Reverse((when, slot)));
     }
 
-    /// When the first thing happens.
+    /// Returns the time of the first event.
     pub(super) fn next(&self) -> Option<When> {
         self.heap.peek().map(|Reverse((when, _))| *when)
     }
 
-    /// The first thing.
+    /// Removes and returns the first event.
     pub(super) fn pop(&mut self) -> Option<T> {
         let Reverse((_, slot)) = self.heap.pop()?;
         self.free.push(slot);
@@ -63,7 +63,7 @@ mod tests {
         let mut came = Vec::new();
         while let Some((at, _)) = agenda.next() {
             came.push((at.as_millis(), agenda.pop().unwrap()));
-            // The places of those that have come are taken again, and say nothing of the order.
+            // Slots of past events are reused and do not affect the order.
             if came.len() == 2 {
                 ["e", "f"].into_iter().for_each(|name| agenda.push(Duration::from_millis(2), name));
             }

@@ -1,4 +1,4 @@
-//! What goes wrong, and its end.
+//! Starts and ends faults.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use tokio::sync::oneshot::error::TryRecvError;
 use super::*;
 use crate::node::CallError;
 
-/// A machine that loses power again while it starts does so after fewer changes and syncs of its disk.
+/// Maximum number of disk changes and syncs after which a machine loses power again during its start.
 const STEPS_OF_STARTS: u64 = 10;
 
 impl World {
-    /// Lets something go wrong.
+    /// Starts a fault.
     pub(crate) fn strike(&mut self, fault: Fault) {
         self.note(11, &[], || format!("fault: {fault:?}"));
         self.judge.borrow_mut().count(fault.name());
@@ -54,7 +54,7 @@ impl World {
             Fault::Clog { time } => {
                 let many = self.nodes.len();
                 if many > 1 {
-                    // Nobody has a link to itself.
+                    // A node has no link to itself.
                     let from = index(&self.rng, many);
                     let to = (from + 1 + index(&self.rng, many - 1)) % many;
                     let until = self.timeline.now() + time;
@@ -123,14 +123,14 @@ impl World {
         }
     }
 
-    /// Pauses a process, and cuts it off just before it resumes.
+    /// Pauses a process and isolates it just before it resumes.
     fn stupor(&mut self, at: usize, still: Duration, alone: Duration) {
         let life = self.nodes[at].life;
         self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });
         self.pause(at, still);
     }
 
-    /// Pauses a node that has just asked for the renewal of a session that it resumes, if that is due.
+    /// Pauses a node that has just requested the renewal of a session that it resumes, if this fault is due.
     pub(super) fn strike_resumer(&mut self, at: usize) {
         let Some((still, alone)) = self.stupor_of_resumer else { return };
         let id = self.nodes[at].id;
@@ -149,7 +149,7 @@ impl World {
         self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
     }
 
-    /// A program on a node wants another leader, and waits for it.
+    /// Requests a transfer of leadership on behalf of a program on a node, which waits for the reply.
     fn transfer(&mut self, at: usize) {
         let Some(process) = &self.nodes[at].process else { return };
         let (answer, may_take) = (process.transfer_leadership(), process.caller().deadline());
@@ -159,7 +159,7 @@ impl World {
         self.transfers.push(Transfer { call, at, led, answer });
     }
 
-    /// Sees who was told that leadership has moved, or that it has not.
+    /// Checks the replies to transfers of leadership.
     pub(super) fn hear_of_transfers(&mut self) {
         let (mut judge, nodes) = (self.judge.borrow_mut(), &self.nodes);
         self.transfers.retain_mut(|Transfer { call, at, led, answer }| {
@@ -185,7 +185,7 @@ impl World {
         });
     }
 
-    /// A machine goes down, and its disk rots before it is up again; or it rots while a process runs there.
+    /// Takes a machine down and damages its disk meanwhile, or damages the disk of a running process.
     fn rot(&mut self, at: usize, what: Rot, down: Duration) {
         if !self.can_lose(at) {
             return;
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// A disk is as quick and has as much room as before.
+    /// Restores the speed and the space of a disk.
     pub(super) fn disk_recovers(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         node.slow_disk = Duration::ZERO;
@@ -220,7 +220,7 @@ impl World {
             self.judge.borrow_mut().count("disk was full");
         }
         node.disk.limit(None);
-        // What found no room before is tried again.
+        // Writes that failed for lack of space are retried.
         self.log_soon(at);
         self.snapshots_soon(at);
     }
@@ -237,7 +237,7 @@ impl World {
 
     pub(super) fn part(&mut self, split: Split, time: Duration) {
         let count = self.nodes.len();
-        // Now and then one comes on top of another; the last one's end is that of both.
+        // Sometimes a partition begins during another one; the end of the last one ends both.
         if !one_in(&self.rng, 3) {
             self.net.heal();
         }
@@ -281,8 +281,8 @@ impl World {
         }
     }
 
-    /// Ends all faults: the network is whole and quick, disks are quick, what stood still goes on.
-    /// The nodes of `core` run; the others are as they are.
+    /// Ends all faults: the network and the disks work normally and paused processes resume. The nodes of `core` run;
+    /// the others stay as they are.
     pub(crate) fn heal(&mut self, core: &[usize]) -> Result<(), Violation> {
         self.note(12, &[], || format!("everything heals around {core:?}"));
         self.send_newcomers_away();
@@ -295,21 +295,21 @@ impl World {
         for at in 0..self.nodes.len() {
             self.disk_recovers(at);
             self.nodes[at].points.disarm();
-            // Whose disk has failed has stopped, and is still to be started again, or is about to stop.
+            // A node whose disk has failed has stopped and must be restarted, or is about to stop.
             self.nodes[at].may_stop = self.nodes[at].disk.has_failed();
             self.nodes[at].disk.clear_faults();
             self.nodes[at].start_breaks_off = None;
             self.resume(at);
         }
         for &at in core {
-            // Who is being shut down is back as soon as it has stopped.
+            // A node that is shutting down restarts as soon as it has stopped.
             self.nodes[at].armed_down = Duration::ZERO;
             self.start(at)?;
         }
         Ok(())
     }
 
-    /// The place of the node that is struck; `None` if nothing runs.
+    /// Returns the index of the node that the fault affects, or `None` if no node runs.
     pub(super) fn find(&self, who: Who) -> Option<usize> {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
         if running.is_empty() {

@@ -1,4 +1,4 @@
-//! Who is connected with whom, and what arrives.
+//! Makes and breaks connections between nodes, and delivers messages.
 
 use super::*;
 
@@ -50,7 +50,7 @@ impl World {
                 return;
             }
             let since = *self.silent_since.entry((a, b)).or_insert(now);
-            // Keep-alives differ: some sides notice soon.
+            // Keep-alive timers differ, so that some sides notice a broken connection early.
             if now - since > SILENCE_MAX || one_in(&self.rng, 40) {
                 self.disconnect(a, b);
             }
@@ -71,7 +71,7 @@ impl World {
         self.note(10, &[id_a.get(), id_b.get()], || format!("{id_a:?} and {id_b:?} meet"));
     }
 
-    /// Whether two processes accept each other. If not, they are told.
+    /// Returns whether two processes accept each other's handshake. If not, notifies them.
     pub(super) fn judge_pair(&self, a: usize, b: usize) -> bool {
         let mut accepted = true;
         for (mine, theirs) in [(a, b), (b, a)] {

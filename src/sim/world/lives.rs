@@ -1,4 +1,4 @@
-//! Processes start, die, stand still and go on.
+//! Starts, ends, pauses and resumes processes.
 
 use super::*;
 
@@ -8,7 +8,7 @@ impl World {
         (0..self.nodes.len()).try_for_each(|at| self.start(at))
     }
 
-    /// Starts a process, if none runs there.
+    /// Starts a process if none runs there.
     pub(crate) fn start(&mut self, at: usize) -> Result<(), Violation> {
         let node = &self.nodes[at];
         if node.running().is_some() || node.gone {
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// A process whose node has stopped ends.
+    /// Ends a process whose node has stopped.
     fn end_stopped(&mut self, at: usize) {
         if self.nodes[at].stopped {
             self.crash_any(at);
@@ -40,7 +40,7 @@ impl World {
     pub(super) fn start_as(&mut self, at: usize, beginning: Beginning) -> Result<(), Violation> {
         self.end_stopped(at);
         self.counts.starts += 1;
-        // The boot-time clock of a machine that was switched on starts anywhere.
+        // The boot-time clock of a machine that was switched on starts at an arbitrary value.
         let shown = between(&self.rng, Duration::ZERO, Duration::from_secs(1_000_000));
         let drift = drift(&self.rng);
         let node = &mut self.nodes[at];
@@ -88,10 +88,10 @@ impl World {
         Ok(())
     }
 
-    /// A node refuses to start. There must be a reason.
+    /// Checks that there is a reason for a node to refuse to start.
     fn does_not_start(&mut self, at: usize, why: &StartError) -> Result<(), Violation> {
         let id = self.nodes[at].id;
-        // Whoever was removed before it knew that it was in has a directory of no use.
+        // A node that was removed before it knew that it was admitted has a useless directory.
         if self.is_removed(at) {
             self.nodes[at].gone = true;
             return Ok(());
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// Ends a process in one way or the other.
+    /// Ends a process by a kill or a power loss.
     pub(super) fn crash_any(&mut self, at: usize) {
         let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
         self.crash(at, ending);
@@ -135,20 +135,20 @@ impl World {
         node.snapshots_due = None;
         node.points.disarm();
         self.counts.crashes += 1;
-        // The files first: nothing that a dying process still does may reach them.
+        // The disk comes first, so that nothing that the dying process still does can reach it.
         match ending {
             Ending::Killed => node.disk.kill(),
             Ending::PowerLost => node.disk.crash(),
         }
         self.judge.borrow_mut().ended(id);
-        // Whatever its destructors do, nobody sees it.
+        // The effects of its destructors are invisible.
         drop(catch_unwind(AssertUnwindSafe(|| {
             self.executor.drop_tasks_of(at);
             drop(process);
         })));
         self.nodes[at].wakes.take();
         drop(self.net.take_outgoing());
-        // A dead process's peers are told by the operating system; a dead machine's are not.
+        // The operating system closes the connections of a dead process, but not those of a dead machine.
         for other in 0..self.nodes.len() {
             if other != at && (ending == Ending::Killed || one_in(&self.rng, 2)) {
                 self.disconnect(at, other);
@@ -162,14 +162,14 @@ impl World {
         self.schedule_in(wait, Happening::Start { node: at, life });
     }
 
-    /// The programs end; their nodes run on.
+    /// Ends the programs. Their nodes keep running.
     pub(crate) fn end_programs(&mut self) {
         for at in 0..self.nodes.len() {
             self.executor.drop_tasks_of(at);
         }
     }
 
-    /// A program shuts its node down in good order: its sessions end, and it hands leadership over.
+    /// Shuts a node down gracefully: its sessions end and it transfers leadership.
     pub(super) fn stop(&mut self, at: usize, down: Duration) {
         let Some(process) = self.nodes[at].running() else { return };
         let (id, now) = (self.nodes[at].id, self.timeline.now());
@@ -186,7 +186,7 @@ impl World {
         node.armed_down = down;
     }
 
-    /// A node that was shut down has stopped. That takes no longer than about a second of its own time.
+    /// Checks that a node that was shut down has stopped within about a second of its own time.
     pub(super) fn stopped_in_order(&mut self, at: usize) -> Result<(), Violation> {
         let node = &mut self.nodes[at];
         let Some(since) = node.stopping.take() else { return Ok(()) };

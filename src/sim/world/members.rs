@@ -1,13 +1,13 @@
-//! The members change while everything else goes wrong: who is let in, promoted, replaced and removed.
+//! Changes the members during other faults: machines join, are promoted, replaced and removed.
 //!
-//! A machine may be lost with its disk only as long as the others can do without it: of those that vote,
-//! fewer than half are ever lost or damaged at a time ([`World::can_lose`]).
+//! A machine may be lost with its disk only if the others can do without it: fewer than half of the voters are lost
+//! or damaged at any time ([`World::can_lose`]).
 
 use super::*;
 use crate::api::{Effect, Error};
 
 impl World {
-    /// Whether a voter's disk may be lost, and the cluster still go on.
+    /// Returns whether the cluster survives the loss of this voter's disk.
     pub(super) fn can_lose(&self, at: usize) -> bool {
         let members = self.judge.borrow().members();
         let rots = |id: &NodeId| self.nodes[place(*id)].is_rotten();
@@ -15,14 +15,14 @@ impl World {
         let enough =
             |voters: &[NodeId]| voters.iter().filter(|id| sound(id)).count() > voters.len() / 2;
         let voters: Vec<NodeId> = members.voters().collect();
-        // What is proposed and not yet settled may need those that are left.
+        // A pending change may need the voters that are left.
         let pending = self
             .processes()
             .any(|(_, process)| process.changes_pending() > 0 || !process.look().settled);
         !members.is_joint() && !pending && enough(&voters)
     }
 
-    /// Whether a member has a machine, and a log to start from.
+    /// Returns whether a member has a machine and a log to start from.
     fn is_there(&self, id: NodeId) -> bool {
         let is_there = |node: &SimNode| {
             !node.gone
@@ -32,7 +32,7 @@ impl World {
         self.nodes.get(place(id)).is_some_and(is_there)
     }
 
-    /// Whether the sound ones of the members can decide.
+    /// Returns whether the undamaged members form a quorum.
     pub(crate) fn is_recoverable(&self) -> bool {
         let members = self.judge.borrow().members();
         let enough = |voters: Vec<NodeId>| {
@@ -42,7 +42,7 @@ impl World {
         enough(members.voters().collect()) && enough(members.outgoing().iter().copied().collect())
     }
 
-    /// Where the members are whose machines are there.
+    /// Returns the indices of the members whose machines exist.
     pub(crate) fn members(&self) -> Vec<usize> {
         let members = self.judge.borrow().members();
         if members.rows().is_empty() {
@@ -52,13 +52,13 @@ impl World {
         all.map(place).collect()
     }
 
-    /// Where those are who were removed, as far as anybody knows, and have not heard that the others can do without them.
+    /// Returns the indices of removed nodes that do not know yet that the others can do without them.
     pub(crate) fn leaving(&self) -> Vec<usize> {
         let is_leaving = |at: &usize| self.is_removed(*at) && self.is_there(self.nodes[*at].id);
         (0..self.nodes.len()).filter(is_leaving).collect()
     }
 
-    /// Whether no replacement is under way whose machine is there.
+    /// Returns whether no replacement with an existing machine is in progress.
     pub(crate) fn members_are_quiet(&self) -> bool {
         let members = self.judge.borrow().members();
         let replaces = members.rows().iter().any(|(id, member)| {
@@ -67,7 +67,7 @@ impl World {
         !members.is_joint() && !replaces
     }
 
-    /// Somebody comes in the place of a voter, whose machine is lost before or works on.
+    /// Replaces a voter, whose machine is lost before or keeps running.
     pub(super) fn replace(&mut self, lost: bool) {
         let Some(at) = self.some_member(|role| role == MemberRole::Voter) else { return };
         if lost && self.can_lose(at) {
@@ -77,7 +77,7 @@ impl World {
         self.arrive_newcomer(Some(at));
     }
 
-    /// A machine is lost with its disk.
+    /// Destroys a machine with its disk.
     pub(super) fn lose(&mut self, at: usize) {
         let id = self.nodes[at].id;
         self.note(33, &[id.get()], || format!("{id:?} is lost with its disk"));
@@ -85,8 +85,7 @@ impl World {
         self.nodes[at].gone = true;
     }
 
-    /// Whether the members are those who have founded the cluster, and all machines are there with all
-    /// that they stored.
+    /// Returns whether the members are the founders and all machines exist with all their data.
     pub(crate) fn is_as_founded(&self) -> bool {
         let members = self.judge.borrow().members();
         members.rows().len() == self.nodes.len()
@@ -95,7 +94,7 @@ impl World {
             && self.nodes.iter().all(|node| !node.is_rotten())
     }
 
-    /// All but these are lost.
+    /// Destroys all machines except these.
     pub(crate) fn leave_alone(&mut self, core: &[usize]) {
         let others: Vec<usize> = (0..self.nodes.len()).filter(|at| !core.contains(at)).collect();
         if !others.is_empty() {
@@ -104,17 +103,17 @@ impl World {
         others.into_iter().for_each(|at| self.lose(at));
     }
 
-    /// Some learner is to vote.
+    /// Promotes a learner.
     pub(super) fn promote(&mut self) {
         if let Some(at) = self.some_member(|role| role == MemberRole::Learner) {
             self.membership_request("promoted", MembershipRequest::Promote(self.nodes[at].id));
         }
     }
 
-    /// Some member is to go.
+    /// Removes a member.
     pub(super) fn remove(&mut self) {
         let voters = self.judge.borrow().members().voters().count();
-        // Of few not many go, or nothing would be left to go wrong.
+        // In a small cluster few voters are removed, so that it stays large enough for faults.
         let role = match voters < 3 {
             true => MemberRole::Learner,
             false => [MemberRole::Voter, MemberRole::Learner][index(&self.rng, 2)],
@@ -132,7 +131,7 @@ impl World {
         (!fitting.is_empty()).then(|| fitting[index(&self.rng, fitting.len())])
     }
 
-    /// Somebody on some node wants the members to change.
+    /// Requests a membership change on behalf of a program on some node.
     fn membership_request(&mut self, what: &'static str, membership_request: MembershipRequest) {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
         if running.is_empty() {
@@ -163,13 +162,12 @@ impl World {
         });
     }
 
-    /// Whether a node is no member any more, as far as anybody knows.
+    /// Returns whether a node is no longer a member in the newest known state.
     pub(super) fn is_removed(&self, at: usize) -> bool {
         self.judge.borrow().members().is_removed(self.nodes[at].id)
     }
 
-    /// A node has stopped because it is no member any more. Now and then it is started again, and must
-    /// find out once more.
+    /// Handles a node that has stopped because it was removed. Sometimes it is restarted and must find out again.
     pub(super) fn left(&mut self, at: usize) {
         self.judge.borrow_mut().count("stopped as removed");
         self.crash(at, Ending::Killed);

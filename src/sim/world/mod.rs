@@ -1,10 +1,10 @@
 //! A world: nodes, their machines, the network between them, and time, all driven by one seed.
 //!
-//! What will happen is ordered by true time, then by the order of queuing. Doing the first of it is the only
-//! way for time to go on. The turns of drivers are kept with their nodes, since whatever comes moves them; who
-//! sleeps is with the executor, and comes behind what happens at the same time; the agenda holds everything
-//! else. A node is three things that take turns, exactly as its threads do on a real machine: its driver, its log, and the tasks of the
-//! program that it is embedded in. After every turn of a driver the judge looks at the node.
+//! Events are ordered by true time and then by the order of scheduling. Time advances only by running the first
+//! event. The turns of drivers are stored with their nodes, because every input can move them. Sleeping tasks are
+//! stored in the executor and run after the events at the same time. The agenda has all other events. A node consists
+//! of three parts that take turns, as its threads do on a real machine: its driver, its log, and the tasks of the
+//! embedding program. After every turn of a driver the judge inspects the node.
 //!
 //! ```text
 //!   first ──> turn of a driver ──> messages ──> network ──┐
@@ -57,50 +57,50 @@ use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};
 use seesaw::Seesaw;
 
-/// How often the nodes look whether they can reach each other, about.
+/// Average interval between two attempts of the nodes to connect.
 const DIAL_EVERY: Duration = Duration::from_millis(40);
 
-/// How long a connection that carries nothing lives, at most.
+/// Maximum time until a connection without traffic is closed.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// The most polls of tasks at one point of time: a task that wakes itself for ever stops the world.
+/// Maximum number of polls at one point of time. A task that wakes itself forever would stop the world.
 const POLLS_MAX: u64 = 100_000;
 
-/// The longest time between the bell and a turn, on a machine that has something else to do.
+/// Maximum time between a wake-up and the turn, on a machine with other work.
 const SCHEDULING_MAX: Duration = Duration::from_micros(300);
 
-/// Where the nodes of all worlds keep their data.
+/// The data directory of every node.
 pub(super) const DIR: &str = "/data";
 
-/// How long a node takes to shut down, at most: as it promises, on a clock that may be slow.
+/// Maximum time of a graceful shutdown: the promised time, by a clock that may be slow.
 const STOPS_WITHIN: Duration = Duration::from_millis(1_200);
 
-/// How much lies on a disk, at most, as a multiple of the state; and what may, however small that is: segments of the log
-/// that wait to be used again, and as much of it as makes a snapshot due, four times over.
+/// Maximum disk usage as a multiple of the state, and the allowance for small states: log segments kept for reuse,
+/// and four times the log size at which a snapshot is due.
 const DISK_FACTOR_MAX: u64 = 8;
 const DISK_BYTES_MIN: u64 = 512 << 10;
 
-/// What a world is made of.
+/// The parameters of a world.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldOptions {
     pub(crate) nodes: u64,
     pub(crate) net: NetConditions,
     pub(crate) sync_min: Duration,
     pub(crate) sync_max: Duration,
-    /// Whether lines for people are kept.
+    /// Whether lines for the report of a failure are kept.
     pub(crate) verbose: bool,
 }
 
-/// How a node ends.
+/// How a process ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ending {
-    /// Its process dies.
+    /// The process is killed.
     Killed,
-    /// Its machine loses power.
+    /// The machine loses power.
     PowerLost,
 }
 
-/// One thing that will happen, other than the turn of a driver.
+/// A future event other than the turn of a driver.
 enum Happening {
     LogTurn { node: usize, life: u64 },
     SnapshotTurn { node: usize, life: u64 },
@@ -127,55 +127,55 @@ struct SimNode {
     points: Arc<SimPoints>,
     wakes: Arc<Wakes>,
     process: Option<Process>,
-    /// What its last process had in its log when it ended.
+    /// The durable log of its last process when that ended.
     left: Option<Durable>,
-    /// Counts the ends of processes: what was scheduled for an earlier one is void.
+    /// Number of processes that have ended. Events that were scheduled for an earlier process are ignored.
     life: u64,
     paused: bool,
-    /// When the next turn of the driver is due. Kept here, since that changes with whatever comes.
+    /// When the next turn of the driver is due. It is stored here because every input can change it.
     driver_due: Option<When>,
     log_due: Option<Duration>,
     snapshots_due: Option<Duration>,
-    /// How much longer a sync takes now, and the number of the spell.
+    /// The current additional time of a sync.
     slow_disk: Duration,
-    /// The same, of a step of writing a snapshot.
+    /// The current additional time of a step of writing a snapshot.
     slow_snapshots: Duration,
     spell: u64,
-    /// How long to stay down after a crash at an armed point.
+    /// How long the machine stays down after a crash at an armed point.
     armed_down: Duration,
-    /// Whether the node may stop by itself: a fault was injected that it must not survive.
+    /// Whether the node may stop by itself, because a fault was injected that it must not survive.
     may_stop: bool,
-    /// After how many changes and syncs of the disk its next start loses power, if it gets that far.
+    /// Number of disk changes and syncs after which its next start loses power, if it gets that far.
     start_breaks_off: Option<u64>,
-    /// Since when its program waits for it to shut down, in time that it has not stood still.
+    /// Since when its program has waited for its shutdown, not counting pauses.
     stopping: Option<Duration>,
-    /// Whether it has stopped. Its program goes on, and gets errors, until the process ends.
+    /// Whether it has stopped. Its program continues with errors until the process ends.
     stopped: bool,
     /// How it became a member.
     restored_from: RestoredFrom,
-    /// Whether the machine is gone for good, with its disk: it burned, or what was on it was removed
-    /// from the cluster.
+    /// Whether the machine is gone for good with its disk: it was destroyed, or its node was removed from the
+    /// cluster.
     gone: bool,
-    /// What of its disk has rotted.
+    /// The damage to its disk.
     rotten: Option<(Rot, PathBuf)>,
-    /// Whether its disk is full, or will soon be.
+    /// Whether its disk is full or will soon be.
     full: bool,
-    /// How often it was started again after it was removed from the cluster.
+    /// Number of restarts after it was removed from the cluster.
     revenant: u64,
 }
 
 /// How a node became a member.
 #[derive(Clone)]
 enum RestoredFrom {
-    /// It is one of those that founded the cluster.
+    /// It is one of the founders.
     Founder,
-    /// It asked to be let in. What it is called.
+    /// It asked to join, under this name and address.
     Newcomer(Contact),
-    /// Its id was minted, and whoever it is for has not come yet.
+    /// Its id was assigned, but the machine that it is for has not started yet.
     Nobody,
 }
 
-/// Called when a node's process has started, to start the program's tasks on it.
+/// A function that starts the tasks of the program when the process of a node has started.
 pub(crate) type OnStart = Rc<dyn Fn(&Started<'_>)>;
 
 /// A process that has just started.
@@ -185,7 +185,7 @@ pub(crate) struct Started<'a> {
     pub(crate) process: &'a Process,
 }
 
-/// What has happened to the nodes, counted.
+/// Counts of events on the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) crashes: u64,
@@ -195,7 +195,7 @@ pub(crate) struct Counts {
     pub(crate) turns: u64,
 }
 
-/// See the module.
+/// A simulated world.
 pub(crate) struct World {
     timeline: Arc<Timeline>,
     rng: Rng,
@@ -206,16 +206,16 @@ pub(crate) struct World {
     timers: Timers,
     agenda: Agenda<Happening>,
     partition: u64,
-    /// How often everything has healed: what a fault had in store for later is over then.
+    /// Number of times that everything has healed. Delayed parts of earlier faults are ignored.
     storm: u64,
     silent_since: BTreeMap<(usize, usize), Duration>,
     newcomers: BTreeMap<NewcomerId, Newcomer>,
     next_newcomer: NewcomerId,
-    /// What newcomers were told, by tasks that waited for it.
+    /// Replies to newcomers, from the tasks that waited for them.
     admitted: Admitted,
-    /// Those who wait until leadership has moved.
+    /// Open requests to transfer leadership.
     transfers: Vec<Transfer>,
-    /// How long the next node that resumes a session stands still, and is alone after that.
+    /// How long the next node that resumes a session is paused, and then isolated.
     stupor_of_resumer: Option<(Duration, Duration)>,
     seesaw: Option<Seesaw>,
     judge: Rc<RefCell<Judge>>,
@@ -224,11 +224,11 @@ pub(crate) struct World {
     counts: Counts,
 }
 
-/// Answers that newcomers have got and the world has not seen yet.
+/// Replies to newcomers that the world has not handled yet.
 type Admitted = Rc<RefCell<Vec<(NewcomerId, JoinAnswer)>>>;
 
 impl World {
-    /// A world in which no node runs yet.
+    /// Creates a world in which no node runs yet.
     pub(crate) fn new(seed: u64, options: WorldOptions) -> Self {
         let rng = Rng::new(seed);
         let timeline = Arc::new(Timeline::default());
@@ -265,7 +265,7 @@ impl World {
         world
     }
 
-    /// Says what to do when a process has started.
+    /// Sets the function to call when a process has started.
     pub(crate) fn on_start(&mut self, on_start: OnStart) {
         self.on_start = Some(on_start);
     }
@@ -298,7 +298,7 @@ impl World {
         &self.net
     }
 
-    /// How often each named point was reached, on all nodes together.
+    /// Returns how often each named point was reached on all nodes together.
     pub(crate) fn points_reached(&self) -> BTreeMap<crate::env::Point, u64> {
         let mut all = BTreeMap::new();
         for (point, count) in self.nodes.iter().flat_map(|node| node.points.reached()) {
@@ -307,13 +307,13 @@ impl World {
         all
     }
 
-    /// The processes that run, by the place of their node.
+    /// Returns the running processes with the indices of their nodes.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (usize, &Process)> {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(|(at, node)| node.running().map(|process| (at, process)))
     }
 
-    /// A way to call each of these nodes.
+    /// Returns a caller for each of these nodes.
     pub(crate) fn callers<'a>(
         &'a self,
         places: &'a [usize],
@@ -324,7 +324,7 @@ impl World {
         })
     }
 
-    /// Whether these nodes run, follow one leader, and have applied the same, with nobody waiting.
+    /// Returns whether these nodes run, follow one leader, have applied the same log, and have no open calls.
     pub(crate) fn is_settled(&self, core: &[usize]) -> bool {
         let looks: Vec<Option<Look>> =
             core.iter().map(|&at| self.nodes[at].running().map(Process::look)).collect();
@@ -337,16 +337,16 @@ impl World {
         all_run && together && leaders == 1 && !self.judge.borrow().calls_open(core)
     }
 
-    /// A lease that is there and that no node keeps.
-    pub(crate) fn lease_time_to_live(&self) -> Option<LeaseId> {
+    /// Returns a lease that exists and that no node keeps.
+    pub(crate) fn unkept_lease(&self) -> Option<LeaseId> {
         let kept = self.processes().flat_map(|(_, process)| process.leases_kept()).collect();
-        self.judge.borrow().lease_time_to_live(&kept)
+        self.judge.borrow().unkept_lease(&kept)
     }
 
-    /// Looks at what the judge has put off until the end.
+    /// Runs the comparisons that the judge has deferred.
     ///
     /// # Errors
-    /// The violation.
+    /// Returns the violation.
     pub(crate) fn compare_rest(&self) -> Result<(), Violation> {
         let mut judge = self.judge.borrow_mut();
         for (at, process) in self.processes() {
@@ -355,10 +355,10 @@ impl World {
         judge.verdict()
     }
 
-    /// Looks how much lies on the disks of these nodes, which have come to rest.
+    /// Checks the disk usage of these nodes, which must be idle.
     ///
     /// # Errors
-    /// The violation.
+    /// Returns the violation.
     pub(crate) fn check_disks(&self, places: &[usize]) -> Result<(), Violation> {
         for &at in places {
             let Some(process) = self.nodes[at].running() else { continue };
@@ -372,7 +372,7 @@ impl World {
         Ok(())
     }
 
-    /// The state of every node, for the report of a failure.
+    /// Describes the state of every node for the report of a failure.
     pub(crate) fn describe(&self) -> String {
         let one = |node: &SimNode| match node.running() {
             Some(process) => format!("{:?}: {:?}", node.id, process.look()),
@@ -381,19 +381,20 @@ impl World {
         self.nodes.iter().map(one).collect::<Vec<_>>().join("; ")
     }
 
-    /// Lets the world go on until `end`, or until an invariant breaks.
+    /// Runs the world until `end`, or until an invariant breaks.
     ///
     /// # Errors
-    /// The violation.
+    /// Returns the violation.
     pub(crate) fn run_until(&mut self, end: Duration) -> Result<(), Violation> {
         while self.step(end)? {}
         Ok(())
     }
 
-    /// Lets the world go on until `done` says so, looking after everything that happens.
+    /// Runs the world until `done` returns true, which is checked after every event. Returns false if `end` came
+    /// first.
     ///
     /// # Errors
-    /// The violation; `Ok(false)` if `end` came first.
+    /// Returns the violation.
     pub(crate) fn run_while(
         &mut self,
         end: Duration,
@@ -407,7 +408,7 @@ impl World {
         Ok(true)
     }
 
-    /// The next thing, if it is before `end`; else time goes on to `end`.
+    /// Runs the next event if it is before `end`. Otherwise advances time to `end` and returns false.
     fn step(&mut self, end: Duration) -> Result<bool, Violation> {
         let queued = self.agenda.next();
         let driver = self.next_driver();
@@ -433,13 +434,13 @@ impl World {
         Ok(true)
     }
 
-    /// The driver whose turn is due first.
+    /// Returns the driver whose turn is due first.
     fn next_driver(&self) -> Option<(When, usize)> {
         let due = |(at, node): (usize, &SimNode)| Some((node.driver_due?, at));
         self.nodes.iter().enumerate().filter_map(due).min()
     }
 
-    /// Runs the tasks that were woken, and schedules what they and the last happening asked for.
+    /// Runs the tasks that were woken, and schedules the events that they and the last event requested.
     fn settle(&mut self) -> Result<(), Violation> {
         for polls in 0.. {
             if polls == POLLS_MAX {
@@ -458,7 +459,7 @@ impl World {
         self.judge.borrow_mut().verdict()
     }
 
-    /// Takes what was sent, who was let in, and who was woken.
+    /// Collects sent messages, replies to newcomers, and wake-ups.
     fn collect(&mut self) {
         self.hear_newcomers();
         for flight in self.net.take_outgoing() {
@@ -528,7 +529,7 @@ impl World {
                 self.nodes[node].points.disarm();
                 Ok(())
             }
-            // Of a life, a partition, a storm or a spell that is over.
+            // The event belongs to a process, partition, storm or slow spell that has ended.
             _ => Ok(()),
         }
     }
@@ -584,12 +585,12 @@ fn new_node(id: u64, restored_from: RestoredFrom, timeline: &Arc<Timeline>, rng:
 }
 
 impl SimNode {
-    /// The process, if there is one and its node has not stopped.
+    /// Returns the process, if it exists and its node has not stopped.
     fn running(&self) -> Option<&Process> {
         self.process.as_ref().filter(|_| !self.stopped)
     }
 
-    /// Whether what has rotted is still there.
+    /// Returns whether the damaged file still exists.
     fn is_rotten(&self) -> bool {
         self.rotten.as_ref().is_some_and(|(_, path)| self.disk.read(path).is_some())
     }
@@ -599,26 +600,26 @@ impl SimNode {
     }
 }
 
-/// A program on a node has asked for another leader, in this term, and waits for it.
+/// A request for a transfer of leadership that waits for its reply.
 struct Transfer {
     call: CallId,
     at: usize,
-    /// The term that it led when it was asked.
+    /// The term in which it led when the request was made.
     led: Option<Term>,
     answer: oneshot::Receiver<CallResult<()>>,
 }
 
-/// The place of a node among the nodes.
+/// Returns the index of a node.
 pub(crate) fn place(id: NodeId) -> usize {
     usize::try_from(id.get() - 1).expect("ids of a world are small")
 }
 
-/// A little time until a thread that was woken runs.
+/// Returns a short time until a woken thread runs.
 fn scheduling(rng: &Rng) -> Duration {
     between(rng, Duration::from_micros(2), SCHEDULING_MAX)
 }
 
-/// How fast a clock runs: half of the time as fast, or as slow, as one may.
+/// Returns the rate error of a clock: in half of the cases the maximum in either direction.
 fn drift(rng: &Rng) -> DriftPpm {
     match rng.below(4) {
         0 => return DRIFT_PPM_MAX,

@@ -1,8 +1,8 @@
-//! Machines that want to become members: they ask around until somebody lets them in, die meanwhile, and
-//! ask again with the disk that they have.
+//! Machines that want to become members: they ask nodes until one admits them, crash in the meantime, and ask again
+//! with the disk that they have.
 //!
 //! ```text
-//!   newcomer ──ask──▶ any node ──▶ the leader ──▶ the log ──▶ answer ──▶ a node of its own place
+//!   newcomer ──ask──▶ any node ──▶ the leader ──▶ the log ──▶ answer ──▶ a node of its own
 //!       ▲                                                       │ lost
 //!       └───────────────────────────── asks again ◀─────────────┘
 //! ```
@@ -14,17 +14,17 @@ use crate::model::JoinAsk;
 use crate::node::{contacts, disk_to_join, is_joining, told_of, was_told, whose};
 use crate::transport::JoinReply;
 
-/// As many ids are minted in a world, at most: whoever comes later is not let in.
+/// Maximum number of ids that are assigned in a world. Later newcomers are not admitted.
 const PLACES_MAX: usize = 13;
 
-/// As many members there are at a time, about.
+/// Approximate maximum number of members at a time.
 const MEMBERS_MAX: usize = 8;
 
-/// Names a newcomer.
+/// The id of a newcomer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct NewcomerId(pub(super) u64);
 
-/// A machine that is no member yet.
+/// A machine that is not a member yet.
 pub(super) struct Newcomer {
     contact: Contact,
     disk: Arc<SimDisk>,
@@ -33,7 +33,7 @@ pub(super) struct Newcomer {
 }
 
 impl World {
-    /// A new machine asks to become a member, in the place of a voter or beside all.
+    /// Creates a machine that asks to join, either in addition or as the replacement of a voter.
     pub(super) fn arrive_newcomer(&mut self, replaces: Option<usize>) {
         let members = self.judge.borrow().members().rows().len();
         let room = self.nodes.len() + self.newcomers.len() < PLACES_MAX
@@ -61,12 +61,12 @@ impl World {
         self.schedule_in(Duration::ZERO, Happening::Ask { newcomer: id });
     }
 
-    /// Nobody asks any more who has not been let in.
+    /// Removes the newcomers that have not been admitted.
     pub(super) fn send_newcomers_away(&mut self) {
         self.newcomers.clear();
     }
 
-    /// What a node is called.
+    /// Returns the name of a node.
     pub(super) fn name_of(&self, at: usize) -> String {
         match &self.nodes[at].restored_from {
             RestoredFrom::Newcomer(contact) => contact.name.clone(),
@@ -74,11 +74,11 @@ impl World {
         }
     }
 
-    /// A newcomer asks one of those that run.
+    /// Lets a newcomer ask a running node.
     pub(super) fn ask(&mut self, id: NewcomerId) {
         let wait = between(&self.rng, Duration::from_millis(200), Duration::from_millis(1_500));
         let Some(newcomer) = self.newcomers.get(&id) else { return };
-        // It crashes now and then before it asks again.
+        // It sometimes crashes before it asks again.
         if one_in(&self.rng, 6) {
             newcomer.disk.crash();
         }
@@ -105,7 +105,7 @@ impl World {
         });
     }
 
-    /// Takes what newcomers were told. Of ten answers one is lost.
+    /// Handles the replies to newcomers. One in ten is lost.
     pub(super) fn hear_newcomers(&mut self) {
         let admitted = self.admitted.take();
         for (newcomer, answer) in admitted {
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// A newcomer is a member now, and starts.
+    /// Turns an admitted newcomer into a node and starts it.
     pub(super) fn admit(&mut self, id: NewcomerId, joined: Joined) -> Result<(), Violation> {
         let Some(newcomer) = self.newcomers.remove(&id) else { return Ok(()) };
         let at = place(joined.node);
@@ -149,7 +149,7 @@ impl World {
         self.start_as(at, Beginning::Newcomer { contact, members, joined })
     }
 
-    /// The id of a newcomer's disk.
+    /// Returns the disk id of a newcomer.
     fn disk_of(&self, at: usize) -> crate::model::DiskId {
         disk_to_join(&self.env_at(at), Path::new(DIR)).expect("its disk is sound")
     }
@@ -159,10 +159,10 @@ impl World {
         self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default())
     }
 
-    /// How a node begins that was let in before; `None` if it has to ask once more, and does.
+    /// Returns how a node starts that was admitted before, or `None` if it has to ask again, which it then does.
     pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<Beginning> {
         let env = self.env_at(at);
-        // What cannot be read is found out again, by name, by whoever opens it.
+        // An unreadable directory is detected and named by the code that opens it.
         let known = whose(&env, Path::new(DIR));
         if !matches!(known, Ok(None)) && !is_joining(&env, Path::new(DIR)) {
             let told = |known| told_of(&env, Path::new(DIR), known);

@@ -1,9 +1,9 @@
-//! A fault in three acts. Entries reach a follower that is slow to write them; before they are written another leader
-//! replaces them there; then the first leader comes back, and with it the same entries. So the follower has, on their way
-//! to its disk, the entries, what replaces them, and the entries again.
+//! A fault in three steps. Entries reach a follower with a slow disk. Before it has written them, another leader
+//! replaces them. Then the first leader comes back with the same entries. The write queue of the follower thus
+//! contains the entries, their replacements, and the entries again.
 //!
 //! ```text
-//!   act          who hears whom             what the follower is about to write
+//!   step         links                      write queue of the follower
 //!   together     leader, follower           5(t2) 6(t2)
 //!   another      all but the leader         5(t2) 6(t2) 5(t3)
 //!   again        all but the other leader   5(t2) 6(t2) 5(t3) 5(t2) 6(t2) 7(t4)
@@ -11,29 +11,29 @@
 
 use super::*;
 
-/// How long the follower's disk takes for a write: longer than two elections.
+/// Time of a write to the disk of the follower: longer than two elections.
 const WRITE: Duration = Duration::from_secs(5);
 
-/// How long the leader talks to that follower alone.
+/// How long the leader is linked to that follower alone.
 const TOGETHER: Duration = Duration::from_millis(250);
 
-/// When everything is over.
+/// The time at which the fault ends.
 const OVER: Duration = Duration::from_secs(8);
 
-/// The least number of nodes: without the follower and the other leader, the first leader still wins an election.
+/// Minimum number of nodes: without the follower and the other leader, the first leader can still win an election.
 const NODES_MIN: usize = 5;
 
-/// The step of the fault that is under way.
+/// The current step of the fault.
 #[derive(Clone, Copy)]
 pub(super) struct Seesaw {
     leader: usize,
     follower: usize,
-    /// The leader of the second act; before that, the first one.
+    /// The leader of the second step; before that, the first leader.
     other: usize,
     /// The term of the last leader.
     term: Term,
     act: Act,
-    /// The partition that the present act is made of: another one ends the fault.
+    /// The partition of the current step. Another partition ends the fault.
     partition: u64,
 }
 
@@ -63,7 +63,7 @@ impl World {
         self.schedule_in(TOGETHER, Happening::Seesaw { partition });
     }
 
-    /// The leader is alone, and the others elect another one.
+    /// Isolates the leader, so that the other nodes elect another one.
     pub(super) fn tilt_seesaw(&mut self) {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, .. } = seesaw;
@@ -71,7 +71,7 @@ impl World {
         self.seesaw = Some(Seesaw { act: Act::Another, partition, ..seesaw });
     }
 
-    /// A node has had a turn: if it has begun to lead, the next act begins before anybody hears of it.
+    /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node hears of it.
     pub(super) fn follow_seesaw(&mut self, at: usize, look: &Look) {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, follower, other, term, act, partition } = seesaw;
@@ -83,7 +83,7 @@ impl World {
             return;
         }
         if act == Act::Another {
-            // Its first messages reach the follower alone.
+            // Its first messages reach only the follower.
             let apart = |at: usize, other: usize| [at, follower].contains(&other);
             let partition = self.only(|a, b| apart(at, a) == apart(at, b));
             let (other, term, act) = (at, look.term, Act::Again);
@@ -97,7 +97,7 @@ impl World {
         self.only(|a, b| a != other && b != other);
     }
 
-    /// Connects only these. Messages in flight between others are lost.
+    /// Cuts all links except these. Messages in flight on the others are lost.
     fn only(&mut self, linked: impl Fn(usize, usize) -> bool) -> u64 {
         self.net.heal();
         self.partition += 1;

@@ -1,4 +1,4 @@
-//! The turns that the threads of a node take: its driver, its log, its snapshots.
+//! Runs the turns of the threads of a node: its driver, its log and its snapshots.
 
 use super::*;
 
@@ -118,8 +118,8 @@ impl World {
         }
     }
 
-    /// A turn did not end: either a crash was planned at a point that it came to, or the code has
-    /// panicked, which is never planned.
+    /// Handles a turn that did not end: either a crash was planned at a point that it reached, or the code panicked,
+    /// which is always a failure.
     pub(super) fn cut_off(
         &mut self,
         at: usize,
@@ -137,7 +137,7 @@ impl World {
         Ok(())
     }
 
-    /// A node has stopped by itself.
+    /// Handles a node that has stopped by itself.
     pub(super) fn stopped(&mut self, at: usize, why: Option<&StopReason>) -> Result<(), Violation> {
         let id = self.nodes[at].id;
         let words = why.map_or_else(|| "nobody knows why".to_owned(), ToString::to_string);
@@ -162,7 +162,7 @@ impl World {
         Ok(())
     }
 
-    /// What a leader says is committed, a quorum has in its logs, and every later leader.
+    /// Checks that an entry that a leader has committed is in the logs of a quorum and of every later leader.
     pub(super) fn check_leader(&self, leader: usize, before: Before, look: &Look) {
         let Some(process) = self.nodes[leader].running() else { return };
         let mut judge = self.judge.borrow_mut();
@@ -172,8 +172,9 @@ impl World {
         judge.check_quorum(self.nodes[leader].id, before, look, term, has);
     }
 
-    /// Whether a node has an entry, or had it when its process ended: who does not run has told of that entry before, or
-    /// never will. What has burned since counts, too, where somebody was told of it before that.
+    /// Returns whether a node has an entry, or had it when its process ended. A process that does not run has either
+    /// already acknowledged the entry or never will. Disks that were destroyed since count as well, if the entry was
+    /// acknowledged.
     fn has(&self, id: NodeId, index: LogIndex, term: Term) -> bool {
         let Some(node) = self.nodes.get(place(id)) else { return false };
         match (&node.process, &node.left) {
@@ -191,7 +192,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A world in which a leader has appended an entry since the others are down, one of them for ever; and that leader.
+    /// Returns a world in which a leader has appended an entry while the others are down, one of them for good, and
+    /// the index of that leader.
     fn a_leader_that_is_left_alone() -> (World, usize) {
         let net = NetConditions::default();
         let options =
@@ -216,7 +218,7 @@ mod tests {
         let process = world.nodes[leader].running().unwrap();
         let look = process.look();
         assert!(look.leads && look.commit < process.last());
-        // It and the others have all that is committed.
+        // All nodes have the committed entries.
         let Look { commit, applied, .. } = look;
         let before = Before { commit: LogIndex(commit.get() - 1), applied };
         world.check_leader(leader, before, &look);
