@@ -76,6 +76,7 @@ pub enum ResumeSessionError {
     /// resume it.
     #[error("lease {lease} belongs to the own session of node {node}, which cannot be resumed")]
     NodesOwn {
+        /// The lease.
         lease: LeaseId,
         /// The node that owns it.
         node: NodeId,
