@@ -142,8 +142,8 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("changes of users and roles", access_changes()),
         ("a put for a user", entry(put_for(Some("ann")))),
         ("a put for nobody", entry(put_for(None))),
-        ("an attributes", entry(announce(&[]))),
-        ("an attributes with endpoints", entry(announce(&["http://a:1", "b"]))),
+        ("attributes of a member", entry(announce(&[]))),
+        ("attributes of a member with endpoints", entry(announce(&["http://a:1", "b"]))),
         ("changes of alarms", alarm_changes()),
         ("a move", entry(Command::Move { member: node(300), address: "h:1".to_owned() })),
     ]
