@@ -4,7 +4,7 @@
 //! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size runs in a process of its own,
 //! because the allocator may keep freed memory.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

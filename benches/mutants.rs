@@ -1,20 +1,20 @@
-//! Which seed of the simulated world finds which mutant (`bowline::mutant`): the proof that its judge can
-//! fail.
+//! Determines which seed of the simulated world detects which mutant (`bowline::mutant`), and so proves that the
+//! world's checks can fail.
 //!
 //! ```text
 //! cargo bench --features mutants --bench mutants                      all of them
 //! BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    these
-//! BOWLINE_MUTANT=M07 BOWLINE_SEED=10 cargo bench ..                        tells one seed with one of them
-//! BOWLINE_MUTANT=none BOWLINE_SEEDS=100 cargo bench ..                     nothing is broken: no seed may fall
+//! BOWLINE_MUTANT=M07 BOWLINE_SEED=10 cargo bench ..                        one seed with one of them, with its trace
+//! BOWLINE_MUTANT=none BOWLINE_SEEDS=100 cargo bench ..                     no mutant: every seed must pass
 //! ```
 //!
-//! Each mutant is run over the seeds from 1 on, on all cores, until one falls, or `BOWLINE_SEEDS` (2,000)
-//! have not. Its row in `docs/assurance/mutants.md` is replaced; the rows of the others stay, so that a run that is
-//! broken off loses nothing. Each has a process of its own: what a mutant does to it is its own affair. Fails
-//! if one of them is found by no seed.
+//! Each mutant runs over the seeds from 1 on all cores, until a seed fails or `BOWLINE_SEEDS` (default 2,000) seeds
+//! have passed. Its row in `docs/assurance/mutants.md` is replaced after that. The rows of the other mutants stay, so
+//! that an interrupted run loses nothing. Each mutant has a process of its own, because it may corrupt that process. The
+//! benchmark fails if no seed detects one of the mutants.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
-#![allow(clippy::exit, reason = "a seed that goes round for ever cannot be ended otherwise")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
+#![allow(clippy::exit, reason = "a seed in an endless loop cannot be ended otherwise")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,19 +29,19 @@ use std::time::Duration;
 use bowline::mutant::Mutant;
 use bowline::sim::{self, Violation};
 
-/// How many seeds a mutant may survive.
+/// Number of seeds that a mutant may survive.
 const SEEDS: u64 = 2_000;
 
-/// A seed during which this process has kept a processor busy for longer goes round for ever.
+/// CPU time of this process after which a running seed counts as an endless loop.
 const SEED_TIME_MAX: Duration = Duration::from_secs(180);
 
-/// Set for the process that runs one mutant: which.
+/// Set for a process that runs one mutant, to its name.
 const ALONE: &str = "BOWLINE_MUTANT_ALONE";
 
-/// Asks for seeds with nothing planted.
+/// The value that runs the seeds without a mutant.
 const NONE: &str = "none";
 
-/// What stands above the table.
+/// The text above the table.
 const ABOVE: &str = "\
 # Mutants
 
@@ -57,14 +57,14 @@ The [harness](harness.md#controls) can use the same mutants.
 
 ";
 
-/// What stands below it.
+/// The text below the table.
 const BELOW: &str = "
 Missing numbers are mutants that cannot exist in the simulator, for example M42, a thread that survives a shutdown.
 ";
 
-/// Breaks that are not looked for in seeds, with the test of the library that falls with each. What the first of them
-/// leave undone, something else does a little later, or nobody in the world needs; the last two want a cluster of one or two
-/// that changes in the right moment, which seeds seldom have.
+/// Mutants that are not searched for in seeds, with the test that detects each. The effect of the first four is
+/// repaired by another mechanism a little later, or is irrelevant in the simulated world. The last two need a cluster
+/// of one or two members that changes at the right moment, which is rare in seeds.
 const ONLY_IN_TESTS: [(Mutant, &str); 6] = [
     (Mutant::B47, LEADING),
     (Mutant::B48, LEADING),
@@ -76,7 +76,7 @@ const ONLY_IN_TESTS: [(Mutant, &str); 6] = [
 
 const LEADING: &str = "`node/driver/tests/leading.rs`: each_of_these_tests_fails_under_its_mutant";
 
-/// What came of a mutant.
+/// The result for a mutant.
 enum Found {
     By { seed: u64, what: String },
     Survived { seeds: u64 },
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     if let Ok(name) = std::env::var(ALONE) {
         let mutant = Mutant::named(&name).expect("the name of a mutant");
         println!("{}", row(mutant, &hunt(Some(mutant))));
-        // A seed that goes round for ever is left behind.
+        // A seed in an endless loop is abandoned.
         std::process::exit(0);
     }
     let wanted = std::env::var("BOWLINE_MUTANT").unwrap_or_default();
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
         page.rows.insert(format!("{mutant:?}"), row);
         page.write();
     }
-    // Whoever survived, or ended in another way than by a seed.
+    // Mutants that survived, or that ended other than by a seed.
     let has_no_seed = |row: &&String| row.split(" | ").nth(2).is_none_or(|seed| seed == "-");
     match page.rows.values().filter(has_no_seed).count() {
         0 => ExitCode::SUCCESS,
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The row of a mutant, from a process that runs nothing else.
+/// Returns the row of a mutant, from a process that runs nothing else.
 fn alone(mutant: Mutant) -> String {
     let name = format!("{mutant:?}");
     let this = std::env::current_exe().expect("this program");
@@ -161,9 +161,9 @@ fn row(mutant: Mutant, found: &Found) -> String {
     format!("| {mutant:?} | {} | {seed} | {what} | {cpu} |", mutant.breaks())
 }
 
-/// Runs seeds until one falls; all below that one have been run too.
+/// Runs seeds until one fails, and all seeds below that one.
 fn hunt(mutant: Option<Mutant>) -> Found {
-    // What a broken world says when it falls is in the row.
+    // The row contains the message of the failure.
     std::panic::set_hook(Box::new(|_| {}));
     let seeds = number("BOWLINE_SEEDS").unwrap_or(SEEDS);
     let next = AtomicU64::new(1);
@@ -195,7 +195,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                     match ran {
                         Ok(Ok(_)) => {}
                         Ok(Err(failure)) => fell(seed, words(&failure.violation)),
-                        // Nothing was found, and then the world was dropped.
+                        // The run found nothing, and then the world panicked while it was dropped.
                         Err(_) => fell(seed, "an assertion, in its end".to_owned()),
                     }
                 }
@@ -224,12 +224,12 @@ fn hunt(mutant: Option<Mutant>) -> Found {
     }
 }
 
-/// A number in the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What a seed fell by, short enough for a table.
+/// Describes the failure of a seed, short enough for a table.
 fn words(violation: &Violation) -> String {
     if violation.invariant != "PANIC" {
         return violation.invariant.to_owned();
@@ -239,7 +239,7 @@ fn words(violation: &Violation) -> String {
     format!("an assertion: {}", short.replace('|', "/"))
 }
 
-/// The time that this process has kept a processor busy.
+/// Returns the CPU time of this process.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
@@ -248,7 +248,7 @@ fn cpu_time() -> Duration {
 /// `docs/assurance/mutants.md`.
 struct Page {
     path: PathBuf,
-    /// By the name of the mutant.
+    /// The rows by the name of the mutant.
     rows: BTreeMap<String, String>,
 }
 

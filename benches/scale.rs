@@ -6,7 +6,7 @@
 //! than the first one of its kind, but not more than that. On a machine with other load, compare the fastest tenth,
 //! because half of the calls have waited for a core.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 use std::process::Command;
 use std::time::{Duration, Instant};

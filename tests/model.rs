@@ -290,7 +290,7 @@ impl World {
             0..4 => {
                 let range = histories::range(random, now);
                 let (machine, naive) = (machine.range(&range), naive.range(&range));
-                tally.refusal(naive.as_ref().err());
+                tally.rejection(naive.as_ref().err());
                 agree(&range, &machine, &naive)
             }
             4 => {
@@ -301,7 +301,7 @@ impl World {
             5..8 => {
                 let (range, from) = (histories::keys(random), histories::revision(random, now));
                 let (machine, naive) = (machine.events(&range, from), naive.events(&range, from));
-                tally.refusal(naive.as_ref().err());
+                tally.rejection(naive.as_ref().err());
                 if naive.as_ref().is_ok_and(|events| events.len() > 1) {
                     tally.count("events");
                 }
@@ -533,8 +533,8 @@ impl Tally {
         *self.0.entry(what).or_insert(0) += 1;
     }
 
-    fn refusal(&mut self, refusal: Option<&Rejection>) {
-        match refusal {
+    fn rejection(&mut self, rejection: Option<&Rejection>) {
+        match rejection {
             Some(Rejection::Alarm(_)) => self.count("alarm"),
             Some(Rejection::Closed) => self.count("closed"),
             Some(Rejection::Future { .. }) => self.count("future"),
@@ -562,7 +562,7 @@ impl Tally {
         });
         let granted: Vec<_> = granted.collect();
         for ((_, command), (_, outcome)) in commands.zip(&applied.outcomes) {
-            self.refusal(outcome.as_ref().err());
+            self.rejection(outcome.as_ref().err());
             match (command, outcome) {
                 (_, Ok(Reply::AppliedBefore { .. })) => self.count("applied before"),
                 (Command::Txn(txn), Ok(Reply::Txn(reply))) => {

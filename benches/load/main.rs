@@ -12,7 +12,7 @@
 //! otherwise. Each member process runs this program and receives commands on its standard input.
 //! `docs/performance.md` explains the rows.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 #[path = "../crew/mod.rs"]
 mod crew;

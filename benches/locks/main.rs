@@ -13,7 +13,7 @@
 //! number of holders that are killed, and `--ttl-ms` the TTL of their sessions. Callers run inside members, in the
 //! leader's process unless a row says otherwise. `docs/performance.md` has results.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 mod bench;
 #[path = "../crew/mod.rs"]

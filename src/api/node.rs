@@ -296,7 +296,7 @@ impl Node {
     /// node.client().put("k", "v").block()?;
     /// let metrics = node.metrics();
     /// assert!(metrics.snapshot().log_sync_seconds.quantile(0.99).is_some());
-    /// let text = metrics.to_prometheus(); // for whoever serves /metrics
+    /// let text = metrics.to_prometheus(); // for the handler of /metrics
     /// assert!(text.contains(r#"bowline_requests_total{node="solo",kind="put",outcome="ok"} 1"#));
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())

@@ -23,7 +23,7 @@ use crate::model::{
     User,
 };
 
-mod refusal {
+mod rejection {
     pub(super) const DENIED: u8 = 1;
     pub(super) const OUTDATED: u8 = 2;
     pub(super) const NO_USER: u8 = 3;
@@ -43,20 +43,20 @@ mod refusal {
 impl Encode for AuthError {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         to.byte(match self {
-            AuthError::Denied => refusal::DENIED,
-            AuthError::Outdated => refusal::OUTDATED,
-            AuthError::NoUser => refusal::NO_USER,
-            AuthError::NoRoot => refusal::NO_ROOT,
-            AuthError::RootWithoutRole => refusal::ROOT_WITHOUT_ROLE,
-            AuthError::UserExists => refusal::USER_EXISTS,
-            AuthError::UserNotFound => refusal::USER_NOT_FOUND,
-            AuthError::RoleExists => refusal::ROLE_EXISTS,
-            AuthError::RoleNotFound => refusal::ROLE_NOT_FOUND,
-            AuthError::NoRole => refusal::NO_ROLE,
-            AuthError::RoleNotGranted => refusal::ROLE_NOT_GRANTED,
-            AuthError::NotGranted => refusal::NOT_GRANTED,
-            AuthError::Invalid => refusal::INVALID,
-            AuthError::TooMuch => refusal::TOO_MUCH,
+            AuthError::Denied => rejection::DENIED,
+            AuthError::Outdated => rejection::OUTDATED,
+            AuthError::NoUser => rejection::NO_USER,
+            AuthError::NoRoot => rejection::NO_ROOT,
+            AuthError::RootWithoutRole => rejection::ROOT_WITHOUT_ROLE,
+            AuthError::UserExists => rejection::USER_EXISTS,
+            AuthError::UserNotFound => rejection::USER_NOT_FOUND,
+            AuthError::RoleExists => rejection::ROLE_EXISTS,
+            AuthError::RoleNotFound => rejection::ROLE_NOT_FOUND,
+            AuthError::NoRole => rejection::NO_ROLE,
+            AuthError::RoleNotGranted => rejection::ROLE_NOT_GRANTED,
+            AuthError::NotGranted => rejection::NOT_GRANTED,
+            AuthError::Invalid => rejection::INVALID,
+            AuthError::TooMuch => rejection::TOO_MUCH,
         });
     }
 }
@@ -66,20 +66,20 @@ impl Decode for AuthError {
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            refusal::DENIED => AuthError::Denied,
-            refusal::OUTDATED => AuthError::Outdated,
-            refusal::NO_USER => AuthError::NoUser,
-            refusal::NO_ROOT => AuthError::NoRoot,
-            refusal::ROOT_WITHOUT_ROLE => AuthError::RootWithoutRole,
-            refusal::USER_EXISTS => AuthError::UserExists,
-            refusal::USER_NOT_FOUND => AuthError::UserNotFound,
-            refusal::ROLE_EXISTS => AuthError::RoleExists,
-            refusal::ROLE_NOT_FOUND => AuthError::RoleNotFound,
-            refusal::NO_ROLE => AuthError::NoRole,
-            refusal::ROLE_NOT_GRANTED => AuthError::RoleNotGranted,
-            refusal::NOT_GRANTED => AuthError::NotGranted,
-            refusal::INVALID => AuthError::Invalid,
-            refusal::TOO_MUCH => AuthError::TooMuch,
+            rejection::DENIED => AuthError::Denied,
+            rejection::OUTDATED => AuthError::Outdated,
+            rejection::NO_USER => AuthError::NoUser,
+            rejection::NO_ROOT => AuthError::NoRoot,
+            rejection::ROOT_WITHOUT_ROLE => AuthError::RootWithoutRole,
+            rejection::USER_EXISTS => AuthError::UserExists,
+            rejection::USER_NOT_FOUND => AuthError::UserNotFound,
+            rejection::ROLE_EXISTS => AuthError::RoleExists,
+            rejection::ROLE_NOT_FOUND => AuthError::RoleNotFound,
+            rejection::NO_ROLE => AuthError::NoRole,
+            rejection::ROLE_NOT_GRANTED => AuthError::RoleNotGranted,
+            rejection::NOT_GRANTED => AuthError::NotGranted,
+            rejection::INVALID => AuthError::Invalid,
+            rejection::TOO_MUCH => AuthError::TooMuch,
             found => {
                 return Err(CodecError::Newer {
                     what: "kind of authorization error",

@@ -185,9 +185,9 @@ impl Encode for MemberAnswer {
                 to.byte(2);
                 put_optional(*leader, to);
             }
-            MemberAnswer::Refused(refusal) => {
+            MemberAnswer::Refused(rejection) => {
                 to.byte(3);
-                refusal.encode(to);
+                rejection.encode(to);
             }
         }
     }
@@ -270,7 +270,9 @@ impl Decode for MembershipError {
             },
             12 => MembershipError::NotJoint,
             13 => MembershipError::BadAddress(from.text()?),
-            found => return Err(CodecError::Newer { what: "member refusal", found: found.into() }),
+            found => {
+                return Err(CodecError::Newer { what: "member rejection", found: found.into() });
+            }
         })
     }
 }

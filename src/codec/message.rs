@@ -375,7 +375,7 @@ impl Decode for ProposeRejection {
             3 => ProposeRejection::Diverged,
             4 => ProposeRejection::QuotaExceeded,
             5 => ProposeRejection::NoSpace,
-            found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
+            found => return Err(CodecError::Newer { what: "rejection", found: found.into() }),
         })
     }
 }

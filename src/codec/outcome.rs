@@ -3,7 +3,7 @@
 //! ```text
 //! outcome  = 1 put | 2 delete | 3 txn | 4 revision (compacted) | 5 grant | 6 revision, deleted (revoke)
 //!          | 7 revision (applied before) | 8 revision (noted) | 9 revision, list of alarm (alarms)
-//!          | 64 refusal
+//!          | 64 rejection
 //! put      = revision | list of row, at most one
 //! delete   = revision | deleted | list of row
 //! txn      = revision | succeeded u8 | list of result
@@ -12,7 +12,7 @@
 //! grant    = revision | lease | time
 //! row      = key bytes | value bytes | create revision | mod revision | version | lease or 0
 //! time     = seconds | nanoseconds
-//! refusal  = kind u8 | its fields, in the order of their declaration
+//! rejection = kind u8 | its fields, in the order of their declaration
 //! ```
 
 use std::time::Duration;
@@ -71,9 +71,9 @@ impl Encode for Outcome {
                 revision.encode(to);
                 return to.list(alarms);
             }
-            Err(refusal) => {
+            Err(rejection) => {
                 to.byte(kind::REFUSAL);
-                return refusal.encode(to);
+                return rejection.encode(to);
             }
             Ok(Reply::Compacted { revision }) => (kind::COMPACTED, revision),
             Ok(Reply::AppliedBefore { revision }) => (kind::APPLIED_BEFORE, revision),
@@ -246,7 +246,7 @@ impl Decode for KeyValue {
     }
 }
 
-mod refusal {
+mod rejection {
     pub(super) const EMPTY_KEY: u8 = 1;
     pub(super) const KEY_NOT_FOUND: u8 = 2;
     pub(super) const COMPACTED: u8 = 3;
@@ -272,49 +272,51 @@ mod refusal {
 impl Encode for Rejection {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         let (kind, figures) = match self {
-            Rejection::EmptyKey => (refusal::EMPTY_KEY, vec![]),
-            Rejection::KeyNotFound => (refusal::KEY_NOT_FOUND, vec![]),
+            Rejection::EmptyKey => (rejection::EMPTY_KEY, vec![]),
+            Rejection::KeyNotFound => (rejection::KEY_NOT_FOUND, vec![]),
             Rejection::Compacted { asked, compacted } => {
-                (refusal::COMPACTED, vec![asked.get(), compacted.get()])
+                (rejection::COMPACTED, vec![asked.get(), compacted.get()])
             }
             Rejection::Future { asked, newest } => {
-                (refusal::FUTURE, vec![asked.get(), newest.get()])
+                (rejection::FUTURE, vec![asked.get(), newest.get()])
             }
-            Rejection::LeaseNotFound(lease) => (refusal::LEASE_NOT_FOUND, vec![lease.get()]),
-            Rejection::LeaseExists(lease) => (refusal::LEASE_EXISTS, vec![lease.get()]),
+            Rejection::LeaseNotFound(lease) => (rejection::LEASE_NOT_FOUND, vec![lease.get()]),
+            Rejection::LeaseExists(lease) => (rejection::LEASE_EXISTS, vec![lease.get()]),
             Rejection::LeaseTtl { asked, max } => {
-                to.byte(refusal::LEASE_TTL);
+                to.byte(rejection::LEASE_TTL);
                 asked.encode(to);
                 return max.encode(to);
             }
             Rejection::DuplicateKey(key) => {
-                to.byte(refusal::DUPLICATE_KEY);
+                to.byte(rejection::DUPLICATE_KEY);
                 return to.bytes(key);
             }
-            Rejection::TooManyOps { count, max } => (refusal::TOO_MANY_OPS, sizes([*count, *max])),
-            Rejection::TooDeep { max } => (refusal::TOO_DEEP, sizes([*max])),
-            Rejection::TooManyKeys { max } => (refusal::TOO_MANY_KEYS, sizes([*max])),
+            Rejection::TooManyOps { count, max } => {
+                (rejection::TOO_MANY_OPS, sizes([*count, *max]))
+            }
+            Rejection::TooDeep { max } => (rejection::TOO_DEEP, sizes([*max])),
+            Rejection::TooManyKeys { max } => (rejection::TOO_MANY_KEYS, sizes([*max])),
             Rejection::KeyTooLarge { bytes, max } => {
-                (refusal::KEY_TOO_LARGE, sizes([*bytes, *max]))
+                (rejection::KEY_TOO_LARGE, sizes([*bytes, *max]))
             }
             Rejection::ValueTooLarge { bytes, max } => {
-                (refusal::VALUE_TOO_LARGE, sizes([*bytes, *max]))
+                (rejection::VALUE_TOO_LARGE, sizes([*bytes, *max]))
             }
             Rejection::RequestTooLarge { bytes, max } => {
-                (refusal::REQUEST_TOO_LARGE, sizes([*bytes, *max]))
+                (rejection::REQUEST_TOO_LARGE, sizes([*bytes, *max]))
             }
-            Rejection::Closed => (refusal::CLOSED, vec![]),
-            Rejection::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
-            Rejection::AddressTaken(node) => (refusal::ADDRESS_TAKEN, vec![node.get()]),
+            Rejection::Closed => (rejection::CLOSED, vec![]),
+            Rejection::NotMember(node) => (rejection::NOT_MEMBER, vec![node.get()]),
+            Rejection::AddressTaken(node) => (rejection::ADDRESS_TAKEN, vec![node.get()]),
             Rejection::Access(why) => {
-                to.byte(refusal::ACCESS);
+                to.byte(rejection::ACCESS);
                 return why.encode(to);
             }
             Rejection::Alarm(kind) => {
-                to.byte(refusal::ALARM);
+                to.byte(rejection::ALARM);
                 return kind.encode(to);
             }
-            Rejection::TooManyAlarms { max } => (refusal::TOO_MANY_ALARMS, sizes([*max])),
+            Rejection::TooManyAlarms { max } => (rejection::TOO_MANY_ALARMS, sizes([*max])),
         };
         to.byte(kind);
         for figure in figures {
@@ -328,45 +330,47 @@ impl Decode for Rejection {
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(match from.byte()? {
-            refusal::EMPTY_KEY => Rejection::EmptyKey,
-            refusal::KEY_NOT_FOUND => Rejection::KeyNotFound,
-            refusal::COMPACTED => Rejection::Compacted {
+            rejection::EMPTY_KEY => Rejection::EmptyKey,
+            rejection::KEY_NOT_FOUND => Rejection::KeyNotFound,
+            rejection::COMPACTED => Rejection::Compacted {
                 asked: Revision::decode(from)?,
                 compacted: Revision::decode(from)?,
             },
-            refusal::FUTURE => Rejection::Future {
+            rejection::FUTURE => Rejection::Future {
                 asked: Revision::decode(from)?,
                 newest: Revision::decode(from)?,
             },
-            refusal::LEASE_NOT_FOUND => Rejection::LeaseNotFound(LeaseId::decode(from)?),
-            refusal::LEASE_EXISTS => Rejection::LeaseExists(LeaseId::decode(from)?),
-            refusal::LEASE_TTL => {
+            rejection::LEASE_NOT_FOUND => Rejection::LeaseNotFound(LeaseId::decode(from)?),
+            rejection::LEASE_EXISTS => Rejection::LeaseExists(LeaseId::decode(from)?),
+            rejection::LEASE_TTL => {
                 Rejection::LeaseTtl { asked: Duration::decode(from)?, max: Duration::decode(from)? }
             }
             // The key in a rejection is short. Copy it, so that it does not keep the input buffer
             // alive.
-            refusal::DUPLICATE_KEY => {
+            rejection::DUPLICATE_KEY => {
                 Rejection::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?))
             }
-            refusal::TOO_MANY_OPS => Rejection::TooManyOps { count: size(from)?, max: size(from)? },
-            refusal::TOO_DEEP => Rejection::TooDeep { max: size(from)? },
-            refusal::TOO_MANY_KEYS => Rejection::TooManyKeys { max: size(from)? },
-            refusal::KEY_TOO_LARGE => {
+            rejection::TOO_MANY_OPS => {
+                Rejection::TooManyOps { count: size(from)?, max: size(from)? }
+            }
+            rejection::TOO_DEEP => Rejection::TooDeep { max: size(from)? },
+            rejection::TOO_MANY_KEYS => Rejection::TooManyKeys { max: size(from)? },
+            rejection::KEY_TOO_LARGE => {
                 Rejection::KeyTooLarge { bytes: size(from)?, max: size(from)? }
             }
-            refusal::VALUE_TOO_LARGE => {
+            rejection::VALUE_TOO_LARGE => {
                 Rejection::ValueTooLarge { bytes: size(from)?, max: size(from)? }
             }
-            refusal::REQUEST_TOO_LARGE => {
+            rejection::REQUEST_TOO_LARGE => {
                 Rejection::RequestTooLarge { bytes: size(from)?, max: size(from)? }
             }
-            refusal::CLOSED => Rejection::Closed,
-            refusal::NOT_MEMBER => Rejection::NotMember(NodeId::decode(from)?),
-            refusal::ADDRESS_TAKEN => Rejection::AddressTaken(NodeId::decode(from)?),
-            refusal::ACCESS => Rejection::Access(AuthError::decode(from)?),
-            refusal::ALARM => Rejection::Alarm(AlarmKind::decode(from)?),
-            refusal::TOO_MANY_ALARMS => Rejection::TooManyAlarms { max: size(from)? },
-            found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
+            rejection::CLOSED => Rejection::Closed,
+            rejection::NOT_MEMBER => Rejection::NotMember(NodeId::decode(from)?),
+            rejection::ADDRESS_TAKEN => Rejection::AddressTaken(NodeId::decode(from)?),
+            rejection::ACCESS => Rejection::Access(AuthError::decode(from)?),
+            rejection::ALARM => Rejection::Alarm(AlarmKind::decode(from)?),
+            rejection::TOO_MANY_ALARMS => Rejection::TooManyAlarms { max: size(from)? },
+            found => return Err(CodecError::Newer { what: "rejection", found: found.into() }),
         })
     }
 }

@@ -359,7 +359,7 @@ impl Sample {
         Duration::new(self.number(), self.below(1_000_000_000) as u32)
     }
 
-    fn refusal(&mut self) -> Rejection {
+    fn rejection(&mut self) -> Rejection {
         let size = |sample: &mut Self| sample.number() as usize;
         match self.below(20) {
             19 => Rejection::AddressTaken(self.node()),
@@ -397,7 +397,7 @@ impl Sample {
             5 => Reply::Revoke(RevokeReply { revision, deleted: self.number() }),
             6 => Reply::Noted { revision },
             7 => Reply::AppliedBefore { revision },
-            _ => return Err(self.refusal()),
+            _ => return Err(self.rejection()),
         })
     }
 

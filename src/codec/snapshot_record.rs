@@ -449,7 +449,7 @@ mod tests {
             Ok(Reply::Noted { revision }),
             Ok(Reply::AppliedBefore { revision }),
         ];
-        let refusals = vec![
+        let rejections = vec![
             Rejection::EmptyKey,
             Rejection::KeyNotFound,
             Rejection::Compacted { asked: Revision(1), compacted: Revision(2) },
@@ -471,7 +471,7 @@ mod tests {
             let numbered = outcomes.into_iter().zip(200..).map(|(outcome, seq)| (id(seq), outcome));
             SnapshotRecord::DedupTable(numbered.collect())
         };
-        let of_access = AuthError::ALL.map(|refusal| Err(Rejection::Access(refusal))).to_vec();
+        let of_access = AuthError::ALL.map(|rejection| Err(Rejection::Access(rejection))).to_vec();
         let of_alarms = vec![
             Ok(Reply::Alarms { revision, alarms: alarms() }),
             Err(Rejection::Alarm(AlarmKind::NoSpace)),
@@ -497,15 +497,15 @@ mod tests {
                 }]),
             ),
             ("answers", numbered(answers)),
-            ("refusals", numbered(refusals.into_iter().map(Err).collect())),
-            ("refusals of access", numbered(of_access)),
-            ("answers to changes of alarms, and refusals for them", numbered(of_alarms)),
+            ("rejections", numbered(rejections.into_iter().map(Err).collect())),
+            ("rejections of access", numbered(of_access)),
+            ("answers to changes of alarms, and rejections for them", numbered(of_alarms)),
             (
-                "a refusal for too many keys",
+                "a rejection for too many keys",
                 numbered(vec![Err(Rejection::TooManyKeys { max: 262_144 })]),
             ),
             (
-                "a refusal for an address that is another's",
+                "a rejection for an address that is another's",
                 numbered(vec![Err(Rejection::AddressTaken(node(2)))]),
             ),
         ]

@@ -228,7 +228,7 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
     };
     let membership_request = MembershipRequest::Remove(node(2));
     let done = |answer| PeerMessage::MemberAnswer { round: 4, incarnation, answer };
-    let refusal = MembershipError::LosesQuorum { active: 1, voters: 4, needed: 3 };
+    let rejection = MembershipError::LosesQuorum { active: 1, voters: 4, needed: 3 };
     vec![
         ("the hello of a blank member", PeerMessage::Hello(hello)),
         ("the hello of a founded member", PeerMessage::Hello(founded)),
@@ -272,7 +272,7 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
             PeerMessage::MemberAsk { round: 4, incarnation, membership_request },
         ),
         ("a member was added", done(MemberAnswer::Done { id: node(4), index: LogIndex(1000) })),
-        ("no quorum would be left", done(MemberAnswer::Refused(refusal))),
+        ("no quorum would be left", done(MemberAnswer::Refused(rejection))),
         ("the disk is full", PeerMessage::Space { low: true }),
         (
             "a question about leases",

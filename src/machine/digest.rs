@@ -240,7 +240,7 @@ impl Fingerprint {
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
             // The text identifies the kind of rejection and its values.
-            Err(refusal) => self.number(8).bytes(refusal.to_string().as_bytes()),
+            Err(rejection) => self.number(8).bytes(rejection.to_string().as_bytes()),
         }
     }
 }
@@ -270,8 +270,8 @@ mod tests {
     /// Members of two versions compare their digests, and a later version reads the state of an
     /// earlier one. Therefore a rejection must get a number, as alarms have, before its text is
     /// changed. Returns `None` for a rejection that has a number.
-    fn words(refusal: &Rejection) -> Option<&'static str> {
-        Some(match refusal {
+    fn words(rejection: &Rejection) -> Option<&'static str> {
+        Some(match rejection {
             Rejection::EmptyKey => "key is not provided",
             Rejection::KeyNotFound => "key not found",
             Rejection::Compacted { .. } => {
@@ -291,7 +291,7 @@ mod tests {
             Rejection::ValueTooLarge { .. } => "value of 9 bytes, at most 8",
             Rejection::RequestTooLarge { .. } => "request is too large: 9 bytes, at most 8",
             Rejection::Closed => "request is closed: its node gave it up or has restarted",
-            Rejection::Access(refusal) => match refusal {
+            Rejection::Access(rejection) => match rejection {
                 AuthError::Denied => "permission denied",
                 AuthError::Outdated => "revision of auth store is old",
                 AuthError::NoUser => "user name is empty",
@@ -323,7 +323,7 @@ mod tests {
         let lease = crate::model::LeaseId::new(0x2a).unwrap();
         let node = crate::model::NodeId::new(3).unwrap();
         let (bytes, max) = (9, 8);
-        let mut refusals = vec![
+        let mut rejections = vec![
             Rejection::EmptyKey,
             Rejection::KeyNotFound,
             Rejection::Compacted { asked, compacted: newest },
@@ -342,12 +342,12 @@ mod tests {
             Rejection::NotMember(node),
             Rejection::AddressTaken(node),
         ];
-        refusals.extend(AuthError::ALL.map(Rejection::Access));
-        for refusal in &refusals {
-            assert_eq!(Some(&*refusal.to_string()), words(refusal));
+        rejections.extend(AuthError::ALL.map(Rejection::Access));
+        for rejection in &rejections {
+            assert_eq!(Some(&*rejection.to_string()), words(rejection));
         }
         // Every rejection has a text of its own, and none is missing.
-        let all: std::collections::BTreeSet<_> = refusals.iter().map(words).collect();
-        assert_eq!((all.len(), refusals.len()), (31, 31));
+        let all: std::collections::BTreeSet<_> = rejections.iter().map(words).collect();
+        assert_eq!((all.len(), rejections.len()), (31, 31));
     }
 }

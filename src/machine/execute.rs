@@ -43,15 +43,15 @@ pub(super) enum Stop {
 }
 
 impl From<Rejection> for Stop {
-    fn from(refusal: Rejection) -> Self {
-        Stop::Refused(refusal)
+    fn from(rejection: Rejection) -> Self {
+        Stop::Refused(rejection)
     }
 }
 
 impl From<Unfit> for Stop {
     fn from(unfit: Unfit) -> Self {
         match unfit {
-            Unfit::Refused(refusal) => Stop::Refused(refusal),
+            Unfit::Refused(rejection) => Stop::Refused(rejection),
             Unfit::Replaced => Replaced.into(),
         }
     }

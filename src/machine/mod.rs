@@ -344,7 +344,7 @@ impl Machine {
                 DedupVerdict::New => {
                     let outcome = match self.execute(id, command, turn) {
                         Ok(reply) => Ok(reply),
-                        Err(Stop::Refused(refusal)) => Err(refusal),
+                        Err(Stop::Refused(rejection)) => Err(rejection),
                         Err(Stop::Fault(fault)) => return Err(fault),
                     };
                     self.dedup.remember(id, &outcome);

@@ -141,7 +141,7 @@ impl Reader {
         loop {
             match self.try_txn(txn) {
                 Ok(reply) => return Ok(reply),
-                Err(Unfit::Refused(refusal)) => return Err(refusal),
+                Err(Unfit::Refused(rejection)) => return Err(rejection),
                 Err(Unfit::Replaced) => {}
             }
         }
@@ -194,7 +194,7 @@ impl Reader {
         loop {
             match self.try_events(range, from, bytes_max) {
                 Ok(page) => return Ok(page),
-                Err(Unfit::Refused(refusal)) => return Err(refusal),
+                Err(Unfit::Refused(rejection)) => return Err(rejection),
                 Err(Unfit::Replaced) => {}
             }
         }

@@ -25,8 +25,8 @@ pub(super) enum Unfit {
 }
 
 impl From<Rejection> for Unfit {
-    fn from(refusal: Rejection) -> Self {
-        Unfit::Refused(refusal)
+    fn from(rejection: Rejection) -> Self {
+        Unfit::Refused(rejection)
     }
 }
 

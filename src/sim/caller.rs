@@ -36,7 +36,7 @@ pub(crate) enum Fate {
 impl From<Error> for Fate {
     fn from(error: Error) -> Self {
         match (error.effect(), error) {
-            (_, Error::Rejected(refusal)) => Fate::Refused(refusal),
+            (_, Error::Rejected(rejection)) => Fate::Refused(rejection),
             (Effect::NotApplied, _) => Fate::NotApplied,
             // An error after which the request is known to be applied has no reply, so it counts as unknown.
             (Effect::Unknown | Effect::Applied, _) => Fate::Unknown,

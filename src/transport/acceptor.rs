@@ -186,8 +186,8 @@ async fn receive(
                 continue;
             }
             () = seat.judge_again.notified() => {
-                if let Err(refusal) = admit(context, hello, &stream) {
-                    return exchange::turn_away(&mut stream, &[], hello.from, refusal.into()).await;
+                if let Err(rejection) = admit(context, hello, &stream) {
+                    return exchange::turn_away(&mut stream, &[], hello.from, rejection.into()).await;
                 }
                 continue;
             }
@@ -265,7 +265,7 @@ fn deliver(context: &Context, frame: Frame, hello: &Hello, stream: &Wire) -> Res
             return Err(Broken::Garbage("a hello from another member".to_owned()));
         }
         admit(context, newer, stream)
-            .map_err(|refusal| Broken::Refused { peer, why: refusal.into() })?;
+            .map_err(|rejection| Broken::Refused { peer, why: rejection.into() })?;
     }
     context.receiver.deliver(peer, message);
     Ok(())

@@ -163,10 +163,10 @@ mod tests {
     /// Returns what n1 finds when it dials n2.
     fn explained(clusters: [u128; 2], lists: [&[&str]; 2]) -> String {
         let [own, other] = clusters;
-        let refusal = OtherCluster::new(&hello(other, 2, 1, "h:2"), &hello(own, 1, 2, "h:1"));
-        let refusal = refusal.of("n2".to_owned(), names(lists[1])).to_string();
+        let rejection = OtherCluster::new(&hello(other, 2, 1, "h:2"), &hello(own, 1, 2, "h:1"));
+        let rejection = rejection.of("n2".to_owned(), names(lists[1])).to_string();
         let all = OtherClusters::default();
-        let found = all.explain(&refusal, ClusterId(own), "n1", &names(lists[0])).unwrap();
+        let found = all.explain(&rejection, ClusterId(own), "n1", &names(lists[0])).unwrap();
         assert_eq!(all.explained(ClusterId(other)), Some(found.clone()));
         found
     }

@@ -194,8 +194,8 @@ pub(super) async fn dial(
             return Err(Broken::Garbage(format!("unexpected frame {kind:?} instead of a hello")));
         }
     };
-    if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
-        return Err(turn_away(stream, &[], peer, refusal.into()).await);
+    if let Err(rejection) = admission.admit(&mine, &theirs, stream.proven_name()) {
+        return Err(turn_away(stream, &[], peer, rejection.into()).await);
     }
     let mut words = Vec::new();
     frame::put_frame(&mut words, FrameKind::Alive, |_| {});
@@ -256,10 +256,10 @@ pub(super) async fn accept(
     };
     let peer = theirs.from;
     let mine = admission.hello(peer);
-    if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
-        let sent = turn_away(stream, &answer, peer, refusal.clone().into()).await;
+    if let Err(rejection) = admission.admit(&mine, &theirs, stream.proven_name()) {
+        let sent = turn_away(stream, &answer, peer, rejection.clone().into()).await;
         return Err(match sent {
-            Broken::Refused { .. } => Broken::Refused { peer, why: admission.refusal(refusal) },
+            Broken::Refused { .. } => Broken::Refused { peer, why: admission.rejection(rejection) },
             other => other,
         });
     }
@@ -277,8 +277,8 @@ pub(super) async fn accept(
     }
     // The dialer chose when to send its last frame. Meanwhile a later incarnation of it may have
     // connected, or the cluster may have been founded without its disk.
-    if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
-        return Err(turn_away(stream, &[], peer, refusal.into()).await);
+    if let Err(rejection) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
+        return Err(turn_away(stream, &[], peer, rejection.into()).await);
     }
     Ok(Met::Member(theirs, lane))
 }
@@ -382,8 +382,8 @@ mod tests {
         let of = |least, greatest| Versions { least, greatest };
         assert_eq!(of(1, 3).judge(of(3, 5)), Ok(()));
         assert_eq!(of(3, 5).judge(of(1, 3)), Ok(()));
-        let refusal = of(1, 2).judge(of(3, 5)).expect_err("too far apart");
-        assert!(refusal.contains("1 to 2") && refusal.contains("3 to 5"), "{refusal}");
+        let rejection = of(1, 2).judge(of(3, 5)).expect_err("too far apart");
+        assert!(rejection.contains("1 to 2") && rejection.contains("3 to 5"), "{rejection}");
         assert!(of(3, 5).judge(of(1, 2)).is_err());
         assert!(of(3, 5).judge(of(9, 0)).is_err());
     }

@@ -282,12 +282,12 @@ impl Admission {
 
     /// Returns the report of a rejection by this member, with the explanation of
     /// [`Self::explained`] if there is one.
-    pub(super) fn refusal(&self, refusal: HelloRejection) -> Refused {
-        let explained = match &refusal {
+    pub(super) fn rejection(&self, rejection: HelloRejection) -> Refused {
+        let explained = match &rejection {
             HelloRejection::OtherCluster(other) => self.other_clusters.explained(other.theirs()),
             _ => None,
         };
-        let mut refused = Refused::from(refusal);
+        let mut refused = Refused::from(rejection);
         if let Some(why) = explained {
             refused.why = why;
         }
@@ -317,7 +317,7 @@ impl Admission {
         proven: Option<&str>,
     ) -> Result<(), HelloRejection> {
         let known = self.introducer.known();
-        judge(mine, theirs, &known).map_err(|refusal| match refusal {
+        judge(mine, theirs, &known).map_err(|rejection| match rejection {
             HelloRejection::OtherCluster(other) => {
                 HelloRejection::OtherCluster(other.of(self.own_name(), self.names(&known)))
             }
@@ -538,8 +538,8 @@ mod tests {
             ),
         ];
         for (mine, theirs, words) in cases {
-            let refusal = judge(&mine, &theirs, &known_to(&mine)).expect_err(words);
-            assert!(refusal.to_string().contains(words), "{refusal}");
+            let rejection = judge(&mine, &theirs, &known_to(&mine)).expect_err(words);
+            assert!(rejection.to_string().contains(words), "{rejection}");
         }
     }
 
@@ -568,8 +568,8 @@ mod tests {
         let admit = |theirs, proven| admission.admit(&admission.hello(node(2)), theirs, proven);
         assert!(admit(&liar, None).is_err());
         let late = Hello { incarnation: Incarnation(9), ..blank(2, 1) };
-        let refusal = admit(&late, Some("m3")).expect_err("another member's certificate");
-        assert!(refusal.to_string().contains("is named \"m2\""), "{refusal}");
+        let rejection = admit(&late, Some("m3")).expect_err("another member's certificate");
+        assert!(rejection.to_string().contains("is named \"m2\""), "{rejection}");
         assert_eq!(admit(&blank(2, 1), Some("m2")), Ok(()));
     }
 }

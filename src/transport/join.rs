@@ -162,7 +162,7 @@ pub(super) async fn hear(
     let Some((proven, ask)) = body.split_first_chunk::<NUMBER_BYTES>() else {
         return Err(Broken::Garbage("truncated join request".to_owned()));
     };
-    let refusal = if *proven != proof(&context.settings.token, challenge) {
+    let rejection = if *proven != proof(&context.settings.token, challenge) {
         "the token does not match this cluster".to_owned()
     } else {
         let ask = codec::decode_join_ask(body.slice_ref(ask))
@@ -174,8 +174,8 @@ pub(super) async fn hear(
             _ => return Ok(ask),
         }
     };
-    exchange::refuse(stream, &[], FrameKind::Refused, &refusal).await;
-    Err(Broken::Untrusted(format!("join request rejected: {refusal}")))
+    exchange::refuse(stream, &[], FrameKind::Refused, &rejection).await;
+    Err(Broken::Untrusted(format!("join request rejected: {rejection}")))
 }
 
 /// Passes a request to the node, and the node's reply to the joiner.

@@ -174,8 +174,8 @@ impl State {
                 self.linked.insert(pair);
                 true
             }
-            Err(refusal) => {
-                self.refuse(a, b, refusal.into());
+            Err(rejection) => {
+                self.refuse(a, b, rejection.into());
                 false
             }
         }
@@ -207,9 +207,9 @@ impl State {
                 continue;
             }
             let hellos = (mine.admission.hello(other), theirs.admission.hello(me));
-            if let Err(refusal) = mine.judge(&hellos.0, theirs, &hellos.1) {
+            if let Err(rejection) = mine.judge(&hellos.0, theirs, &hellos.1) {
                 self.part(me, other);
-                self.refuse(me, other, refusal.into());
+                self.refuse(me, other, rejection.into());
             }
         }
     }
@@ -266,10 +266,11 @@ impl Network for MemoryNetwork {
         }
         let seat = &state.seats[&to];
         if let PeerMessage::Hello(hello) = &message
-            && let Err(refusal) = seat.admission.admit(&seat.admission.hello(self.me), hello, None)
+            && let Err(rejection) =
+                seat.admission.admit(&seat.admission.hello(self.me), hello, None)
         {
             state.part(self.me, to);
-            state.refuse(self.me, to, refusal.into());
+            state.refuse(self.me, to, rejection.into());
             return SendOutcome::Queued;
         }
         seat.receiver.deliver(self.me, message);

@@ -153,20 +153,20 @@ impl From<String> for Refused {
 }
 
 impl From<HelloRejection> for Refused {
-    fn from(refusal: HelloRejection) -> Self {
-        let disk_lost = match &refusal {
+    fn from(rejection: HelloRejection) -> Self {
+        let disk_lost = match &rejection {
             HelloRejection::ReplacedDisk { member, .. } => Some(*member),
             _ => None,
         };
-        let removed = match &refusal {
+        let removed = match &rejection {
             HelloRejection::Removed { member, .. } => Some(*member),
             _ => None,
         };
-        let at = match &refusal {
+        let at = match &rejection {
             HelloRejection::OtherCluster(other) => Some(other.address().to_owned()),
             _ => None,
         };
-        Self { why: refusal.to_string(), disk_lost, removed, at }
+        Self { why: rejection.to_string(), disk_lost, removed, at }
     }
 }
 

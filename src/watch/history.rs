@@ -37,7 +37,7 @@ impl History for Reader {
         from: Revision,
         bytes_max: usize,
     ) -> Result<HistoryPage, Compacted> {
-        Reader::events(self, range, from, bytes_max).map_err(|refusal| match refusal {
+        Reader::events(self, range, from, bytes_max).map_err(|rejection| match rejection {
             Rejection::Compacted { compacted, .. } => Compacted(compacted),
             other => unreachable!("history is refused only where it is compacted: {other}"),
         })

@@ -424,7 +424,7 @@ const RESULTS_MAX: usize = 8;
 /// Returns the lines for the outcome of a request.
 pub(crate) fn outcome(outcome: &Outcome) -> Vec<String> {
     match outcome {
-        Err(refusal) => vec![format!("refused: {refusal}")],
+        Err(rejection) => vec![format!("refused: {rejection}")],
         Ok(reply) => self::reply(reply),
     }
 }

@@ -181,8 +181,8 @@ fn alarm_blocks_new_lock_requests_but_not_releases_or_sessions() {
         // The lock goes to a request that was already queued, by a transaction that does nothing else.
         held.release().block().unwrap();
         let guard = waits.as_mut().block().unwrap();
-        let refusal = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
-        assert_eq!(refusal, bowline::GuardError::Store(refused(kind)));
+        let rejection = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
+        assert_eq!(rejection, bowline::GuardError::Store(refused(kind)));
         drop(other);
         while !near.client().range(KeyRange::prefix("other/")).block().unwrap().kvs.is_empty() {}
         // Longer than the TTL of the sessions.

@@ -316,22 +316,22 @@ fn oversized_requests_are_rejected_with_name_and_value() {
     let cluster = quick(3);
     for (_, node) in cluster.running() {
         let kv = node.client();
-        let refusal = |error: Error| match error {
-            Error::Rejected(refusal) => refusal.to_string(),
+        let rejection = |error: Error| match error {
+            Error::Rejected(rejection) => rejection.to_string(),
             other => panic!("{other:?}"),
         };
         let before = kv.put("before", "").block().unwrap().revision;
         let words = [
-            refusal(kv.put("", "v").block().unwrap_err()),
-            refusal(kv.get("").block().unwrap_err()),
-            refusal(kv.put(vec![b'k'; 4097], "v").block().unwrap_err()),
-            refusal(kv.get(vec![b'k'; 4097]).block().unwrap_err()),
-            refusal(kv.delete(vec![b'k'; 4097]).block().unwrap_err()),
-            refusal(kv.put("k", vec![0; (1 << 20) + 1]).block().unwrap_err()),
-            refusal(txn(&kv, (0..2).map(|i| Op::put(format!("k{i}"), vec![0; 800_000])))),
-            refusal(txn(&kv, (0..129).map(|i| Op::put(format!("k{i}"), "v")))),
-            refusal(txn(&kv, ["k", "k"].map(|key| Op::put(key, "v")))),
-            refusal(txn(&kv, [Op::put("k", "v"), Op::delete(KeyRange::all())])),
+            rejection(kv.put("", "v").block().unwrap_err()),
+            rejection(kv.get("").block().unwrap_err()),
+            rejection(kv.put(vec![b'k'; 4097], "v").block().unwrap_err()),
+            rejection(kv.get(vec![b'k'; 4097]).block().unwrap_err()),
+            rejection(kv.delete(vec![b'k'; 4097]).block().unwrap_err()),
+            rejection(kv.put("k", vec![0; (1 << 20) + 1]).block().unwrap_err()),
+            rejection(txn(&kv, (0..2).map(|i| Op::put(format!("k{i}"), vec![0; 800_000])))),
+            rejection(txn(&kv, (0..129).map(|i| Op::put(format!("k{i}"), "v")))),
+            rejection(txn(&kv, ["k", "k"].map(|key| Op::put(key, "v")))),
+            rejection(txn(&kv, [Op::put("k", "v"), Op::delete(KeyRange::all())])),
         ];
         let expected = [
             "key is not provided",
@@ -347,7 +347,7 @@ fn oversized_requests_are_rejected_with_name_and_value() {
         ];
         assert_eq!(words, expected);
         let compares = (0..129).fold(kv.txn(), |txn, _| txn.when(Compare::exists("k")));
-        let error = refusal(compares.commit().block().unwrap_err());
+        let error = rejection(compares.commit().block().unwrap_err());
         assert_eq!(error, "too many operations in txn request: 129, at most 128");
         // No rejected write used a revision. A write of the maximum size is accepted.
         let put = kv.put(vec![b'k'; 4096], vec![0; 1 << 20]).block().unwrap();

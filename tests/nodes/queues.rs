@@ -811,8 +811,8 @@ fn consumer_blocked_by_an_alarm_leaves_the_queue_and_takes_later() {
         kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
         // Returning an item only deletes keys.
         delivery.nack().block().unwrap();
-        let refusal = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
-        assert_eq!(refused.join().unwrap(), QueueError::Store(refusal));
+        let rejection = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
+        assert_eq!(refused.join().unwrap(), QueueError::Store(rejection));
     });
     until_count(&kv, "jobs/idle/", 0);
     kv.change_alarms(AlarmChange::End(full)).block().unwrap();

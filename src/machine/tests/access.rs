@@ -177,13 +177,13 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
                 );
             } else {
                 denied += 1;
-                let refusal = Err(Rejection::Access(AuthError::Denied));
-                assert_eq!(outcome, refusal, "{name} with a {:?} b {:?}", of("a"), of("b"));
+                let rejection = Err(Rejection::Access(AuthError::Denied));
+                assert_eq!(outcome, rejection, "{name} with a {:?} b {:?}", of("a"), of("b"));
                 assert_eq!(world.machine.revision(), revision, "{name} changed something");
                 assert_ne!(world.machine.digest(), digest, "the answer is remembered");
             }
             // Another user, an anonymous caller, and a caller authenticated at an earlier revision.
-            for (user, revision, refusal) in [
+            for (user, revision, rejection) in [
                 (Some("bob"), caller.revision, AuthError::Denied),
                 (None, caller.revision, AuthError::NoUser),
                 (Some("ann"), caller.revision - 1, AuthError::Outdated),
@@ -191,7 +191,7 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
             ] {
                 let caller = Caller { user: user.map(text), revision };
                 let outcome = world.run(acting(&caller, command.clone()));
-                assert_eq!(outcome, Err(Rejection::Access(refusal)), "{name} as {caller:?}");
+                assert_eq!(outcome, Err(Rejection::Access(rejection)), "{name} as {caller:?}");
             }
         }
         for command in administration() {

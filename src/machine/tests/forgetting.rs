@@ -28,10 +28,10 @@ fn compaction_keeps_reads_and_watches_at_its_revision() {
         };
         assert_eq!(read(5).unwrap(), "kept");
         assert_eq!(read(6).unwrap(), "kept");
-        let refusal = Rejection::Compacted { asked: Revision(4), compacted: Revision(5) };
-        assert_eq!(read(4), Err(refusal.clone()));
+        let rejection = Rejection::Compacted { asked: Revision(4), compacted: Revision(5) };
+        assert_eq!(read(4), Err(rejection.clone()));
         let events = |from| world.reader.events(&KeyRange::all(), Revision(from), 1 << 20);
-        assert_eq!(events(4), Err(refusal));
+        assert_eq!(events(4), Err(rejection));
         let page = events(5).unwrap();
         let [delete, put] = &page.changes[..] else { panic!("{swept} {page:?}") };
         assert_eq!(delete.events[0].kind, EventKind::Delete);

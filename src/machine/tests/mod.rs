@@ -281,7 +281,7 @@ fn failing_transaction_has_no_effect() {
     let compacted = Rejection::Compacted { asked: Revision(2), compacted: Revision(3) };
     let future = Rejection::Future { asked: Revision(4), newest: Revision(3) };
     let duplicate = Rejection::DuplicateKey("a".into());
-    for (op, refusal) in [
+    for (op, rejection) in [
         (range(2), compacted.clone()),
         (range(4), future),
         (lease, Rejection::LeaseNotFound(unknown)),
@@ -295,7 +295,7 @@ fn failing_transaction_has_no_effect() {
         for op in [op, Op::Txn(inner)] {
             let success = vec![Op::put("a", "3"), op];
             let txn = Txn { success, ..Txn::default() };
-            assert_eq!(world.txn(txn), Err(refusal.clone()));
+            assert_eq!(world.txn(txn), Err(rejection.clone()));
         }
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
@@ -305,14 +305,14 @@ fn failing_transaction_has_no_effect() {
     let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
     let both = Put { value: PutValue::Keep, ..wants("b") };
     let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });
-    for (success, refusal) in [
+    for (success, rejection) in [
         (vec![Op::Put(wants("b")), range(2)], Rejection::LeaseNotFound(unknown)),
         (vec![range(2), Op::Put(wants("b"))], compacted.clone()),
         (vec![nested(range(2)), Op::Put(wants("b"))], compacted.clone()),
         (vec![Op::Put(both.clone())], Rejection::KeyNotFound),
         (vec![Op::Put(wants("c")), Op::Put(both.clone())], Rejection::LeaseNotFound(unknown)),
     ] {
-        assert_eq!(world.txn(Txn { success, ..Txn::default() }), Err(refusal));
+        assert_eq!(world.txn(Txn { success, ..Txn::default() }), Err(rejection));
     }
     assert_eq!(world.run(Command::Put(both)), Err(Rejection::LeaseNotFound(unknown)));
     // In the branch that does not run, only the structure matters.

@@ -24,8 +24,8 @@ fn a_read_at_an_old_revision_sees_the_old_state() {
     assert_eq!(look(at(5)).unwrap(), ["a=2"]);
     assert_eq!(look(None).unwrap(), ["a=2"]);
     assert_eq!(look(at(0)).unwrap(), ["a=2"]);
-    let refusal = Rejection::Future { asked: Revision(6), newest: Revision(5) };
-    assert_eq!(look(at(6)), Err(refusal));
+    let rejection = Rejection::Future { asked: Revision(6), newest: Revision(5) };
+    assert_eq!(look(at(6)), Err(rejection));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn revision_is_never_torn_by_compaction_or_install() {
                         }
                         looks.fetch_add(1, Ordering::Relaxed);
                     }
-                    Err(refusal) => assert!(matches!(refusal, Rejection::Compacted { .. })),
+                    Err(rejection) => assert!(matches!(rejection, Rejection::Compacted { .. })),
                 }
             }
         });

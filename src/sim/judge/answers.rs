@@ -149,7 +149,7 @@ impl Judge {
             return;
         }
         self.callers.next_check = now + Duration::from_millis(100);
-        self.check_wishes();
+        self.check_attempts();
         for id in self.callers.calls.keys().copied().collect::<Vec<_>>() {
             self.check_call(id);
         }

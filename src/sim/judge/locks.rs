@@ -479,7 +479,7 @@ impl Judge {
     }
 
     /// Checks that in the calm phase no program waits long for a lock that no program believes it holds.
-    pub(super) fn check_wishes(&mut self) {
+    pub(super) fn check_attempts(&mut self) {
         let Some(calm) = self.locks.calm_since else { return };
         self.check_holders();
         self.check_circles(calm);

@@ -301,7 +301,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let moving = start(1, moving, &[(2, bad.handle.address())]);
     for _ in 0..3 {
         moving.inbox.wait_for_rejection(node(2), Wrong::Revoked.words());
-        moving.inbox.forget_refusals();
+        moving.inbox.forget_rejections();
     }
     let connected = |heard: &Heard| matches!(heard, Heard::Connected(..));
     for member in [&plain, &bad, &moving] {

@@ -123,7 +123,7 @@ impl Inbox {
     }
 
     /// Forgets the recorded rejections, so that the test can wait for new ones.
-    fn forget_refusals(&self) {
+    fn forget_rejections(&self) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|one| !matches!(one, Heard::Refused(..)));
     }

@@ -60,7 +60,7 @@ impl Verifier {
         now: UnixTime,
         used: Use,
     ) -> Result<Option<MemberUri>, Error> {
-        let cert = EndEntityCert::try_from(cert).map_err(refusal)?;
+        let cert = EndEntityCert::try_from(cert).map_err(rejection)?;
         if self.wanted == Wanted::Nothing {
             return Ok(None);
         }
@@ -81,7 +81,7 @@ impl Verifier {
             revocation,
             None,
         )
-        .map_err(refusal)?;
+        .map_err(rejection)?;
         let Wanted::Member { cluster } = &self.wanted else { return Ok(None) };
         let uri = MemberUri::only(cert.valid_uri_names()).map_err(not_ours)?;
         if uri.cluster != *cluster {
@@ -109,7 +109,7 @@ fn not_ours(why: String) -> Error {
 }
 
 /// Converts the error into a TLS error, so that the other end receives an alert with the reason.
-fn refusal(error: webpki::Error) -> Error {
+fn rejection(error: webpki::Error) -> Error {
     match error {
         webpki::Error::CertExpired { .. } => CertificateError::Expired,
         webpki::Error::CertNotValidYet { .. } => CertificateError::NotValidYet,

@@ -190,7 +190,7 @@ fn cluster_of_three_survives_any_damage_to_one_log() {
         }
     }
     say(&format!(
-        "{started} starts, {told_by_others} of them stopped by the leader; {refused} refusals"
+        "{started} starts, {told_by_others} of them stopped by the leader; {refused} rejections"
     ));
-    assert!(started >= 3 && refused >= 12, "{started} starts, {refused} refusals");
+    assert!(started >= 3 && refused >= 12, "{started} starts, {refused} rejections");
 }

@@ -24,10 +24,10 @@ fn keys(kv: &Client) -> u64 {
 }
 
 fn is_too_large(result: &Result<(), GuardError>) -> bool {
-    let too_large = |refusal: &Rejection| {
-        matches!(refusal, Rejection::ValueTooLarge { .. } | Rejection::RequestTooLarge { .. })
+    let too_large = |rejection: &Rejection| {
+        matches!(rejection, Rejection::ValueTooLarge { .. } | Rejection::RequestTooLarge { .. })
     };
-    matches!(result, Err(GuardError::Store(Error::Rejected(refusal))) if too_large(refusal))
+    matches!(result, Err(GuardError::Store(Error::Rejected(rejection))) if too_large(rejection))
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn holds_at_most(hold: &Hold, ops: usize) {
     };
     assert_eq!(commit(ops), Ok(()));
     let (count, max) = (ops + 1, ops);
-    let refusal = Rejection::TooManyOps { count, max };
-    assert_eq!(commit(ops + 1), Err(GuardError::Store(Error::Rejected(refusal))));
+    let rejection = Rejection::TooManyOps { count, max };
+    assert_eq!(commit(ops + 1), Err(GuardError::Store(Error::Rejected(rejection))));
 }
 
 #[test]

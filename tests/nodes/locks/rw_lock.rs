@@ -190,16 +190,16 @@ fn rejected_downgrade_can_be_upgraded_again_once_the_alarm_ends() {
     let kv = cluster.node(0).client();
     let writer = session(&cluster, 0).rw_lock(LOCK).write().block().unwrap();
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
-    let refusal = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
+    let rejection = Error::Rejected(Rejection::Alarm(AlarmKind::NoSpace));
     kv.change_alarms(AlarmChange::Raise(full)).block().unwrap();
     let unconfirmed = writer.downgrade().block().unwrap_err();
     assert_eq!((unconfirmed.effect(), unconfirmed.is_transient()), (Effect::NotApplied, false));
     let DowngradeError::Unconfirmed { guard, error } = unconfirmed else {
         panic!("what puts something is refused");
     };
-    assert_eq!(error, refusal);
+    assert_eq!(error, rejection);
     let refused = guard.upgrade().deadline(SOON).block().unwrap_err();
-    assert_eq!(refused.why, LockError::Store(refusal));
+    assert_eq!(refused.why, LockError::Store(rejection));
     assert_eq!((refused.effect(), refused.is_transient()), (Effect::NotApplied, false));
     kv.change_alarms(AlarmChange::End(full)).block().unwrap();
     let writer = refused.guard.upgrade().deadline(SOON).block().unwrap();

@@ -55,7 +55,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     };
     if head.method != Method::POST {
         forget(body).await;
-        return refusal(&Status::unimplemented("Method Not Allowed"));
+        return rejection(&Status::unimplemented("Method Not Allowed"));
     }
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
@@ -63,7 +63,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     if let Err(status) = Deadline::of(&metadata) {
         forget(body).await;
         // In JSON requests the header is not part of the protocol, so the error is the client's.
-        return refusal(&Status::invalid_argument(status.message()));
+        return rejection(&Status::invalid_argument(status.message()));
     }
     let held = match dispatch.may_be_read(&metadata, &path) {
         Ok(held) => held,
@@ -78,20 +78,20 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         let bytes_max = dispatch.bytes_max_of(&path);
         let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, bytes_max)).await {
             Ok(Ok(text)) => text,
-            Ok(Err(status)) => return refusal(&status),
-            Err(_) => return refusal(&too_slow()),
+            Ok(Err(status)) => return rejection(&status),
+            Err(_) => return rejection(&too_slow()),
         };
         let message = async { message(&method, &text) };
         match dispatch.turns().aside(text.len() >= LARGE_JSON_BYTES, message).await {
             Ok(message) => Body::new(Full::new(message)),
-            Err(status) => return refusal(&status),
+            Err(status) => return rejection(&status),
         }
     };
     let mut request = Request::new(body);
     *request.method_mut() = Method::POST;
     match path.parse() {
         Ok(uri) => *request.uri_mut() = uri,
-        Err(_) => return refusal(&Status::internal("bowline: invalid method path")),
+        Err(_) => return rejection(&Status::internal("bowline: invalid method path")),
     }
     *request.headers_mut() = metadata;
     drop(held);
@@ -113,7 +113,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
             };
             answer_with(StatusCode::OK, Body::new(Full::new(json)))
         }
-        Err(status) => refusal(&status),
+        Err(status) => rejection(&status),
     }
 }
 
@@ -199,14 +199,14 @@ fn answer_with(status: StatusCode, body: Body) -> Response<Body> {
     response
 }
 
-fn refusal(status: &Status) -> Response<Body> {
+fn rejection(status: &Status) -> Response<Body> {
     rejection_as(http_code(status.code()), status)
 }
 
 /// Returns an error response. For a streaming method it has the form of a failed stream.
 fn rejection_of(streams: bool, status: &Status) -> Response<Body> {
     if !streams {
-        return refusal(status);
+        return rejection(status);
     }
     let body = last_words(status).to_string();
     answer_with(http_code(status.code()), Body::new(Full::new(body.into())))

@@ -274,7 +274,9 @@ impl Member {
         let grant = |id| {
             self.insisting(who, move |client| async move {
                 match client.grant(ttl).id(id).await {
-                    Err(refusal @ Error::Rejected(Rejection::LeaseExists(_))) => Ok(Err(refusal)),
+                    Err(rejection @ Error::Rejected(Rejection::LeaseExists(_))) => {
+                        Ok(Err(rejection))
+                    }
                     granted => granted.map(Ok),
                 }
             })

@@ -235,7 +235,7 @@ impl Desk {
         let header = self.member.header_now();
         let (created, canceled) = (true, true);
         let watch_id = NO_WATCH;
-        let refusal = pb::WatchResponse {
+        let rejection = pb::WatchResponse {
             header,
             watch_id,
             created,
@@ -243,7 +243,7 @@ impl Desk {
             cancel_reason,
             ..Default::default()
         };
-        self.say(refusal).await;
+        self.say(rejection).await;
     }
 
     async fn cancel(&mut self, id: i64) {

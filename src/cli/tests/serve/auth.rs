@@ -292,9 +292,12 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     // To the end of the keys, as in GHSA-xg4h-6gfc-h4m8.
     for (key, end) in [("secret", ""), ("app/", "\0"), ("app/a", "\0"), ("", "\0")] {
         ask.send(create(key, end)).await.unwrap();
-        let refusal = told.message().await.unwrap().unwrap();
-        assert!(refusal.created && refusal.canceled && refusal.watch_id == -1, "{refusal:?}");
-        assert_eq!(refusal.cancel_reason, "etcdserver: permission denied");
+        let rejection = told.message().await.unwrap().unwrap();
+        assert!(
+            rejection.created && rejection.canceled && rejection.watch_id == -1,
+            "{rejection:?}"
+        );
+        assert_eq!(rejection.cancel_reason, "etcdserver: permission denied");
     }
     ask.send(create("app/", "app0")).await.unwrap();
     assert!(!told.message().await.unwrap().unwrap().canceled);

@@ -54,7 +54,7 @@ const CALLERS: [(&str, &str); 7] = [
 
 impl Needs {
     /// Returns the error message for this caller, or `None` if the call is permitted.
-    fn refusal(self, caller: &str, rights: &str) -> Option<&'static str> {
+    fn rejection(self, caller: &str, rights: &str) -> Option<&'static str> {
         let may = |right: char| rights.contains(right);
         let is_in = match self {
             Self::Nothing => return None,
@@ -420,15 +420,15 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
         let rows = [rows_of_keys(caller), rows_of_servers(), rows_of_users(caller)].concat();
         for (path, needs, message) in rows {
             named.insert(path);
-            let expected = needs.refusal(caller, rights);
+            let expected = needs.rejection(caller, rights);
             let method = &methods.iter().find(|(name, _)| name == path).expect(path).1;
             let heard = hear(&channel, path, &token, message.clone()).await;
             let words = heard.as_ref().err().map(|status| status.message().to_owned());
-            let refusals = ["user name is empty", "invalid auth token", "permission denied"];
-            let refusal =
-                words.filter(|words| refusals.iter().any(|refusal| words.contains(refusal)));
+            let rejections = ["user name is empty", "invalid auth token", "permission denied"];
+            let rejection =
+                words.filter(|words| rejections.iter().any(|rejection| words.contains(rejection)));
             asked += 1;
-            if refusal.as_deref() != expected {
+            if rejection.as_deref() != expected {
                 wrong.push(format!("{caller} at {path}, {needs:?}: {heard:?}, not {expected:?}"));
             }
             if heard.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
@@ -441,7 +441,7 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
                 let said = hear_json(&server, method, &token, message);
                 let is_right = match expected {
                     Some(words) => said.contains(words),
-                    None => refusals.iter().all(|refusal| !said.contains(refusal)),
+                    None => rejections.iter().all(|rejection| !said.contains(rejection)),
                 };
                 asked += 1;
                 if !is_right {

@@ -109,8 +109,8 @@ impl Import {
     async fn copy_at(&self, revision: i64) -> Result<Copied, Halt> {
         if !self.rules.overwrite && self.has_keys().await? {
             let plan = self.plan(revision).await?;
-            if let Some(refusal) = plan.refusal() {
-                return Err(Failure::Failed(refusal).into());
+            if let Some(rejection) = plan.rejection() {
+                return Err(Failure::Failed(rejection).into());
             }
         }
         self.pass("copies", revision, async |stretch: Stretch<'_>| self.settle(stretch).await)

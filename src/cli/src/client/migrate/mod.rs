@@ -394,7 +394,7 @@ async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure>
     };
     let plan = import.plan(revision).await.map_err(Halt::failure)?;
     output.show(&plan)?;
-    plan.refusal().map_or(Ok(()), |_| Err(Failure::Exit(1)))
+    plan.rejection().map_or(Ok(()), |_| Err(Failure::Exit(1)))
 }
 
 /// Contacts both clusters for the first time. From then on each may be unreachable for a while.

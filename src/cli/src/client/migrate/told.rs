@@ -91,7 +91,7 @@ impl Plan {
     }
 
     /// Returns why the plan cannot be carried out, or `None`.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    pub(crate) fn rejection(&self) -> Option<String> {
         let revision = self.revision;
         (!self.refused.is_none()).then(|| {
             format!(

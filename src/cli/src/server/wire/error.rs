@@ -144,8 +144,8 @@ pub(crate) fn refused(error: Error) -> Status {
         Error::Rejected(Rejection::Access(why)) => access_refused(*why),
         Error::Rejected(Rejection::TooManyAlarms { .. }) => ours(Code::ResourceExhausted, &error),
         Error::Rejected(Rejection::TooManyKeys { .. }) => ours(Code::InvalidArgument, &error),
-        Error::Rejected(refusal) => {
-            reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
+        Error::Rejected(rejection) => {
+            reason_of(rejection).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
         }
         Error::Busy => Reason::TooManyRequests.into(),
         Error::Diverged => Reason::Corrupt.into(),
@@ -157,7 +157,7 @@ pub(crate) fn refused(error: Error) -> Status {
         Error::Deadline { .. } => Reason::Timeout.into(),
         Error::Stopped { .. } => Reason::Stopped.into(),
         Error::NoTransferee => Reason::Unhealthy.into(),
-        Error::Members(refusal) => members(refusal, &error),
+        Error::Members(rejection) => members(rejection, &error),
         // Applied: the code must not invite the client to retry.
         _ if error.effect() == Effect::Applied => ours(Code::Unknown, &error),
         _ => ours(Code::Unavailable, &error),
@@ -168,8 +168,8 @@ fn ours(code: Code, error: &Error) -> Status {
     Status::new(code, format!("bowline: {error}"))
 }
 
-fn reason_of(refusal: &Rejection) -> Option<Reason> {
-    Some(match refusal {
+fn reason_of(rejection: &Rejection) -> Option<Reason> {
+    Some(match rejection {
         Rejection::EmptyKey => Reason::EmptyKey,
         Rejection::NotMember(_) => Reason::MemberNotFound,
         Rejection::AddressTaken(_) => Reason::UrlsTaken,
@@ -215,8 +215,8 @@ pub(crate) fn access_refused(why: AuthError) -> Status {
     access(why).map_or_else(words, Status::from)
 }
 
-fn members(refusal: &MembershipError, error: &Error) -> Status {
-    match refusal {
+fn members(rejection: &MembershipError, error: &Error) -> Status {
+    match rejection {
         MembershipError::Unknown(_) => Reason::MemberNotFound.into(),
         MembershipError::Voter(_) => Reason::NotLearner.into(),
         MembershipError::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn membership_errors_use_the_texts_of_etcd() {
         let id = bowline::NodeId::new(4).unwrap();
-        for (refusal, code, words) in [
+        for (rejection, code, words) in [
             (MembershipError::Unknown(id), Code::NotFound, "member not found"),
             (
                 MembershipError::Voter(id),
@@ -253,7 +253,7 @@ mod tests {
             ),
             (MembershipError::Pending, Code::Unavailable, "unhealthy cluster"),
         ] {
-            let status = refused(Error::Members(refusal));
+            let status = refused(Error::Members(rejection));
             let expected = (code, format!("etcdserver: {words}"));
             assert_eq!((status.code(), status.message().to_owned()), expected);
         }
