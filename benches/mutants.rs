@@ -208,7 +208,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                 let endless =
                     under_way.iter().find(|(_, began)| cpu_time() - **began > SEED_TIME_MAX);
                 if let Some((seed, _)) = endless {
-                    fell(*seed, "goes round for ever".to_owned());
+                    fell(*seed, "goes round forever".to_owned());
                     let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
                     if let Some(mutant) = mutant {
                         println!("{}", row(mutant, &Found::By { seed, what }));

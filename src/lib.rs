@@ -99,7 +99,7 @@ pub mod testing;
 
 pub use bytes::Bytes;
 
-// What most programs name. Everything else is in the modules below, by topic.
+// The names that most programs use. Everything else is in the modules below, by topic.
 pub use api::{
     Blocking, Client, Config, ConfigError, Effect, Error, Node, Session, Shutdown, StartError,
     TxnCall, Watch,

@@ -38,7 +38,7 @@ macro_rules! mutants {
             /// All of them.
             pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
 
-            /// What it breaks.
+            /// The fault that the mutant plants.
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Mutant::$name => $breaks,)*

@@ -31,7 +31,7 @@ pub struct Recovered {
     pub warning: LossWarning,
 }
 
-/// What one member alone cannot determine about the cluster's committed writes. Its `Display` text
+/// Facts that one member alone cannot determine about the cluster's committed writes. Its `Display` text
 /// explains the risk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]

@@ -41,19 +41,19 @@ pub(crate) enum GateRejection {
     #[error("not a raft message: {0}")]
     Bytes(#[from] WireError),
     /// The message claims another sender.
-    #[error("it claims to be from member {claimed}")]
+    #[error("message claims to be from member {claimed}")]
     Sender {
         /// The claimed sender.
         claimed: u64,
     },
     /// The message is addressed to another member.
-    #[error("it is addressed to member {to}")]
+    #[error("message is addressed to member {to}")]
     Addressee {
         /// The addressee.
         to: u64,
     },
     /// The sender is this member itself.
-    #[error("it claims to be from this member itself")]
+    #[error("message claims to be from this member itself")]
     Oneself,
     /// The sender was removed from the cluster.
     #[error("its sender was removed from the cluster")]
@@ -104,7 +104,7 @@ pub(crate) enum GateRejection {
         index: LogIndex,
     },
     /// The sender claims to lead a term that has another leader.
-    #[error("it claims to lead term {term}, whose leader is {leader}")]
+    #[error("message claims to lead term {term}, whose leader is {leader}")]
     SecondLeader {
         /// The term.
         term: Term,

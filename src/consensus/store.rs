@@ -164,7 +164,7 @@ impl RaftStore {
     }
 
     /// Replaces the log by a snapshot: it restarts after `base`.
-    pub(super) fn begin_anew(&mut self, base: wal::Base) {
+    pub(super) fn begin_again(&mut self, base: wal::Base) {
         assert!(base.index > self.base.index, "the log goes back to {}", base.index);
         self.base = base;
         self.cache = Cache::new(base.index.get() + 1);

@@ -39,7 +39,7 @@ impl Vote {
     }
 }
 
-/// What a message claims about its sender's disk. It may be sent only when the claim is true.
+/// A message's claim about its sender's disk. It may be sent only when the claim is true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Durable {
     /// The owner of the disk.

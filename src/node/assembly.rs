@@ -60,7 +60,7 @@ pub(crate) enum StartError {
     StateLost {
         /// The last entry before the log begins.
         base: LogIndex,
-        /// What is wrong with each snapshot that was found.
+        /// The fault of each snapshot that was found.
         damaged: Vec<String>,
     },
     /// The directory belongs to a member whose cluster is not founded yet, with other founders than configured.
@@ -126,7 +126,7 @@ pub(crate) struct Assembled {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What a member has received from its cluster when it joins, before it has a log.
+/// Data that a member has received from its cluster when it joins, before it has a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     /// The id of its disk, drawn before it asked to join.

@@ -298,7 +298,7 @@ mod tests {
         // The directory responds again: nothing is left of the failed backups, and the next one is written.
         *is_back.0.lock().unwrap() = true;
         is_back.1.notify_all();
-        until("it goes on for ever", || desk.lock().running.is_none().then_some(()));
+        until("it goes on forever", || desk.lock().running.is_none().then_some(()));
         assert_eq!(away.list(Path::new("/away")).unwrap(), [""; 0]);
         let mut next = ask(&backups, "/data/four");
         until("it is not written", || next.try_recv().ok()).unwrap();

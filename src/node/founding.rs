@@ -27,7 +27,7 @@ const REPORT_AGAIN: Duration = Duration::from_secs(1);
 /// Time after which a report is repeated.
 const REPORT_UNCHANGED: Duration = Duration::from_secs(60);
 
-/// What a member on a new disk knows of the other founding members.
+/// A member's knowledge of the other founding members, while its disk is new.
 #[derive(Debug)]
 pub(crate) struct Founding {
     me: NodeId,

@@ -14,7 +14,7 @@ use super::answer::{CallError, ReplyTo, StopReason};
 use super::sessions::ASKED_AT_ONCE;
 use super::shared::OpenRead;
 
-/// What a caller requests for a lease.
+/// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum LeaseRequest {
     /// Renew it for another TTL.

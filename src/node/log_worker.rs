@@ -131,7 +131,7 @@ pub(crate) struct LogWorker {
     meters: Arc<Meters>,
 }
 
-/// What a worker should do after a turn.
+/// The worker's next step after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LogTurn {
     /// It wrote something.

@@ -22,7 +22,7 @@ pub(crate) struct SlowLog {
     led_since: AtomicU64,
 }
 
-/// What to do about a request.
+/// The treatment of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Slow {
     /// It was not slow.

@@ -233,7 +233,7 @@ struct Proving {
     asks: BTreeSet<(NodeId, u64)>,
 }
 
-/// What a worker should do after a turn.
+/// The worker's next step after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SnapshotTurn {
     Worked,
@@ -441,7 +441,7 @@ impl SnapshotWorker {
             Ok(Appended::Written) => return self.parts(id, partial),
             // A duplicate or an early part. The peer knows from `Received` how much is here.
             Ok(Appended::Elsewhere) => {}
-            // The driver asks for this part again later. What is on the disk stays and is not checked again.
+            // The driver asks for this part again later. The parts on the disk stay and are not checked again.
             Ok(Appended::NoRoom) => tracing::warn!(
                 index = %id.index,
                 "no disk space for the rest of a snapshot, retrying"

@@ -238,7 +238,7 @@ impl Snapshots {
     /// Records that `bytes` of the snapshot are on this node's disk.
     pub(crate) fn received(&mut self, id: SnapshotId, bytes: u64, now: Moment) {
         if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.id == id) {
-            // The first report of the worker tells where to start. What is on the disk is not requested again.
+            // The first report of the worker tells where to start. Parts that are on the disk are not requested again.
             fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
             fetch.heard = now;

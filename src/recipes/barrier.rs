@@ -21,7 +21,7 @@ use super::look::look_until;
 /// crashed, or has been paused or partitioned for that long. The waiters then continue. So a holder
 /// that was paused may find the barrier open; protect work that must not happen then with a lock. A
 /// partitioned waiter is notified when it is connected again, even if the barrier has been held
-/// anew by then.
+/// again by then.
 #[derive(Clone, Debug)]
 pub struct Barrier {
     client: Client,

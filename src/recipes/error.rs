@@ -118,7 +118,7 @@ pub enum LockError {
     /// The name is in use by a lock of another kind.
     #[error("lock not acquired: the name is in use as {stored}; use another name")]
     KindMismatch {
-        /// What the name is in use for.
+        /// The kind of lock that uses the name.
         stored: LockKind,
     },
     /// The name is in use as a semaphore with another limit.

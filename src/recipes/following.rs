@@ -14,7 +14,7 @@ use crate::model::{Event, KeyRange, KeyValue};
 /// An item of the stream.
 pub(crate) enum News {
     /// A snapshot. It replaces everything received before.
-    Anew(Vec<KeyValue>),
+    Reset(Vec<KeyValue>),
     /// Changes since the last item, with the previous rows.
     Changes(Vec<Event>),
 }
@@ -58,7 +58,7 @@ impl Stream for Following {
                 State::Looking(looking) => match ready!(looking.as_mut().poll(context)) {
                     Ok((watch, rows)) => {
                         this.state = State::Watching(watch);
-                        return Poll::Ready(Some(Ok(News::Anew(rows))));
+                        return Poll::Ready(Some(Ok(News::Reset(rows))));
                     }
                     Err(error) => {
                         this.state = match error {

@@ -332,7 +332,7 @@ impl Stream for GroupWatch {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
-                Some(Ok(News::Anew(rows))) => self.begin(rows),
+                Some(Ok(News::Reset(rows))) => self.begin(rows),
                 Some(Ok(News::Changes(events))) => {
                     events.into_iter().for_each(|event| self.follow(event));
                 }

@@ -10,7 +10,7 @@ pub(crate) struct HeadCount {
     holding: AtomicU64,
 }
 
-/// What a task is counted as.
+/// The category in which a task is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     Waits,

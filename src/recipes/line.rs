@@ -274,7 +274,7 @@ impl Lines {
                 Act::Wake(waker) => _ = waking(|| waker.wake()),
                 Act::Passed(reply) => reply.send(Ok(passed())),
                 Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
-                Act::EnterAnew { place, parting } => self.enter_anew(&place, parting.as_ref()),
+                Act::EnterAgain { place, parting } => self.enter_again(&place, parting.as_ref()),
                 Act::Notify(turn) => _ = waking(|| turn.changed.notify_waiters()),
                 Act::Tidy { bound, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
@@ -359,7 +359,7 @@ impl Lines {
     }
 
     /// Re-enqueues an entry whose hold has ended and that still has waiters.
-    fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
+    fn enter_again(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(&shared, place);
         let lease = place.session.lease;
@@ -425,7 +425,7 @@ impl Lines {
             // A key with this name existed, created by another request: try another name.
             Ok(_) => {
                 let (place, parting) = (Arc::clone(place), Some(no_more(keys, Revision(0))));
-                acts.0.push(Act::EnterAnew { place, parting });
+                acts.0.push(Act::EnterAgain { place, parting });
                 return self.perform(acts);
             }
             Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
@@ -557,7 +557,7 @@ impl Parting {
         };
         let row = shared.reader.get(successor).0.filter(|row| row.create_revision == *since);
         let Some(row) = row else { return leaving };
-        let Some(heir_lease) = row.lease.filter(|successor| *successor != lease) else {
+        let Some(successor_lease) = row.lease.filter(|successor| *successor != lease) else {
             return leaving;
         };
         // A reader's hold cannot be transferred to a writer: other readers may hold at the same
@@ -575,7 +575,7 @@ impl Parting {
             compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         }
         if !mutant::is(Mutant::B19) {
-            compares.extend(still_mine(successor, row.create_revision, heir_lease));
+            compares.extend(still_mine(successor, row.create_revision, successor_lease));
             compares.push(Compare::mod_revision(successor.clone()).eq(row.mod_revision));
         }
         if !mutant::is(Mutant::B66) {
@@ -584,7 +584,7 @@ impl Parting {
         let taken = Put {
             key: key.clone(),
             value: PutValue::Set(row.value),
-            lease: PutLease::Attach(heir_lease),
+            lease: PutLease::Attach(successor_lease),
             prev_kv: false,
         };
         let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];

@@ -130,7 +130,7 @@ impl Stream for Observe {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
-                Some(Ok(News::Anew(rows))) => self.begin(rows),
+                Some(Ok(News::Reset(rows))) => self.begin(rows),
                 // Process the events by revision, so that each change is reported even if many
                 // arrive at once.
                 Some(Ok(News::Changes(events))) => {

@@ -197,7 +197,7 @@ fn acquire_dropped_with_an_unknown_outcome_is_undone() {
     cluster.partition(&[one]);
     drop(Begun::new(mine.mutex("lock").lock()));
     cluster.heal();
-    // Whatever the outcome of the request is, its caller has gone away.
+    // The caller of the request has gone away, with any outcome.
     let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(two), "lock", 1);
     assert!(next.is_held());

@@ -101,7 +101,7 @@ fn lost_item_drops_the_result_and_frees_the_lock() {
             guard.release().block().unwrap();
         }
         assert!(!is_there(node, "result") && !is_there(node, "other"));
-        assert!(theirs.is_ours(), "whoever has it now keeps it");
+        assert!(theirs.is_ours(), "its new holder keeps it");
         theirs.ack().block().unwrap();
     }
 }

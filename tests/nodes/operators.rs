@@ -363,7 +363,7 @@ fn returned_hold_belongs_to_its_successor_despite_a_new_request() {
 
         // Its node knows only of its new request.
         cluster.pause(one);
-        let mut anew = Begun::new(mine.rw_lock(name).write());
+        let mut again = Begun::new(mine.rw_lock(name).write());
         if comes_before {
             let behind = Begun::asked(cluster.node(one).client().put("behind", ""));
             cluster.cut(leader, one);
@@ -382,10 +382,10 @@ fn returned_hold_belongs_to_its_successor_despite_a_new_request() {
         let (read, beside) = (read.finish().unwrap(), beside.finish().unwrap());
         assert_eq!((read.key(), read.is_held()), (between.key(), true));
         cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
-        assert!(beside.is_held() && anew.poll().is_none(), "a writer holds beside readers");
+        assert!(beside.is_held() && again.poll().is_none(), "a writer holds beside readers");
         read.release().block().unwrap();
         beside.release().block().unwrap();
-        anew.finish().unwrap().release().block().unwrap();
+        again.finish().unwrap().release().block().unwrap();
         until_places(cluster.node(leader), name, 0);
     }
 }

@@ -176,7 +176,7 @@ fn undecided_divergence_is_decided_later() {
         assert!(Instant::now() < limit, "it does not lead any more");
     }
     while let Err(error) = kv.put("after", "v").deadline(moment).block() {
-        assert!(Instant::now() < limit, "writes are refused for ever: {error}");
+        assert!(Instant::now() < limit, "writes are refused forever: {error}");
         std::thread::sleep(moment);
     }
 }

@@ -107,7 +107,7 @@ fn server_lock_is_granted_after_release_expiry_or_pause() {
     fleet.pause(2).unwrap();
     let begun = Instant::now();
     while is_held(&fleet, 2, "d") {
-        assert!(begun.elapsed() < LIMIT, "it is believed in for ever");
+        assert!(begun.elapsed() < LIMIT, "it is believed in forever");
         thread::sleep(Duration::from_millis(20));
     }
     acquire(&fleet, 0, "e", LIMIT).unwrap();

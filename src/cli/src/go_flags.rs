@@ -53,7 +53,7 @@ pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>
     plain.words.into_iter().map(|(word, _)| word).chain(words).collect()
 }
 
-/// What follows a word.
+/// The token after a word.
 enum Next {
     /// A flag, or anything else.
     Flag,

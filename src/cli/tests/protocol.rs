@@ -57,7 +57,7 @@ fn generated_code_matches_the_protocol_files() {
     for (name, text) in &made {
         assert!(
             *text == committed[name],
-            "src/generated/{name}: BOWLINE_REGENERATE=1 makes it anew"
+            "src/generated/{name}: BOWLINE_REGENERATE=1 makes it again"
         );
     }
 }

@@ -177,7 +177,7 @@ impl Consensus {
         assert_eq!((install.id.index, install.id.term), (base.index, base.term));
         install.stage = InstallStage::Logged(self.group);
         let id = install.id;
-        self.raw.mut_store().begin_anew(base);
+        self.raw.mut_store().begin_again(base);
         self.handed = base.index;
         Some(id)
     }

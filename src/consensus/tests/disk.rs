@@ -79,7 +79,7 @@ impl Platter {
         {
             let is_covered =
                 self.files.keys().any(|id| (id.index, id.term) == (base.index, base.term));
-            assert!(is_covered, "S-PURGE: the log begins anew behind what is in no file");
+            assert!(is_covered, "S-PURGE: the log begins again behind what is in no file");
             (self.base, self.entries) = (base, Vec::new());
         }
         if let Some(first) = group.entries.first() {

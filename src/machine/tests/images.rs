@@ -293,7 +293,7 @@ fn readers_never_see_a_mix_of_two_states_during_install() {
     assert_eq!(reader.members(), leader.reader.members());
 }
 
-/// Whatever replaces a state must be rejected, or be a valid state.
+/// A replacement of a state must be rejected, or be a valid state.
 #[test]
 fn misordered_snapshot_records_never_panic() {
     let mut world = founded();

@@ -71,7 +71,7 @@ impl Book {
                 let handed = handed.get_or_init(|| handed_in(change));
                 self.has_gone(handed, event, &place, acts);
             } else if !changes_hands(event) {
-                says_anew(&place, key, &event.kv.value, acts);
+                update_value(&place, key, &event.kv.value, acts);
             }
             if event.kind == EventKind::Delete
                 && let Some(line) = self.lines.get_mut(prefix)
@@ -169,8 +169,8 @@ impl Book {
                 if is_spent && inner.waiting() > 0 {
                     // Two holds of one session by the same key could not be distinguished.
                     let (place, parting) = (Arc::clone(place), Some(no_more(&inner.keys, since)));
-                    acts.0.push(Act::EnterAnew { place, parting });
-                    inner.begin_anew();
+                    acts.0.push(Act::EnterAgain { place, parting });
+                    inner.begin_again();
                 } else {
                     place.rest(&mut inner, ReplyTo::Nobody, acts);
                 }
@@ -258,7 +258,7 @@ impl Book {
                     |since: Revision| row.as_ref().is_some_and(|row| row.create_revision == since);
                 // The row may have been rewritten in changes that the snapshot skipped.
                 if let Some(row) = row.as_ref().filter(|row| now.contains(&row.key)) {
-                    says_anew(&place, &key, &row.value, acts);
+                    update_value(&place, &key, &row.value, acts);
                 }
                 match phase {
                     // This is an old key of the entry. Its deletion or transfer may be part of the
@@ -305,7 +305,7 @@ fn changes_hands(event: &Event) -> bool {
 }
 
 /// Stores a new value of an entry's row. The entry itself may have written it.
-pub(super) fn says_anew(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
+pub(super) fn update_value(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
     place.lock().value = value.clone();
     if let Rule::Permits { limit, wants: asked } = Stance::rule_of(key, value)
         && asked > limit

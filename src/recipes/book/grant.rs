@@ -10,7 +10,7 @@ use super::super::error::LockError;
 use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
 use super::super::rule::{LockKind, Misfit, Rank, Rule};
 use super::super::view::{self, LockEntry};
-use super::{Book, fail_all, no_more, queue_of, says_anew};
+use super::{Book, fail_all, no_more, queue_of, update_value};
 use crate::model::{KeyValue, Revision};
 use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
@@ -50,7 +50,7 @@ impl Book {
                 // Rewrites of the row between the enqueue and this read were not followed.
                 let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
                 if let Some(row) = rows.iter().find(mine) {
-                    says_anew(place, key, &row.value, acts);
+                    update_value(place, key, &row.value, acts);
                 }
                 line.queue = Some(queue_of(rows));
             }
@@ -234,10 +234,10 @@ impl Book {
             if is_over {
             } else if was_held && inner.waiting() > 0 {
                 inner.lose_all(place.session.lease, acts);
-                inner.begin_anew();
+                inner.begin_again();
                 // Only an entry with a single key has waiters in addition to a holder, so no other
                 // key remains, and the name of this one can be reused.
-                acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting: None });
+                acts.0.push(Act::EnterAgain { place: Arc::clone(place), parting: None });
             } else {
                 // The keys are deleted with the lease of the session.
                 let session = place.session.ended().map(LockError::SessionEnded);

@@ -15,7 +15,7 @@ use crate::node::{ReplyTo, Shared, SharedSession};
 mod follow;
 mod grant;
 
-use follow::says_anew;
+use follow::update_value;
 
 use super::digits::number_in;
 use super::error::{LockError, LostReason};
@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(place.lock().phase, Phase::Entering);
         evict(&mut book, &place, &keys, &mut acts);
         assert_eq!(place.lock().phase, Phase::Entering);
-        assert!(matches!(second.stage(None), Stage::Asked), "its new key would stay for ever");
+        assert!(matches!(second.stage(None), Stage::Asked), "its new key would stay forever");
     }
 
     #[test]
@@ -635,8 +635,8 @@ mod tests {
         assert_eq!(place.lock().phase, Phase::Entering);
         evict(&mut book, &place, &keys, &mut acts);
         assert!(matches!(second.stage(None), Stage::Asked));
-        let anew = |act: &&Act| matches!(act, Act::EnterAnew { .. });
-        assert_eq!(acts.0.iter().filter(anew).count(), 1);
+        let again = |act: &&Act| matches!(act, Act::EnterAgain { .. });
+        assert_eq!(acts.0.iter().filter(again).count(), 1);
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Inner {
     }
 
     /// Prepares the entry for being enqueued again with other keys.
-    pub(crate) fn begin_anew(&mut self) {
+    pub(crate) fn begin_again(&mut self) {
         if let Phase::Waiting { since } | Phase::Held { since, .. } = self.phase {
             self.left = since;
         }

@@ -174,7 +174,7 @@ pub(crate) enum Act {
     /// Release the entry's keys, if they are still these.
     Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
     /// Create new keys, and release the old ones in the same log entry.
-    EnterAnew { place: Arc<Place>, parting: Option<Parting> },
+    EnterAgain { place: Arc<Place>, parting: Option<Parting> },
     /// Delete keys attached to a hold that has ended, and admin requests to it.
     Tidy { bound: Vec<Bound>, lease: LeaseId },
     /// Record the time at which the waiter became the holder after others.
@@ -524,9 +524,9 @@ impl Place {
                     // The releasing task is notified when one log entry has deleted the old key and
                     // created the new one.
                     let (place, parting) = (Arc::clone(self), Some(inner.part(since)));
-                    acts.0.push(Act::EnterAnew { place, parting });
+                    acts.0.push(Act::EnterAgain { place, parting });
                     inner.releasing = Some(reply);
-                    inner.begin_anew();
+                    inner.begin_again();
                 }
             }
         }

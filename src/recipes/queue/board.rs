@@ -53,7 +53,7 @@ pub(super) struct Board {
     state: Mutex<State>,
 }
 
-/// What a taker receives: `None` if it only tried and no item was available.
+/// The item for a taker: `None` if it only tried and no item was available.
 pub(super) type Taken = Result<Option<Delivery>, QueueError>;
 
 enum Note {

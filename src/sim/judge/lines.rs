@@ -177,7 +177,7 @@ impl Lines {
     ) -> Result<(), (&'static str, String)> {
         let events: Vec<&Event> =
             events.iter().filter(|event| event.kv.key.starts_with(b"lock/")).collect();
-        let left = self.handed(&events).map_err(|what| ("K-HEIR", what));
+        let left = self.handed(&events).map_err(|what| ("K-TRANSFER", what));
         let left = left.and(self.parted(&events).map_err(|what| ("K-ALL", what)));
         self.come_together(revision, &events);
         let mut touched = BTreeSet::new();

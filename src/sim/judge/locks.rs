@@ -241,12 +241,12 @@ impl Judge {
         let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
         let is_same = *of == Some((belief.key.clone(), belief.since));
         // A hold that was transferred has the same key as well.
-        let is_hop = is_same && belief.token.handoff() > 0;
+        let is_handoff = is_same && belief.token.handoff() > 0;
         *of = Some((belief.key.clone(), belief.since));
-        *passes = if is_hop && is_passed { *passes + 1 } else { 0 };
+        *passes = if is_handoff && is_passed { *passes + 1 } else { 0 };
         let passes = *passes;
         self.tally.passes_max = self.tally.passes_max.max(passes);
-        if is_hop {
+        if is_handoff {
             self.count("lock passed on inside a node");
         }
         if passes > PASSES_MAX {

@@ -408,7 +408,7 @@ impl Judge {
     }
 
     fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
-        // A node that has just received a snapshot has not put it into its log yet. What the log still contains up to
+        // A node that has just received a snapshot has not put it into its log yet. The entries that the log still contains up to
         // there was not applied.
         if process.look().term == Term(0) {
             return;

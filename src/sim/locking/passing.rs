@@ -40,7 +40,7 @@ async fn write(player: &Player, mine: Revision) -> Option<Revision> {
     let (client, value) = (player.caller.client(), player.scene.value("passing"));
     let ttl = Duration::from_millis(between(&player.rng, TTL_MIN, TTL_MAX).as_millis() as u64);
     let sent = player.scene.timeline.now();
-    let what = if mine == Revision(0) { "put for a while" } else { "written anew for a while" };
+    let what = if mine == Revision(0) { "put for a while" } else { "written again for a while" };
     let (floor, call) = begin(player, what);
     let answer = match mine {
         Revision(0) => client.put_if_absent(KEY, value.clone()).ttl(ttl).await,

@@ -88,7 +88,7 @@ impl Client {
             Ok(left) => {
                 judge.returned(call);
                 judge.expect(left == ttl, "L-EPOCH", || {
-                    format!("{lease:?}, of {ttl:?}, is said to live for {left:?} anew")
+                    format!("{lease:?}, of {ttl:?}, is said to live for {left:?} again")
                 });
                 judge.lease_renewed(lease, sent, ttl);
                 true

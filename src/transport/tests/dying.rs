@@ -234,7 +234,7 @@ fn hanging_attempt_is_replaced_when_the_peer_is_heard() {
     while again.len() < 2 {
         let _dialed = introduce(one.handle.address(), 0, &hello(2, 1));
         again.extend(std::iter::from_fn(|| listener.accept().ok()));
-        assert!(began.elapsed() < DEADLINE, "dialed anew {} times", again.len());
+        assert!(began.elapsed() < DEADLINE, "dialed again {} times", again.len());
     }
 }
 

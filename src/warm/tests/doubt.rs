@@ -27,7 +27,7 @@ fn expect_doubt(world: &mut World, why: &str) {
     world.settle();
     let newest = world.machine().applied();
     world.kill();
-    assert_eq!(world.start(), Some(newest), "built anew after: {why}");
+    assert_eq!(world.start(), Some(newest), "built again after: {why}");
     world.settle();
     assert_eq!(world.copies().len(), 1, "{why}");
     world.kill();

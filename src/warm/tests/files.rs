@@ -80,7 +80,7 @@ fn recovers(world: &mut World) -> Option<LogIndex> {
         }
         assert_eq!(again, None, "what is doubtful is not loaded");
     }
-    panic!("the copy was not built anew");
+    panic!("the copy was not built again");
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn snapshot_damaged_at_runtime_is_rewritten() {
         cluster.restart(member).block().unwrap();
     }
     has_everything(&cluster, 0..3, &mut keys, "all have started again");
-    say(&format!("{many} damaged, {found} found by whoever leads"));
+    say(&format!("{many} damaged, {found} found by the leader"));
 }
 
 /// The founder was started without knowing other members, and is again later.

@@ -454,7 +454,7 @@ fn partitioned_upgrade_times_out_and_leaves_a_reader() {
     let refused = upgrade.finish().unwrap_err();
     assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
     assert!(cluster.node(one).now().since(begun) < SOON / 2);
-    // Whatever became of its queue entry, it is a reader, and others may read.
+    // It is a reader in any case, and others may read.
     cluster.heal();
     assert!(refused.guard.is_held());
     assert!(read(&other).is_held());

@@ -72,7 +72,7 @@ fn barrier_opens_on_release_or_holder_crash() {
     let mut waiting = begin_to_wait(cluster.node(1), gate(1).wait().deadline(LONG));
     assert_eq!(hold.release().block(), Ok(true));
     let since = gate(2).hold_without_session().block().unwrap();
-    assert_eq!(waiting.as_mut().block(), Ok(()), "also if it is held anew");
+    assert_eq!(waiting.as_mut().block(), Ok(()), "also if it is held again");
     let held = gate(0).hold(&session).block().unwrap_err();
     assert_eq!(held, BarrierError::Held { since, lease: None });
     assert_eq!(gate(1).release().block(), Ok(true));

@@ -163,7 +163,7 @@ fn hint_of(text: &str) -> Option<&'static str> {
     HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)
 }
 
-/// What a server's status reveals about a change.
+/// The effect that a server's status reveals about a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// Not applied; another server may apply it.

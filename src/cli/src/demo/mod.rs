@@ -152,7 +152,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     stage.tell(None, &begins)?;
 
     let told = story(&mut stage, options, seed).await;
-    // Whatever the result, all processes end here.
+    // All processes end here, with any result.
     let claims = match told {
         Ok(()) => {
             let complaints = stage.crew.end().await;

@@ -1,4 +1,4 @@
-//! Hostile clients: garbage, excess, and connections that only use resources. Whatever they do, the server serves its
+//! Hostile clients: garbage, excess, and connections that only use resources. The server still serves its
 //! other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
 
 use std::future::poll_fn;

@@ -25,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 const LEASE_OUTSIDE: i64 = 7;
 const LEASE_BARE: i64 = 8;
 
-/// What a call requires of its caller.
+/// The permission that a call requires of its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Needs {
     /// No user.

@@ -79,7 +79,7 @@ fn keys_of_an_isolated_holder_stay_for_the_lock_delay() {
         assert!(three.is_bound(0), "it is renewed");
         three.cut_off(1);
         let state = Arc::clone(&claim.state);
-        three.until("it believes for ever", |three| {
+        three.until("it believes forever", |three| {
             matches!(three.standing(&state), SessionState::Ended(_))
         });
         let ended = three.clock.now();
@@ -87,7 +87,7 @@ fn keys_of_an_isolated_holder_stay_for_the_lock_delay() {
         // The node reconnects, and the program drops its claim.
         three.hub.heal_all();
         drop(claim);
-        three.until("its key stays for ever", |three| !three.is_bound(0));
+        three.until("its key stays forever", |three| !three.is_bound(0));
         let stayed = three.clock.now().since(ended);
         assert!(stayed >= ms(delay), "{stayed:?} of {delay} ms");
         // The leader adds the drift bound to the TTL and the delay.
@@ -181,7 +181,7 @@ fn returning_holder_does_not_end_a_session_resumed_elsewhere() {
     let (state, lease) = (Arc::clone(&first.state), first.state.lease);
     three.cut_off(1);
     let second = three.resume(2, lease, 2000).unwrap();
-    three.until("it believes for ever", |three| {
+    three.until("it believes forever", |three| {
         matches!(three.standing(&state), SessionState::Ended(_))
     });
     three.hub.heal_all();

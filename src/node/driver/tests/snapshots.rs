@@ -72,7 +72,7 @@ fn snapshot_of_a_newer_build_stops_the_node_with_a_reason() {
     let why = RestoreError::Outgrown(Fault::Outgrown { version, known }).into();
     three.push(2, Input::Snapshot(News::NotReceived { id: snapshot, why }));
     three.pass(50);
-    let why = three.shared(2).stop_reason().expect("it is not fetched for ever").to_string();
+    let why = three.shared(2).stop_reason().expect("it is not fetched forever").to_string();
     assert!(why.ends_with("upgrade this node"), "{why}");
 }
 
